@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
 
 # What an archive carries a model for; `auto` stands for both.
-Engine = Literal["auto", "openvino", "torch"]
+Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
 
 # The task whose models say of themselves what others are configured with.

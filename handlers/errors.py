@@ -141,7 +141,11 @@ class InvalidConfig(ValueError):
 
 
 class Unfaithful(InvalidConfig):
-    """The engine cannot run the model, or answers otherwise than it does; another engine may."""
+    """The engine cannot run the model, or answers otherwise than it does; another engine, `instead`, may."""
+
+    def __init__(self, message: str, instead: str = "torch") -> None:
+        super().__init__(message)
+        self.instead = instead
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, cache_of, defaults_of, report, why_classic
 from deploy.build.fingerprint import packed
 from deploy.build.precision.inputs import FEWEST, MOST
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import NotMade, WeightsUnavailable
-from deploy.models import MODEL_LIST, ROOT, TENSORS, Model, UnknownModel, model, models
+from deploy.models import MODEL_LIST, ROOT, TENSORS, Engine, Model, UnknownModel, model, models
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -77,7 +78,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every model of the list")
     parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")
     parser.add_argument("--weights", metavar="PATH|HUB_ID|random", help="instead of those the list names")
-    parser.add_argument("--engine", choices=["auto", "openvino", "torch"], default="auto")
+    parser.add_argument("--engine", choices=get_args(Engine), default="auto")
     parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
     parser.add_argument("--export-path", type=Path, default=ROOT / "model_store", help="default: model_store")
     parser.add_argument(

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -105,6 +105,13 @@ class Recipe:
         """The place where the archive lies or will."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
+    @property
+    def chosen(self) -> Engine:
+        """The engine that the command line names, or else model-config.yaml."""
+        configured = (self.entry.config().get("handler") or {}).get("engine")
+        is_known = self.engine == "auto" and configured in get_args(Engine)
+        return cast(Engine, configured) if is_known else self.engine
+
     def find(self) -> Archive | None:
         """Find the archive on disk, if it was made from this recipe and nothing has changed since.
 
@@ -112,7 +119,7 @@ class Recipe:
             WeightsUnavailable: a file or package is missing.
             InvalidConfig: no task serves the model.
         """
-        self.wanted.check(self.entry, self.engine)
+        self.wanted.check(self.entry, self.chosen)
         origin = source(self.entry, self.weights)
         build = build_of(self.path)
         if build is None or build.fingerprint != self._fingerprint(origin):
@@ -127,7 +134,7 @@ class Recipe:
         Raises:
             WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
         """
-        self.wanted.check(self.entry, self.engine)
+        self.wanted.check(self.entry, self.chosen)
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config = task_of(entry), archived(entry)
         self.export_path.mkdir(parents=True, exist_ok=True)
@@ -176,7 +183,7 @@ class Recipe:
     def _stage(self, origin: Source, folder: Path) -> Engine:
         """Write what the task serves, or link it from the cache where it takes long to make; returns its engine."""
         exports = Exports(self.cache_path or self.export_path / ".exports")
-        return staging.stage(self.entry, origin, self.engine, self.wanted, exports=exports, folder=folder)
+        return staging.stage(self.entry, origin, self.chosen, self.wanted, exports=exports, folder=folder)
 
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"

@@ -24,7 +24,16 @@ from handlers.archive_files import BUILD, Build
 from handlers.config import parse
 
 # Another version of one of these packages makes another archive of the same inputs.
-TOOLS = ("torch", "torchvision", "transformers", "safetensors", "openvino", "ctranslate2", "torch-model-archiver")
+TOOLS = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "safetensors",
+    "openvino",
+    "onnxruntime",
+    "ctranslate2",
+    "torch-model-archiver",
+)
 
 
 def handler_files(root: Path = ROOT) -> dict[str, Path]:

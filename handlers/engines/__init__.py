@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from handlers.engines.cores import usable_cores
 
+# A failed allocation has one of these in its message, in OpenVINO's errors and in ONNX Runtime's.
+ALLOCATION_FAILURES = ("alloc", "out of memory")
+
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 

@@ -15,7 +15,7 @@ import openvino
 from numpy.typing import NDArray
 
 from handlers.archive_files import INT8_GRAPH, proofs
-from handlers.engines import Arrangement, Arrays, Outputs, available_threads, stream_counts
+from handlers.engines import ALLOCATION_FAILURES, Arrangement, Arrays, Outputs, available_threads, stream_counts
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
 
@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
-# A failed allocation has one of these in its message; OpenVINO wraps it in a RuntimeError.
-ALLOCATION_FAILURES = ("alloc", "out of memory")
 # The byte that marks an output which has been read, and how many of its bytes: no eight bytes of an output are these by
 # chance.
 UNWRITTEN, LEAST_MARK, MOST_MARK = 0xA5, 8, 64

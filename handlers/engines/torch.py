@@ -81,7 +81,7 @@ class TorchEngine:
     def run(self, inputs: Arrays) -> Outputs:
         with memory_errors(self._device):
             tensors = {
-                name: torch.from_numpy(np.ascontiguousarray(inputs[name])).to(self._device, non_blocking=True)
+                name: torch.from_numpy(np.asarray(inputs[name], order="C")).to(self._device, non_blocking=True)
                 for name in self.input_names
             }
             return {name: self._array(result) for name, result in self._results(tensors).items()}

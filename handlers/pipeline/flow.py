@@ -348,6 +348,9 @@ def _give_up(slot: Slot, error: Exception) -> None:
         slot.outcome = OUT_OF_MEMORY
     elif isinstance(error, OutOfTime):
         slot.outcome = OUT_OF_TIME
+    elif isinstance(error, InvalidInput):
+        # Only the engine can tell that it cannot compute with the item.
+        slot.outcome = ItemError.of(error)
     elif isinstance(error, WrongOutput):
         # Its message has names, datatypes and shapes, never a payload.
         logger.error("An item failed: %s", error)

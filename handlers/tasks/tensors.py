@@ -12,6 +12,8 @@ from handlers.base import BatchHandler
 from handlers.config import NoOptions, parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
+from handlers.engines.onnx import FILE as ONNX
+from handlers.engines.onnx import OnnxEngine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
 from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch
@@ -39,6 +41,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
     function/infer.py    a Python function, with whatever else lies in its folder
     model.xml, .bin      an OpenVINO graph
+    onnx/model.onnx      an ONNX file, for ONNX Runtime
     model.pt2, model.pt  a PyTorch program
     signature.json       what the graph or the program says of itself
     """
@@ -166,12 +169,14 @@ def load_model(
     signature = signed(Said.from_json(path.read_text(encoding="utf-8")), config)
     has_program = any((folder / name).is_file() for name in (EXPORTED, SCRIPTED))
     if uses_torch and (has_program or config.engine == "torch"):
-        dtypes = {name: torch.bfloat16 if t.datatype == "BF16" else None for name, t in signature.inputs.items()}
+        dtypes = {name: torch.bfloat16 if t.datatype == "BF16" else None for name, t in signature.arguments.items()}
         names = [*signature.outputs] if signature.outputs else []
         program = load_program(folder, device)
         return ProgramEngine(
             program, device, dtypes, names, precision=config.precision, threads=config.threads
         ), signature
+    if config.engine == "onnxruntime" or (config.engine == "auto" and (folder / ONNX).is_file()):
+        return OnnxEngine(folder / ONNX, precision=config.precision, threads=config.threads), signature
     engine = OpenVinoEngine(folder / GRAPH, precision=config.precision, threads=config.threads)
     return engine, narrowed(signature, OPENVINO_COMPUTES_IN)
 

@@ -1,7 +1,7 @@
 """Settings of models that take tensors and give tensors; see handlers.config."""
 
 from dataclasses import field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
@@ -75,6 +75,7 @@ class TensorsConfig(HandlerConfig):
     free, it counts as many tokens as it has positions along them, so `max_tokens` is a budget of these.
 
     Attributes:
+        engine: see HandlerConfig; onnxruntime runs ONNX files, and `auto` takes it where OpenVINO cannot.
         precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is the faster
             of that and bf16, where the processor has bf16.
         max_batch_size: the most rows of one request, as clients are told, and of one run of the model.
@@ -83,16 +84,19 @@ class TensorsConfig(HandlerConfig):
         split_requests: whether a request may have up to `max_instances` rows, which are run `max_batch_size` at a time.
         inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a
             TorchScript file's, in their order.
+        constants: the value of each input that every row shares, such as a scalar: requests do not have it.
         warm_up: sizes of likely rows, by input: the model is run at them before its first request. Without any, free
             dimensions are taken to be 32.
     """
 
+    engine: Literal["auto", "openvino", "onnxruntime", "torch"] = "auto"  # type: ignore[assignment] # one more
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
     max_batch_size: Count = 64
     allow_non_finite: bool = False
     split_requests: bool = False
     inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)
     outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
     warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = ()
 
     @model_validator(mode="after")

@@ -26,10 +26,7 @@ from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, neste
 from handlers.tensor_models.answers import Columns, prediction, row_values
 from handlers.tensor_models.checks import checked, row_count
 from handlers.tensor_models.rows import Rows
-from handlers.tensor_models.signature import Shape, Signature, Tensor, without
-
-# What the elements of a tensor of any datatype are read as, by the type of the first that decides.
-_GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))
+from handlers.tensor_models.signature import GUESSED, Shape, Signature, Tensor, without
 
 
 class TensorItems:
@@ -145,7 +142,7 @@ def from_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
         TensorMismatch: it is no such value.
     """
     listed, types = nested(value)
-    datatype = tensor.datatype or next((name for kind, name in _GUESSED if kind in types), "FP64")
+    datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")
     dtype = DTYPES[datatype]
     expected = tensor.shape if not is_row or tensor.shape is None else without(tensor.shape, tensor.batch_dim)
     if not types <= JSON_TYPES["f" if dtype == BF16 else dtype.kind]:

@@ -54,6 +54,7 @@ class Rows:
 
     def __init__(self, signature: Signature) -> None:
         self._inputs = tuple(signature.inputs.values())
+        self._constants = signature.constants
         self._masks = signature.masks
         self._padded = {tensor.name: tensor for tensor in self._inputs if tensor.pad is not None}
         self._is_fixed = all(each.shape and not each.free and each.datatype for each in self._inputs)
@@ -84,7 +85,8 @@ class Rows:
 
     def collated(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         """Join rows of equal cost groups: new arrays, in C order, that the model may write to."""
-        return {tensor.name: self._joined(tensor, rows) for tensor in self._inputs}
+        joined = {tensor.name: self._joined(tensor, rows) for tensor in self._inputs}
+        return joined | {name: array.copy() for name, array in self._constants.items()}
 
     def _joined(self, tensor: Tensor, rows: Sequence[Row]) -> NDArray[Any]:
         if tensor.pad is not None:

@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from handlers.errors import InvalidConfig
-from handlers.protocol.tensors import DTYPES
+from handlers.protocol.tensors import DTYPES, JSON_TYPES, converted, datatype_of, encoded, nested, objects
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
 # The file of an archive with the description that its model gave as it was built.
 SIGNATURE = "signature.json"
 # The datatype in metadata where neither the model nor the configuration names one: any is accepted.
 ANY = "ANY"
+
+# What elements of any datatype are read as, by the type of the first that decides.
+GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))
 
 Shape = tuple[int, ...]
 
@@ -103,10 +107,14 @@ class Signature:
     Attributes:
         inputs: by name, in the model's order.
         outputs: by name, in the model's order; None where only a run will tell.
+        constants: the arrays of the inputs that every row shares, by name.
+        arguments: all inputs of the model in its order, those of `constants` included.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor] | None
+    constants: Mapping[str, NDArray[Any]]
+    arguments: Mapping[str, Tensor]
 
     @property
     def masks(self) -> Mapping[str, str]:
@@ -132,15 +140,45 @@ def signed(said: Said, config: TensorsConfig) -> Signature:
     Raises:
         InvalidConfig: they disagree, or leave open what must be known.
     """
-    inputs = _combined("inputs", said.inputs, config.inputs)
+    constants = {each.name: _constant(each, config) for each in said.inputs if each.name in config.constants}
+    known = [tensor.name for tensor in said.inputs]
+    if unknown := sorted(config.constants.keys() - constants.keys()):
+        raise InvalidConfig(f"constants: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
+    fixed = [Tensor(name, datatype_of(array), array.shape) for name, array in constants.items()]
+    inputs = _combined("inputs", [each for each in said.inputs if each.name not in constants], config.inputs)
+    if not inputs:
+        raise InvalidConfig("constants: there is no input left for requests")
+    arguments = {**inputs, **{tensor.name: tensor for tensor in fixed}}
+    arguments = {name: arguments[name] for name in known}
     for name, tensor in inputs.items():
         _check_padding(name, tensor, inputs)
     if said.outputs is None and not config.outputs:
-        return Signature(inputs, None)
+        return Signature(inputs, None, constants, arguments)
     outputs = _combined("outputs", said.outputs or [Tensor(name) for name in config.outputs], config.outputs)
     for name, tensor in outputs.items():
         _check_follows(name, tensor, inputs)
-    return Signature(inputs, outputs)
+    return Signature(inputs, outputs, constants, arguments)
+
+
+def _constant(said: Tensor, config: TensorsConfig) -> NDArray[Any]:
+    """Make the array of an input that the configuration fixes; one number fills the shape that the model has."""
+    place, value = f"constants.{said.name}", config.constants[said.name]
+    listed, types = nested(value)
+    datatype = said.datatype or next((name for kind, name in GUESSED if kind in types), "FP32")
+    dtype = np.dtype(np.float32) if datatype == "BF16" else DTYPES[datatype]
+    if not types <= JSON_TYPES[dtype.kind]:
+        raise InvalidConfig(f"{place}: {said} is expected, as a value or as lists of them")
+    if listed.ndim == 0 and said.shape:
+        listed = np.full([max(1, size) for size in said.shape], listed[()], object)
+    shape = said.shape
+    if shape is not None and (
+        len(shape) != listed.ndim or any(a not in (-1, b) for a, b in zip(shape, listed.shape, strict=True))
+    ):
+        raise InvalidConfig(f"{place}: {said} is expected; it has the shape {list(listed.shape)}")
+    try:
+        return objects(encoded(listed)).reshape(listed.shape) if datatype == "BYTES" else converted(listed, dtype)
+    except OverflowError:
+        raise InvalidConfig(f"{place}: there is a number that {datatype} has not") from None
 
 
 def _combined(kind: str, said: Sequence[Tensor], given: Mapping[str, TensorConfig]) -> dict[str, Tensor]:
@@ -186,6 +224,11 @@ def _batched(tensor: Tensor, kind: str) -> Tensor:
     """Check the batch dimension, and leave it free."""
     if tensor.shape is None:
         return tensor
+    if kind == "inputs" and not tensor.shape:
+        raise InvalidConfig(
+            f"inputs.{tensor.name}: it is a scalar, which has no rows; model-config.yaml can fix its value, with "
+            f"handler: {{constants: {{{tensor.name}: VALUE}}}}"
+        )
     if tensor.batch_dim >= len(tensor.shape):
         shape = list(tensor.shape)
         raise InvalidConfig(f"{kind}.{tensor.name}: shape {shape} has no dimension {tensor.batch_dim} to count rows")

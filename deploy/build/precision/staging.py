@@ -9,6 +9,7 @@ Imports no library of models: where the cache has it all, nothing is loaded.
 import shutil
 import tempfile
 from pathlib import Path
+from typing import cast
 
 from deploy.build.exports import Exports, link_files
 from deploy.build.fingerprint import export_fingerprint, precision_fingerprint
@@ -21,6 +22,8 @@ from deploy.progress import step
 from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig, Unfaithful
 
+LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
+
 
 def stage(
     model: Model, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
@@ -30,7 +33,7 @@ def stage(
     Args:
         model: the entry of the list.
         origin: where its weights come from.
-        engine: what the archive is to carry a model for; of `auto`, PyTorch alone is left where OpenVINO fails.
+        engine: what the archive is to carry a model for; of `auto`, another than OpenVINO alone where that fails.
         request: what was asked for of precisions, checked.
         exports: the cache.
         folder: an empty one.
@@ -42,20 +45,23 @@ def stage(
         WeightsUnavailable: see the builder.
         InvalidConfig: the configuration is wrong, no engine runs the model as it is, or a precision is not near enough.
     """
+    if engine == "onnxruntime" and model.handler != TENSORS:
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files, of handler: {TENSORS}")
     try:
         _stage(model, origin, engine, request, exports=exports, folder=folder)
     except Unfaithful as error:
         if engine != "auto" or request.precision is not None:
-            way_out = "" if engine == "torch" else "; --engine torch, which has no int8, may do"
+            way_out = "" if engine == error.instead else f"; --engine {error.instead}, which has no int8, may do"
             raise InvalidConfig(f"{model.name}: {error}{way_out}") from error
         shutil.rmtree(folder)
         folder.mkdir()
         try:
-            _stage(model, origin, "torch", request, exports=exports, folder=folder)
+            instead = cast(Engine, error.instead)
+            _stage(model, origin, instead, request, exports=exports, folder=folder)
         except InvalidConfig as other:
             raise InvalidConfig(f"{model.name}: {error}; and {other}") from other
-        print(f"{model.name}: PyTorch runs it: {error}")
-        return "torch"
+        print(f"{model.name}: {LIBRARIES[instead]} runs it: {error}")
+        return instead
     return engine
 
 

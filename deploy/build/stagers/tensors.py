@@ -1,10 +1,14 @@
 """Stages what an archive of a model of one's own holds, after it has been shown to batch.
 
 .onnx, .xml -> graph                    -> model.xml, model.bin, signature.json
-.pt2, .pt   -> program, and graph of it -> the same, and model.pt2 or model.pt
+.onnx       -> itself, for ONNX Runtime -> onnx/, signature.json
+.pt2, .pt   -> program, and graph of it -> the graph's files, and model.pt2 or model.pt
 infer.py    -> itself, and what lies in its folder -> function/
+
+A graph is compared with the runtime that owns the file: ONNX Runtime or PyTorch, which runs the file where they differ.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +19,33 @@ import openvino
 import torch
 
 from deploy.build.sources import Source, WeightsUnavailable
-from deploy.build.tensors.files import model_file
+from deploy.build.tensors.files import companions, model_file
 from deploy.build.tensors.functions import stage_function
-from deploy.build.tensors.graphs import Graph, read_graph, shape_of, shaped
+from deploy.build.tensors.graphs import Graph, read_graph, shape_of, shaped, sizing_inputs
+from deploy.build.tensors.onnx import ZIPMAP, read_onnx
 from deploy.build.tensors.programs import Program, converted, read_program
-from deploy.build.tensors.proof import agree, prove, rows
+from deploy.build.tensors.proof import NotRun, Run, agree, prove, rows
 from deploy.models import Engine, Model
-from handlers.archive_files import GRAPH
+from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
+from handlers.engines.onnx import FILE as ONNX
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ProgramEngine
-from handlers.errors import InvalidConfig, reason
+from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
 
 CPU = torch.device("cpu")
+# What runs each kind of file, beside OpenVINO, and what a list is told that asks for another.
+ENGINES = {
+    ".onnx": ("auto", "openvino", "onnxruntime"),
+    **dict.fromkeys((".pt2", ".pt"), ("auto", "openvino", "torch")),
+}
+WRONG_ENGINE = {
+    "torch": "engine: torch runs .pt2 and .pt; OpenVINO runs this",
+    "onnxruntime": "engine: onnxruntime runs .onnx",
+}
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
@@ -47,15 +62,19 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     try:
         file = model_file(Path(origin.location))
         place += f": {file.path.name}"
+        kind = "function" if file.is_function else file.path.suffix
+        if engine not in ENGINES.get(kind, ("auto", "openvino")) and not file.is_function:
+            raise InvalidConfig(WRONG_ENGINE[engine])
         if file.is_function:
             stage_function(model, file, config, folder)
-        elif file.path.suffix in (".pt2", ".pt"):
+        elif kind in (".pt2", ".pt"):
             _stage_program(model, file.path, config, engine, folder)
-        elif engine == "torch":
-            raise InvalidConfig("engine: torch runs .pt2 and .pt; OpenVINO runs this")
+        elif kind == ".onnx":
+            _stage_onnx(model, file.path, config, engine, folder)
         else:
-            graph, said = read_graph(file.path)
-            _stage_graph(graph, said, config, folder)
+            _stage_graph(*read_graph(file.path), config, folder)
+    except Unfaithful as error:
+        raise Unfaithful(f"{file.path.name}: {error}", error.instead) from error
     except InvalidConfig as error:
         raise InvalidConfig(f"{place}: {error}") from error
 
@@ -73,32 +92,89 @@ def _stage_graph(graph: Graph, said: Said, config: TensorsConfig, folder: Path) 
     return said
 
 
+def _agree(run: Run, owner: str, said: Said, config: TensorsConfig, folder: Path) -> None:
+    """Hold a graph against the runtime that owns the file, and note how near it is."""
+    engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
+    try:
+        signature, sizing = _signed(said, config), sizing_inputs(engine.model)
+        worst, count = agree(engine.run, run, signature, config, owner=owner, sizing=sizing)
+    except NotRun as error:
+        _note(folder, "openvino", f"OpenVINO was not compared with {owner}, which does not run one row: {error}")
+        return
+    words = f"OpenVINO in fp32 is within {worst:.1e} of {owner}, {count} rows alone and together"
+    _note(folder, "openvino", words, largest_error=worst)
+
+
+def _note(folder: Path, engine: Engine, words: str, **more: float) -> None:
+    (folder / FIDELITY).write_text(json.dumps({"said": words, "engine": engine, **more}))
+
+
+def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+    """Write OpenVINO's graph of an ONNX file, or with `onnxruntime` the file itself.
+
+    Raises:
+        Unfaithful: OpenVINO cannot run it, or computes something else, and ONNX Runtime runs it.
+        InvalidConfig: neither runs it.
+    """
+    if engine == "onnxruntime":
+        for file in (path, *companions(path)):
+            place = folder / ONNX if file == path else (folder / ONNX).parent / file.relative_to(path.parent)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+        own, said = read_onnx(folder / ONNX, config)
+        prove(own.run, _signed(said, config), config)
+        (folder / SIGNATURE).write_text(said.to_json())
+        _note(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
+        if left_out := [each.name for each in own.session.get_outputs() if each.name not in _outputs(said)]:
+            print(f"{model.name}: left out of answers: {', '.join(left_out)}, which are no tensors; {ZIPMAP}")
+        return
+    try:
+        own, said = read_onnx(path, config)
+    except InvalidConfig as error:
+        _stage_graph(*read_graph(path), config, folder)
+        _note(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
+        return
+    graph = None
+    try:
+        graph, known = read_graph(path)
+        _agree(own.run, "ONNX Runtime", _stage_graph(graph, known, config, folder), config, folder)
+    except InvalidConfig as error:
+        try:
+            prove(own.run, _signed(said, config), config)
+        except InvalidConfig:
+            if graph is not None:
+                raise error from None
+            raise
+        raise Unfaithful(str(error), "onnxruntime") from error
+
+
 def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
     program, said = read_program(path, config)
     if said.outputs is None:
         said = _with_outputs(program, said, config)
+    run = _engine(program, _signed(said, config), _outputs(said)).run
     if engine != "torch":
         said = _stage_graph(converted(program, _signed(said, config)), said, config, folder)
+        try:
+            _agree(run, "PyTorch", said, config, folder)
+        except InvalidConfig as error:
+            raise Unfaithful(str(error)) from error
     if engine == "openvino":
         return
-    signature = _signed(said, config)
-    run = _engine(program, signature, _outputs(said)).run
     try:
-        prove(run, signature, config)
+        prove(run, _signed(said, config), config)
     except InvalidConfig as error:
         if engine == "torch":
             raise
         # A graph's batch can be freed, which a program's cannot.
         print(f"{model.name}: {path.name} is left out, so that OpenVINO runs its graph on a GPU's machine too: {error}")
         return
-    if engine == "auto":
-        agree(OpenVinoEngine(folder / GRAPH, precision="fp32").run, run, signature, config)
     shutil.copyfile(path, folder / f"model{path.suffix}")
     (folder / SIGNATURE).write_text(said.to_json())
 
 
 def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:
-    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.inputs.items()}
+    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.arguments.items()}
     return ProgramEngine(program.module, CPU, dtypes, outputs)
 
 
@@ -107,7 +183,7 @@ def _with_outputs(program: Program, said: Said, config: TensorsConfig) -> Said:
     signature = _signed(said, config)
     row = rows(signature, config)[0]
     try:
-        found = _engine(program, signature, [*config.outputs]).run(row)
+        found = _engine(program, signature, [*config.outputs]).run({**row, **signature.constants})
     except Exception as error:
         raise InvalidConfig(f"it does not run on one row: {reason(error)}") from error
     if not all(isinstance(array, np.ndarray) for array in found.values()):
@@ -128,5 +204,8 @@ def _signed(said: Said, config: TensorsConfig) -> Signature:
     signature = signed(said, config)
     for name, tensor in signature.inputs.items():
         if tensor.shape is None:
-            raise InvalidConfig(f"inputs.{name}: the file says no shape; model-config.yaml must")
+            raise InvalidConfig(
+                f"inputs.{name}: the file says no shape; model-config.yaml must: under handler: inputs: "
+                f"{{{name}: {{shape: [-1, ...]}}}}, or constants: {{{name}: VALUE}} for a scalar"
+            )
     return signature

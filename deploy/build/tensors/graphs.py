@@ -23,6 +23,10 @@ DATATYPES = {
     **{"f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64"},
 }
 TYPES = {datatype: getattr(openvino.Type, name) for name, datatype in DATATYPES.items()}
+# Operations that take a size, the number of runs or a position from an input that is not their first.
+SIZED = frozenset(
+    {"Range", "Broadcast", "Reshape", "Tile", "Pad", "OneHot", "Interpolate", "Slice", "StridedSlice", "Loop", "TopK"}
+)
 # OpenVINO's reader of each kind of file: this one, and not an attempt with each that it has.
 READERS = {".onnx": "onnx", ".xml": "ir"}
 
@@ -101,8 +105,8 @@ def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvi
         InvalidConfig: it cannot have a free batch dimension.
     """
     parameters = {name: port.node for port in graph.model.inputs for name in port.get_names()}
-    found = [parameters.get(graph.ports[name]) for name in signature.inputs]
-    for node, tensor in zip(found, signature.inputs.values(), strict=True):
+    found = [parameters.get(graph.ports[name]) for name in signature.arguments]
+    for node, tensor in zip(found, signature.arguments.values(), strict=True):
         if node is not None:
             node.set_partial_shape(openvino.PartialShape([*(tensor.shape or ())]))
     try:
@@ -110,7 +114,7 @@ def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvi
     except RuntimeError as error:
         raise InvalidConfig(f"its batch dimension cannot be freed: {reason(error)}") from error
     # An input that nothing reads may be gone; requests still have it.
-    nodes = [node or _unread(tensor) for node, tensor in zip(found, signature.inputs.values(), strict=True)]
+    nodes = [node or _unread(tensor) for node, tensor in zip(found, signature.arguments.values(), strict=True)]
     nodes = [_without_bf16(node) for node in nodes]
     seen: set[tuple[str, int]] = set()
     results = []
@@ -124,10 +128,28 @@ def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvi
         seen.add(key)
         results.append(openvino.opset8.result(source))
     made = openvino.Model(results, nodes)
-    for port, name in zip([*made.inputs, *made.outputs], [*signature.inputs, *outputs], strict=True):
+    for port, name in zip([*made.inputs, *made.outputs], [*signature.arguments, *outputs], strict=True):
         port.get_tensor().set_names({name})
     made.validate_nodes_and_infer_types()
     return made
+
+
+def sizing_inputs(model: openvino.Model) -> set[str]:
+    """Name the inputs whose numbers may decide how large a tensor is, or how often a loop runs."""
+    return {port.any_name for port in model.inputs if _is_sizing(port.node.output(0))}
+
+
+def _is_sizing(output: Any) -> bool:
+    seen, waiting = set(), [output]
+    while waiting:
+        for target in waiting.pop().get_target_inputs():
+            node, kind = target.get_node(), target.get_node().get_type_name()
+            if kind in SIZED and (target.get_index() or kind in ("Range", "Loop")):
+                return True
+            if kind != "ShapeOf" and node.friendly_name not in seen:
+                seen.add(node.friendly_name)
+                waiting += node.outputs()
+    return False
 
 
 def _unread(tensor: Tensor) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from deploy.build.tensors.graphs import TYPES, Graph, output_names
-from handlers.errors import InvalidConfig, reason
+from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.tensor_models.config import InputConfig, TensorsConfig
 from handlers.tensor_models.signature import Said, Signature, Tensor
 
@@ -126,7 +126,7 @@ def _script(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
     if others := [each.name for each in arguments if str(each.type) != "Tensor"]:
         raise InvalidConfig(f"forward must take tensors; {', '.join(others)} is none")
     names = [each.name for each in arguments]
-    for name in names:
+    for name in [name for name in names if name not in config.constants]:
         given = config.inputs.get(name, InputConfig())
         if given.datatype is None or given.shape is None:
             raise InvalidConfig(
@@ -144,19 +144,17 @@ def converted(program: Program, signature: Signature) -> Graph:
     """Convert a program to OpenVINO's graph.
 
     Raises:
-        InvalidConfig: OpenVINO has not all of its operations.
+        Unfaithful: OpenVINO has not all of its operations.
     """
     arguments: dict[str, Any] = {}
     if not program.has_shapes:
         arguments["input"] = {
             program.ports[name]: (openvino.PartialShape([*(tensor.shape or ())]), TYPES[tensor.datatype or "FP32"])
-            for name, tensor in signature.inputs.items()
+            for name, tensor in signature.arguments.items()
         }
     try:
         with _quiet():
             model = openvino.convert_model(program.source, **arguments)
     except Exception as error:
-        raise InvalidConfig(
-            f"OpenVINO cannot convert it: {reason(error)}; --engine torch packs it for PyTorch alone"
-        ) from error
+        raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
     return Graph(model, program.ports)

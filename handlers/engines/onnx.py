@@ -1,0 +1,114 @@
+"""ONNX Runtime runs an ONNX file on the CPU as it is, where OpenVINO cannot, or computes something else.
+
+onnx/model.onnx, its external data beside it -> session -> outputs that are tensors
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
+from handlers.errors import InvalidConfig, InvalidText, OutOfMemory, OutOfRange, reason
+
+# The file of an archive; its external data lies below the same folder.
+FILE = "onnx/model.onnx"
+# ONNX Runtime's names of the datatypes of tensors; a sequence or a map has none.
+DATATYPES = {
+    "tensor(bool)": "BOOL",
+    **{f"tensor({kind}int{bits})": f"{kind.upper()}INT{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
+    **{"tensor(float16)": "FP16", "tensor(bfloat16)": "BF16", "tensor(float)": "FP32", "tensor(double)": "FP64"},
+    "tensor(string)": "BYTES",
+}
+# The number of BFLOAT16 in onnx.proto's TensorProto.DataType.
+BFLOAT16 = 16
+
+
+class OnnxEngine:
+    """An ONNX file that takes all of its threads for one run."""
+
+    def __init__(self, path: Path, *, precision: str = "auto", threads: int = 0) -> None:
+        """Read a file.
+
+        Args:
+            path: the .onnx, its external data where it names them.
+            precision: of the settings; a file computes in the datatypes that it has.
+            threads: how many threads a run has; 0 for one on every core.
+
+        Raises:
+            InvalidConfig: the file is missing, or ONNX Runtime cannot run it.
+        """
+        # Workers with another engine do without it.
+        import onnxruntime  # noqa: PLC0415
+
+        if precision not in ("auto", "fp32"):
+            raise InvalidConfig(f"precision: ONNX Runtime computes in the file's own datatypes, not in {precision}")
+        if not path.is_file():
+            raise InvalidConfig(f"engine: onnxruntime needs {FILE}, which this archive lacks")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = available_threads(threads)
+        # Threads that wait without work would take the cores of TorchServe and of other workers.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # The arena keeps the most that any micro-batch took, for each of its sizes.
+        options.enable_cpu_mem_arena = False
+        # Fatal: what is wrong with a file or a run is raised.
+        options.log_severity_level = 4
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise InvalidConfig(f"ONNX Runtime cannot read it: {reason(error)}") from error
+        self._value = onnxruntime.OrtValue
+        places = [*self.session.get_inputs(), *self.session.get_overridable_initializers(), *self.session.get_outputs()]
+        self._datatypes = {each.name: DATATYPES.get(each.type) for each in places}
+        self._has_bf16 = "BF16" in self._datatypes.values()
+        self.input_names: Sequence[str] = tuple(each.name for each in self.session.get_inputs())
+        self._outputs = [each.name for each in self.session.get_outputs() if each.type in DATATYPES]
+        self.description = "onnxruntime cpu"
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """See `Engine.run`; what ONNX Runtime refuses of one row, such as an index outside a table, is its input's.
+
+        Raises:
+            InvalidText, OutOfRange: the model cannot compute with the values.
+        """
+        try:
+            if self._has_bf16:
+                return self._run_bf16(inputs)
+            feeds = {name: _text(array) if array.dtype.kind == "O" else array for name, array in inputs.items()}
+            return dict(zip(self._outputs, self.session.run(self._outputs, feeds), strict=True))
+        except UnicodeDecodeError:
+            raise InvalidText("There is text that is not UTF-8, which ONNX Runtime does not take.") from None
+        except Exception as error:
+            if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
+                raise OutOfMemory from error
+            message = "The model cannot compute with these values or sizes, such as an index outside of its table."
+            raise OutOfRange(message) from error
+
+    def _run_bf16(self, inputs: Arrays) -> Outputs:
+        """Run with the values that hold BF16, of which numpy has none."""
+        feeds = {}
+        for name, array in inputs.items():
+            if self._datatypes[name] == "BF16":
+                bits = torch.from_numpy(array).bfloat16().view(torch.uint16).numpy()
+                feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
+            else:
+                feeds[name] = self._value.ortvalue_from_numpy(array)
+        values = self.session.run_with_ort_values(self._outputs, feeds)
+        return {name: _array(value) for name, value in zip(self._outputs, values, strict=True)}
+
+
+def _text(array: NDArray[Any]) -> NDArray[Any]:
+    return np.array([str(each, "utf-8") for each in array.ravel()], object).reshape(array.shape)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Copy an output of any datatype but text; numpy cannot read BF16, so that is read where it lies."""
+    if value.data_type() != "tensor(bfloat16)":
+        return np.array(value.numpy())
+    shape = tuple(value.shape())
+    bits = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
+    return torch.from_numpy(np.array(bits).reshape(shape)).view(torch.bfloat16).float().numpy()
