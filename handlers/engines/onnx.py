@@ -4,7 +4,10 @@ onnx/model.onnx, its external data beside it -> session -> outputs that are tens
 """
 
 import ctypes
+import re
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
-from handlers.errors import InvalidConfig, InvalidText, OutOfMemory, OutOfRange, reason
+from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
 # The file of an archive; its external data lies below the same folder.
 FILE = "onnx/model.onnx"
@@ -24,8 +27,19 @@ DATATYPES = {
     **{"tensor(float16)": "FP16", "tensor(bfloat16)": "BF16", "tensor(float)": "FP32", "tensor(double)": "FP64"},
     "tensor(string)": "BYTES",
 }
+# The error of a file of a newer version, with the newest that is known; and the tag of that field, the file's first.
+NEWER, VERSION = re.compile(r"max supported IR version: (\d+)"), b"\x08"
+# The start of an error, which has its place in ONNX Runtime's code.
+WHERE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(/\S+ onnxruntime::.*?\) )?", re.S
+)
 # The number of BFLOAT16 in onnx.proto's TensorProto.DataType.
 BFLOAT16 = 16
+
+
+def onnxruntime() -> Any:
+    """Import the library, which workers with another engine do without."""
+    return import_module("onnxruntime")
 
 
 class OnnxEngine:
@@ -42,14 +56,11 @@ class OnnxEngine:
         Raises:
             InvalidConfig: the file is missing, or ONNX Runtime cannot run it.
         """
-        # Workers with another engine do without it.
-        import onnxruntime  # noqa: PLC0415
-
         if precision not in ("auto", "fp32"):
             raise InvalidConfig(f"precision: ONNX Runtime computes in the file's own datatypes, not in {precision}")
         if not path.is_file():
             raise InvalidConfig(f"engine: onnxruntime needs {FILE}, which this archive lacks")
-        options = onnxruntime.SessionOptions()
+        options = onnxruntime().SessionOptions()
         options.intra_op_num_threads = available_threads(threads)
         # Threads that wait without work would take the cores of TorchServe and of other workers.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -57,11 +68,8 @@ class OnnxEngine:
         options.enable_cpu_mem_arena = False
         # Fatal: what is wrong with a file or a run is raised.
         options.log_severity_level = 4
-        try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise InvalidConfig(f"ONNX Runtime cannot read it: {reason(error)}") from error
-        self._value = onnxruntime.OrtValue
+        self.session = _session(path, options)
+        self._value = onnxruntime().OrtValue
         places = [*self.session.get_inputs(), *self.session.get_overridable_initializers(), *self.session.get_outputs()]
         self._datatypes = {each.name: DATATYPES.get(each.type) for each in places}
         self._has_bf16 = "BF16" in self._datatypes.values()
@@ -99,6 +107,23 @@ class OnnxEngine:
                 feeds[name] = self._value.ortvalue_from_numpy(array)
         values = self.session.run_with_ort_values(self._outputs, feeds)
         return {name: _array(value) for name, value in zip(self._outputs, values, strict=True)}
+
+
+def _session(path: Path, options: Any) -> Any:
+    """Open a file, and one of a newer version of the format as of the newest that ONNX Runtime knows."""
+    open_with = partial(onnxruntime().InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
+    try:
+        try:
+            return open_with(str(path))
+        except Exception as error:
+            newest, data = NEWER.search(str(error)), path.read_bytes()
+            if newest is None or data[:1] != VERSION:
+                raise
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+            return open_with(VERSION + bytes([int(newest[1])]) + data[2:])
+    except Exception as error:
+        cause = " ".join(WHERE.sub("", str(error)).split())[:REASON_LENGTH]
+        raise InvalidConfig(f"ONNX Runtime cannot read it: {cause}") from error
 
 
 def _text(array: NDArray[Any]) -> NDArray[Any]:

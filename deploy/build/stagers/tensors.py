@@ -137,6 +137,9 @@ def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine,
     graph = None
     try:
         graph, known = read_graph(path)
+        if len(known.outputs or ()) == len(said.outputs or ()):
+            # OpenVINO names the output of a folded operation by a number.
+            known = replace(known, outputs=_renamed(known, said))
         _agree(own.run, "ONNX Runtime", _stage_graph(graph, known, config, folder), config, folder)
     except InvalidConfig as error:
         try:
@@ -146,6 +149,11 @@ def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine,
                 raise error from None
             raise
         raise Unfaithful(str(error), "onnxruntime") from error
+
+
+def _renamed(known: Said, said: Said) -> tuple[Tensor, ...]:
+    pairs = zip(known.outputs or (), said.outputs or (), strict=True)
+    return tuple(replace(tensor, name=named.name) for tensor, named in pairs)
 
 
 def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:

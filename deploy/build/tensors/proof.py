@@ -196,7 +196,8 @@ def _check(outputs: Any, signature: Signature, rows: int) -> None:
     try:
         checked_outputs(outputs, signature.outputs, rows, {})
     except WrongOutput as error:
-        raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}") from error
+        way_out = " max_batch_size: 1 serves rows one by one" if rows > 1 else ""
+        raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}{way_out}") from error
 
 
 def _like(sample: Arrays, signature: Signature, seed: int) -> dict[str, NDArray[Any]]:
