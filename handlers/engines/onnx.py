@@ -94,7 +94,7 @@ class OnnxEngine:
             if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
             message = "The model cannot compute with these values or sizes, such as an index outside of its table."
-            raise OutOfRange(message) from error
+            raise OutOfRange(message) from RuntimeError(_cause(error))
 
     def _run_bf16(self, inputs: Arrays) -> Outputs:
         """Run with the values that hold BF16, of which numpy has none."""
@@ -122,8 +122,11 @@ def _session(path: Path, options: Any) -> Any:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
             return open_with(VERSION + bytes([int(newest[1])]) + data[2:])
     except Exception as error:
-        cause = " ".join(WHERE.sub("", str(error)).split())[:REASON_LENGTH]
-        raise InvalidConfig(f"ONNX Runtime cannot read it: {cause}") from error
+        raise InvalidConfig(f"ONNX Runtime cannot read it: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    return " ".join(WHERE.sub("", str(error)).split())[:REASON_LENGTH]
 
 
 def _text(array: NDArray[Any]) -> NDArray[Any]:

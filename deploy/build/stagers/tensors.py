@@ -10,7 +10,7 @@ A graph is compared with the runtime that owns the file: ONNX Runtime or PyTorch
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import torch
 from deploy.build.sources import Source, WeightsUnavailable
 from deploy.build.tensors.files import companions, model_file
 from deploy.build.tensors.functions import stage_function
-from deploy.build.tensors.graphs import Graph, read_graph, shape_of, shaped, sizing_inputs
+from deploy.build.tensors.graphs import Graph, Unreadable, read_graph, shape_of, shaped, sizing_inputs
 from deploy.build.tensors.onnx import ZIPMAP, read_onnx
 from deploy.build.tensors.programs import Program, converted, read_program
 from deploy.build.tensors.proof import NotRun, Run, agree, prove, rows
@@ -109,51 +109,58 @@ def _note(folder: Path, engine: Engine, words: str, **more: float) -> None:
     (folder / FIDELITY).write_text(json.dumps({"said": words, "engine": engine, **more}))
 
 
-def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
-    """Write OpenVINO's graph of an ONNX file, or with `onnxruntime` the file itself.
+def _stage_or_name(make: Callable[[], None], run: Run, said: Said, config: TensorsConfig, instead: Engine) -> None:
+    """Stage OpenVINO's graph of a file; where that fails, name the runtime that owns the file, if it runs the model.
 
     Raises:
-        Unfaithful: OpenVINO cannot run it, or computes something else, and ONNX Runtime runs it.
+        Unfaithful: OpenVINO cannot run it, or computes something else.
         InvalidConfig: neither runs it.
     """
+    try:
+        make()
+    except InvalidConfig as error:
+        try:
+            prove(run, _signed(said, config), config)
+        except InvalidConfig as own:
+            raise own if isinstance(error, Unreadable) else error from None
+        raise Unfaithful(str(error), instead) from error
+
+
+def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+    """Write OpenVINO's graph of an ONNX file, or with `onnxruntime` the file itself."""
     if engine == "onnxruntime":
-        for file in (path, *companions(path)):
-            place = folder / ONNX if file == path else (folder / ONNX).parent / file.relative_to(path.parent)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
-        own, said = read_onnx(folder / ONNX, config)
-        prove(own.run, _signed(said, config), config)
-        (folder / SIGNATURE).write_text(said.to_json())
-        _note(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
-        if left_out := [each.name for each in own.session.get_outputs() if each.name not in _outputs(said)]:
-            print(f"{model.name}: left out of answers: {', '.join(left_out)}, which are no tensors; {ZIPMAP}")
+        _stage_file(model, path, config, folder)
         return
+
+    def make() -> None:
+        known = _stage_graph(*read_graph(path), config, folder)
+        _agree(own.run, "ONNX Runtime", known, config, folder)
+
     try:
         own, said = read_onnx(path, config)
     except InvalidConfig as error:
-        _stage_graph(*read_graph(path), config, folder)
-        _note(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
-        return
-    graph = None
-    try:
-        graph, known = read_graph(path)
-        if len(known.outputs or ()) == len(said.outputs or ()):
-            # OpenVINO names the output of a folded operation by a number.
-            known = replace(known, outputs=_renamed(known, said))
-        _agree(own.run, "ONNX Runtime", _stage_graph(graph, known, config, folder), config, folder)
-    except InvalidConfig as error:
         try:
-            prove(own.run, _signed(said, config), config)
-        except InvalidConfig:
-            if graph is not None:
-                raise error from None
-            raise
-        raise Unfaithful(str(error), "onnxruntime") from error
+            _stage_graph(*read_graph(path), config, folder)
+        except Unreadable as other:
+            raise InvalidConfig(f"{other}; {error}") from error
+        _note(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
+    else:
+        _stage_or_name(make, own.run, said, config, "onnxruntime")
 
 
-def _renamed(known: Said, said: Said) -> tuple[Tensor, ...]:
-    pairs = zip(known.outputs or (), said.outputs or (), strict=True)
-    return tuple(replace(tensor, name=named.name) for tensor, named in pairs)
+def _stage_file(model: Model, path: Path, config: TensorsConfig, folder: Path) -> None:
+    for file in (path, *companions(path)):
+        if not file.resolve().is_relative_to(path.parent.resolve()):
+            raise InvalidConfig(f"its external data must lie in its folder; {file} does not")
+        place = folder / ONNX if file == path else (folder / ONNX).parent / file.relative_to(path.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+    own, said = read_onnx(folder / ONNX, config)
+    prove(own.run, _signed(said, config), config)
+    (folder / SIGNATURE).write_text(said.to_json())
+    _note(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
+    if left_out := [each.name for each in own.session.get_outputs() if each.name not in _outputs(said)]:
+        print(f"{model.name}: answers lack {', '.join(left_out)}, a sequence or map; {ZIPMAP}")
 
 
 def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
@@ -161,12 +168,14 @@ def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engi
     if said.outputs is None:
         said = _with_outputs(program, said, config)
     run = _engine(program, _signed(said, config), _outputs(said)).run
-    if engine != "torch":
+
+    def make() -> None:
+        nonlocal said
         said = _stage_graph(converted(program, _signed(said, config)), said, config, folder)
-        try:
-            _agree(run, "PyTorch", said, config, folder)
-        except InvalidConfig as error:
-            raise Unfaithful(str(error)) from error
+        _agree(run, "PyTorch", said, config, folder)
+
+    if engine != "torch":
+        _stage_or_name(make, run, said, config, "torch")
     if engine == "openvino":
         return
     try:

@@ -31,6 +31,10 @@ SIZED = frozenset(
 READERS = {".onnx": "onnx", ".xml": "ir"}
 
 
+class Unreadable(InvalidConfig):
+    """OpenVINO cannot make a graph of a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A graph as it was read or converted.
@@ -48,15 +52,15 @@ def read_graph(path: Path) -> tuple[Graph, Said]:
     """Read an ONNX file, or an .xml with its .bin beside it, and what it says of itself.
 
     Raises:
-        InvalidConfig: it is broken, or has what OpenVINO does not run.
+        Unreadable: it is broken, or has what OpenVINO does not run.
     """
     try:
         reader = FrontEndManager().load_by_framework(READERS[path.suffix])
         model = reader.convert(reader.load(str(path)))
     except Exception as error:
-        raise InvalidConfig(f"OpenVINO cannot read it: {reason(error)}") from error
+        raise Unreadable(f"OpenVINO cannot read it: {reason(error)}") from error
     if not model.inputs or not model.outputs:
-        raise InvalidConfig(f"it has {len(model.inputs)} inputs and {len(model.outputs)} outputs")
+        raise Unreadable(f"it has {len(model.inputs)} inputs and {len(model.outputs)} outputs")
     inputs = [_said(port, port.node.friendly_name) for port in model.inputs]
     names = output_names(len(model.outputs))
     # The reader of ONNX calls a result `y/sink_port_0`.
@@ -76,7 +80,7 @@ def _said(port: Any, own: str, otherwise: str = "") -> Tensor:
     name = own if own in names else min(names, default=otherwise or own)
     kind = port.element_type.get_type_name()
     if kind not in DATATYPES:
-        raise InvalidConfig(
+        raise Unreadable(
             f"{name}: it is of {kind}s, which OpenVINO does not run; an infer.py may take BYTES, and run the file"
         )
     return Tensor(name, DATATYPES[kind], shape_of(port))

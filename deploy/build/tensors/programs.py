@@ -17,8 +17,8 @@ import openvino
 import torch
 from torch.export.graph_signature import OutputKind
 
-from deploy.build.tensors.graphs import TYPES, Graph, output_names
-from handlers.errors import InvalidConfig, Unfaithful, reason
+from deploy.build.tensors.graphs import TYPES, Graph, Unreadable, output_names
+from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import InputConfig, TensorsConfig
 from handlers.tensor_models.signature import Said, Signature, Tensor
 
@@ -144,7 +144,7 @@ def converted(program: Program, signature: Signature) -> Graph:
     """Convert a program to OpenVINO's graph.
 
     Raises:
-        Unfaithful: OpenVINO has not all of its operations.
+        Unreadable: OpenVINO has not all of its operations.
     """
     arguments: dict[str, Any] = {}
     if not program.has_shapes:
@@ -156,5 +156,5 @@ def converted(program: Program, signature: Signature) -> Graph:
         with _quiet():
             model = openvino.convert_model(program.source, **arguments)
     except Exception as error:
-        raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
+        raise Unreadable(f"OpenVINO cannot convert it: {reason(error)}") from error
     return Graph(model, program.ports)

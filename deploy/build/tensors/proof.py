@@ -226,10 +226,14 @@ def _asked(run: Run, arrays: Arrays, signature: Signature) -> Arrays:
 
 
 def _joined(given: Sequence[Arrays], tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {
-        name: np.concatenate([row[name] for row in given], tensors[name].batch_dim if name in tensors else 0)
-        for name in given[0]
-    }
+    dimensions = {name: tensors[name].batch_dim if name in tensors else 0 for name in given[0]}
+    try:
+        return {name: np.concatenate([row[name] for row in given], at) for name, at in dimensions.items()}
+    except ValueError:
+        raise InvalidConfig(
+            f"the sizes of {', '.join(dimensions)} depend on a row's numbers, so rows cannot share a run; "
+            "max_batch_size: 1 serves them one by one"
+        ) from None
 
 
 def _cause(error: Exception) -> str:
