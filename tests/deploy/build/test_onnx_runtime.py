@@ -1,5 +1,6 @@
 """ONNX files that OpenVINO cannot run exactly: built, loaded and asked, beside the reference implementation of ONNX."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ def linear(**labels: Any) -> onnx.NodeProto:
 def write(
     path: Path,
     nodes: list[onnx.NodeProto],
-    inputs: dict[str, tuple[int, Any]],
-    outputs: dict[str, Any],
+    inputs: Mapping[str, tuple[int, Any]],
+    outputs: Mapping[str, Any],
     constants: dict[str, NDArray[Any]] | None = None,
     **saving: Any,
 ) -> Path:
