@@ -15,9 +15,12 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from deploy.build.fingerprint import build_of
+from deploy.build.tensors.proof import agree
 from handlers.engines.onnx import OnnxEngine
 from handlers.errors import InvalidConfig
 from handlers.tasks.tensors import TensorsHandler
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import Said, Tensor, signed
 from tests.deploy.build.conftest import ArchiveSh
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
 from tests.tensor_files import exported, one_node, scaled_onnx
@@ -307,3 +310,17 @@ def test_engine_of_an_archive_without_its_file_or_in_another_precision_is_refuse
         OnnxEngine(tmp_path / "m.onnx")
     with pytest.raises(InvalidConfig, match=r"^precision: ONNX Runtime computes in the file"):
         OnnxEngine(tmp_path / "m.onnx", precision="bf16")
+
+
+def test_number_that_only_openvino_does_not_have_is_a_difference() -> None:
+    """No such graph is known: a function stands in."""
+    signature = signed(Said((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),)), TensorsConfig())
+
+    def broken(arrays: Any) -> Any:
+        return {"y": arrays["x"] * np.nan}
+
+    def whole(arrays: Any) -> Any:
+        return {"y": arrays["x"]}
+
+    with pytest.raises(InvalidConfig, match="other values than ONNX Runtime, on a random row"):
+        agree(broken, whole, signature, TensorsConfig(), owner="ONNX Runtime", sizing=())
