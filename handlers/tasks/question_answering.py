@@ -40,7 +40,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
     media_types = ()
-    head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"))
+    head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
     output_tensors = ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _one_or_many)
     needs_places = True

@@ -25,7 +25,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     config_class = RerankingConfig
     inputs = frozenset({"query", "document"})
     media_types = ()
-    head = Head("AutoModelForSequenceClassification", ("logits",))
+    head = Head("AutoModelForSequenceClassification", ("logits",), is_paired=True)
     options_class = RerankingOptions
     output_tensors = columns({"score": np.float32})
     api = "rerank"

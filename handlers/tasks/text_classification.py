@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from handlers.checkpoints import checked_labels
 from handlers.engines import Engine, Outputs
+from handlers.errors import UnknownOption
 from handlers.probabilities import sigmoid, softmax
 from handlers.protocol.output_tensors import LABELS, ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
-from handlers.text.encoders import Head
+from handlers.text.encoders import UNCERTAIN_SEGMENTS, Head, takes_segments
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, read_text
 
@@ -29,6 +30,8 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     def load(self) -> Engine:
         engine = super().load()
         self.labels = checked_labels(self.model_config.id2label, engine)
+        told = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir)
+        self.takes_pairs = told is not None
         self.function = self.config.function_to_apply
         if self.function == "auto":
             self.function = _function(self.model_config.problem_type, len(self.labels))
@@ -39,6 +42,8 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         item = super().decode(payload)
         if item.options.text_pair is None:
             return item
+        if not self.takes_pairs:
+            raise UnknownOption(f"text_pair: {UNCERTAIN_SEGMENTS}.")
         pair = read_text(item.options.text_pair, "text_pair", self.config.max_characters)
         payload.allowance.take("characters", len(pair), self.config.max_request_characters)
         return replace(item, pair=pair)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from handlers.checkpoints import load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
@@ -20,7 +21,10 @@ from handlers.text.sentence_modules import SentenceModules, transformer_settings
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
+SEGMENTS = "token_type_ids"
+INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
+# transformers 5 changed the inputs that a tokenizer makes if its files do not say.
+FIRST_WITHOUT = 5
 # Models whose position table is longer than they can use, as `model_type` names them.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
 # Of these, sentence-transformers has the encoder alone.
@@ -35,18 +39,20 @@ class Head:
         auto_class: the name of the class of transformers that loads it.
         outputs: the attributes of its result that are the task's outputs.
         is_pooled: whether the token states become one vector per text, the only output.
+        is_paired: whether every input is two texts.
     """
 
     auto_class: str
     outputs: tuple[str, ...]
     is_pooled: bool = False
+    is_paired: bool = False
 
 
 class Encoder(torch.nn.Module):
     """A model behind the names that the handlers use; it is always called with keyword arguments.
 
     Attributes:
-        input_names: those of INPUT_NAMES that the model takes and its tokenizer gives.
+        input_names: those of INPUT_NAMES that the model takes; segments only if `takes_segments`.
         output_names: the names of the tensors that `forward` returns, in their order.
         pooling: how states become the only output, a vector per text.
     """
@@ -107,6 +113,30 @@ class OfLastToken(torch.nn.Module):
         return {"logits": _last_token(self.model.score(states), attention_mask)}
 
 
+def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:
+    """Return whether a model is told which of two texts a token belongs to, by `token_type_ids`; None if files differ.
+
+    `model_input_names` of tokenizer_config.json decides. A model of several segments, saved by transformers 4, had
+    those of its tokenizer; 5 leaves them out for generic tokenizers and ALBERT's, so that neither is certain.
+    """
+    if stated := read_json(folder / "tokenizer_config.json").get("model_input_names"):
+        return SEGMENTS in stated
+    is_named = SEGMENTS in tokenizer.model_input_names
+    if (getattr(config, "type_vocab_size", None) or 0) < 2:
+        return is_named
+    if any(tokenizer("a", "a", return_token_type_ids=True)[SEGMENTS]):
+        return is_named or int((config.transformers_version or "0").partition(".")[0]) < FIRST_WITHOUT or None
+    family: Any = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(config.model_type) or "", None)
+    return None if SEGMENTS in getattr(family, "model_input_names", ()) else is_named
+
+
+UNCERTAIN_SEGMENTS = (
+    "the files do not say whether the model gets token_type_ids, which tell two texts apart; add "
+    'model_input_names to tokenizer_config.json: ["input_ids", "token_type_ids", "attention_mask"], or without '
+    "token_type_ids if it was trained without"
+)
+
+
 def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
     """Load a task's model in fp32: config.json, model.safetensors and the tokenizer's files.
 
@@ -120,8 +150,11 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     # The pooler makes another vector than that of the token states.
     model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if head.is_pooled else "(?!)", **options)
     taken = signature(model.forward).parameters
-    given = ("input_ids", "attention_mask", *tokenizer.model_input_names)
-    inputs = tuple(name for name in INPUT_NAMES if name in taken and name in given)
+    inputs = tuple(name for name in INPUT_NAMES if name in taken)
+    is_told = takes_segments(tokenizer, model.config, folder) if SEGMENTS in inputs else False
+    if head.is_paired and is_told is None:
+        raise InvalidConfig(UNCERTAIN_SEGMENTS)
+    inputs = inputs if is_told else tuple(name for name in inputs if name != SEGMENTS)
     # Keys and values are kept for a next token, which there is none of; a graph cannot give them.
     model.config.use_cache = False
     if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:

@@ -10,7 +10,7 @@ alone, and some models count padding as text. The last are served with `padding:
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.build.hub import checkpoint
+from deploy.build.precision import references
 from deploy.build.precision.inputs import PAIRS, QUESTIONS, TEXTS, sample_payloads
 from deploy.build.sources import Source
 from deploy.build.tasks import loaded, task_of
@@ -78,9 +79,15 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         return
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=config.trust_remote_code)
-    items = decoded(task, sample_payloads(model, task.inputs))
-    rows = _rows(task, encoder, items)
-    exact = _exact(encoder, rows)
+        if isinstance(encoder.model, OfLastToken):
+            # Of one row, transformers itself finds the last token.
+            encoder.model = encoder.model.model
+        payloads = sample_payloads(model, task.inputs)
+        items = decoded(task, payloads)
+        rows = _rows(task, encoder, items)
+        exact = _exact(encoder, rows)
+        asked = references.samples(task, payloads)
+        library, wanted = references.answers(task, encoder, source, asked)
     for padding in dict.fromkeys((config.padding, "exact")):
         task.config = replace(settings, padding=padding)
         worst, failed = _held(task, items[0], rows, exact)
@@ -92,7 +99,17 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
             f"; max_length: {max(lengths)} in model-config.yaml keeps to the lengths that agree" if lengths else ""
         )
         raise Unfaithful(f"{name} answers otherwise than the model, {failed[min(failed)]}{way_out}")
+    scales = _scales(wanted)
+    for (item, _), own in zip(asked, wanted, strict=True):
+        outputs = task.forward(task.collate([item]), [item]).values()
+        change = max(
+            _change(got[0][: len(each)], each, scale) for got, each, scale in zip(outputs, own, scales, strict=True)
+        )
+        if change > TOLERANCE:
+            raise Unfaithful(f"{name} answers {item.text[:40]!r} otherwise than {library}, by {change:.2g}")
+        worst = max(worst, change)
     said = f"{name} in fp32 is within {worst:.1e} of the model, {min(exact)} to {max(exact)} tokens alone and together"
+    said += f", and of {library} on {len(wanted)} texts"
     if found := {} if padding == config.padding else {"padding": padding}:
         said += "; padding: exact, since its answers depend on padding"
     (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": found}))
@@ -131,9 +148,6 @@ def _exact(encoder: Encoder, rows: Mapping[int, Row]) -> Answers:
     Raises:
         InvalidConfig: the model cannot, or gives what is no number.
     """
-    if isinstance(encoder.model, OfLastToken):
-        # Of one row, transformers itself finds the last token.
-        encoder.model = encoder.model.model
     answers = {}
     for length in sorted(rows, reverse=True):
         arrays = {"input_ids": rows[length][0], "attention_mask": [1] * length, "token_type_ids": rows[length][1]}
@@ -160,7 +174,7 @@ def _held(task: Any, item: Any, rows: Mapping[int, Row], exact: Answers) -> tupl
     worst = 0.0
     failed: dict[int, str] = {}
     lengths = [*exact]
-    scales = [max(np.abs(each).max() for each in every) for every in zip(*exact.values(), strict=True)]
+    scales = _scales(exact.values())
     together = [[lengths[at] for at in group if -len(lengths) <= at < len(lengths)] for group in TOGETHER]
     groups = [*([length] for length in lengths), *together]
     for group in groups:
@@ -179,6 +193,11 @@ def _held(task: Any, item: Any, rows: Mapping[int, Row], exact: Answers) -> tupl
                 beside = f" in a micro-batch of {_listed(group)}" if len(group) > 1 else ""
                 failed.setdefault(length, f"by {change:.2g} of the largest number at {length} tokens{beside}")
     return worst, failed
+
+
+def _scales(answers: Iterable[Sequence[NDArray[Any]]]) -> list[float]:
+    """Return the largest number of each output."""
+    return [max(float(np.abs(each).max()) for each in every) for every in zip(*answers, strict=True)]
 
 
 def _change(got: NDArray[Any], exact: NDArray[Any], scale: float) -> float:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from deploy.build.stagers.text import head_of
 from handlers.errors import InvalidConfig
-from handlers.text.encoders import token_limit
+from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.sentence_modules import SentenceModules
+from tests.tiny_models import checkpoint
 
 BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
 ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
@@ -72,3 +74,36 @@ def test_modules_that_are_not_served_are_refused_by_name(
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(InvalidConfig, match=words):
         SentenceModules(tmp_path)
+
+
+NAMES = ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "version", "is_told"),
+    [
+        ("bert", [*NAMES, "token_type_ids"], "5.23.0", True),
+        ("bert", NAMES, "4.50.0", False),
+        ("bert", None, "4.50.0", True),
+        ("bert", None, "5.23.0", None),
+        ("bert, one segment", None, "4.50.0", None),
+        ("roberta", None, "5.23.0", False),
+    ],
+)
+def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
+    kind: str, names: list[str] | None, version: str, is_told: bool | None, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path, kind.partition(",")[0], "question_answering", type_vocab_size=2)
+    changes = {"tokenizer_config.json": {"model_input_names": names}, "config.json": {"transformers_version": version}}
+    for name, change in changes.items():
+        content = {**json.loads((tmp_path / name).read_text()), **change}
+        (tmp_path / name).write_text(json.dumps({key: each for key, each in content.items() if each is not None}))
+    if "one segment" in kind:
+        path = tmp_path / "tokenizer.json"
+        path.write_text(path.read_text().replace('"type_id": 1', '"type_id": 0'))
+    if is_told is None:
+        with pytest.raises(InvalidConfig, match="add model_input_names to tokenizer_config.json"):
+            load_encoder(head_of("question_answering"), tmp_path)
+    else:
+        encoder = load_encoder(head_of("question_answering"), tmp_path)
+        assert ("token_type_ids" in encoder.input_names) is is_told

@@ -94,3 +94,14 @@ def test_graph_that_lacks_a_branch_of_its_model_is_left_to_pytorch_or_refused(ar
     assert "OpenVINO answers otherwise than the model, by " in line
     assert "at 33 tokens; max_length: 17" in line
     assert "--engine torch" in line
+
+
+def test_graph_without_the_segments_of_its_model_is_refused(
+    archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = checkpoint(archive_sh.folder / "weights", "bert", "question_answering")
+    archive_sh.write_list("own", "question_answering", config={"threads": 1})
+    monkeypatch.setattr("handlers.text.encoders.INPUT_NAMES", ("input_ids", "attention_mask"))
+    line = archive_sh.refused("own", "--weights", str(weights))
+    assert line.startswith("own: OpenVINO answers ")
+    assert "otherwise than transformers, by " in line
