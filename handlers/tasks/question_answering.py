@@ -112,10 +112,10 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
-        """Rank an item's answers. Windows overlap, and spans widen to the same words: an answer has its best score."""
+        """Rank an item's answers as transformers 4 does: equal words, in any place or case, are one with all scores."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
-        scores: dict[tuple[int, int], float] = {}
+        found: dict[str, dict[str, Any]] = {}
         for window, (starts, ends) in zip(item.windows, rows, strict=True):
             spans = likeliest_spans(
                 starts,
@@ -123,19 +123,17 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 window,
                 has_null=window.ids[0] == self.null_id,
                 max_tokens=options.max_answer_tokens,
-                count=SPANS_PER_ANSWER * options.top_k + SPARE_SPANS,
+                count=options.top_k * SPANS_PER_ANSWER + SPARE_SPANS if options.align_to_words else options.top_k,
             )
             for span in spans:
-                place = characters(
+                start, end = characters(
                     encoding, origin + span.first, origin + span.last, align_to_words=options.align_to_words
                 )
-                scores[place] = max(span.score, scores.get(place, 0.0))
-        best = sorted(scores, key=lambda place: -scores[place])[: options.top_k]
-        if sum(end - start for start, end in best) > MOST_CHARACTERS:
+                answer = item.text[start:end]
+                new = {"answer": answer, "score": 0.0, "start": start, "end": end}
+                found.setdefault(answer.lower(), new)["score"] += span.score
+        best = sorted(found.values(), key=lambda each: -each["score"])[: options.top_k]
+        if sum(len(each["answer"]) for each in best) > MOST_CHARACTERS:
             message = f"The answers have more than {MOST_CHARACTERS} characters; ask for a smaller top_k."
             return ItemError.of(ResponseTooLarge(message))
-        answers = [
-            {"answer": item.text[start:end], "score": scores[start, end], "start": start, "end": end}
-            for start, end in best
-        ]
-        return answers if options.top_k > 1 else answers[0]
+        return best if options.top_k > 1 else best[0]

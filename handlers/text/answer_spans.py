@@ -19,7 +19,7 @@ from handlers.text.inputs import Text
 # Tokens of a window, those of the question and special ones included, and tokens of the context that neighbouring
 # windows share: the max_length and doc_stride of transformers' question-answering pipeline.
 WINDOW_TOKENS, SHARED_TOKENS = 384, 128
-# Spans of each window that are looked at for every answer, since several may be the same words; and beyond these.
+# Spans of each window that are looked at for every answer that is widened to words, and beyond these, as there.
 SPANS_PER_ANSWER, SPARE_SPANS = 2, 10
 # The most characters of all answers to a question; a token may have as many as the context.
 MOST_CHARACTERS = 2**18
@@ -147,10 +147,9 @@ def characters(encoding: Any, first: int, last: int, *, align_to_words: bool) ->
     Returns:
         The index of the first character, and the one behind the last, widened to whole words if so wanted.
     """
-    # Tokens that a tokenizer finds before it looks for words belong to none.
-    words = [encoding.token_to_word(token) if align_to_words else None for token in (first, last)]
-    places = [
-        encoding.token_to_chars(token) if word is None else encoding.word_to_chars(word, 1)
-        for token, word in zip((first, last), words, strict=True)
-    ]
+    places = [encoding.token_to_chars(token) for token in (first, last)]
+    words = [encoding.token_to_word(token) for token in (first, last)]
+    # Tokens that a tokenizer finds before it looks for words belong to none; transformers then widens neither end.
+    if align_to_words and None not in words:
+        places = [encoding.word_to_chars(word, 1) for word in words]
     return places[0][0], places[1][1]

@@ -1,4 +1,4 @@
-"""Question answering finds the best answer there is, by its definition, in contexts of one window and of many."""
+"""Question answering gives transformers' answers and scores, in contexts of one window and of many."""
 
 import json
 import random
@@ -65,10 +65,13 @@ def test_answers_a_mixed_batch_equals_fp32_torch_question_by_question(
     archives: Callable[[str], Path], kind: str, settings: dict[str, Any], tolerance: float
 ) -> None:
     oracle = Oracle(archives(kind))
-    answers = serve(answerer(archives(kind), **settings), [asked(*pair) for pair in PAIRS])
-    for pair, answer in zip(PAIRS, answers, strict=True):
+    asks = [(*pair, top_k, is_aligned) for pair in PAIRS for top_k in (1, 3) for is_aligned in (True, False)]
+    rows = [asked(one, context, top_k=most, align_to_words=aligned) for one, context, most, aligned in asks]
+    for (question, context, top_k, is_aligned), answer in zip(
+        asks, serve(answerer(archives(kind), **settings), rows), strict=True
+    ):
         assert answer.status == 200, answer.body
-        assert_best(answer.body, pair[1], oracle.answers(*pair), tolerance)
+        assert_best(answer.body, oracle.answers(question, context, top_k, is_aligned=is_aligned), tolerance)
 
 
 # Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
