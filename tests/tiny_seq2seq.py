@@ -103,10 +103,10 @@ def seamless(folder: Path, *, is_v2: bool = False) -> Path:
     return _save(model_class, config, tokenizer, folder, text_decoder_lang_to_code_id=ids)
 
 
-def t5(folder: Path) -> Path:
-    """A T5 model, which knows no languages."""
+def t5(folder: Path, kind: str = "T5") -> Path:
+    """A T5, MT5 or UMT5 model, which knows no languages."""
     tokenizer, size = own_tokenizer()
-    config = transformers.T5Config(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=size,
         d_model=32,
         d_kv=16,
@@ -116,11 +116,11 @@ def t5(folder: Path) -> Path:
         decoder_start_token_id=0,
         tie_word_embeddings=False,
     )
-    return _save(transformers.T5ForConditionalGeneration, config, tokenizer, folder)
+    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, tokenizer, folder)
 
 
 def bart(folder: Path, kind: str = "Bart") -> Path:
-    """A Bart, MBart or Pegasus model, whose answers have a forced first and last token."""
+    """A Bart, MBart, Pegasus or like model, whose answers have a forced first and last token."""
     tokenizer, size = own_tokenizer()
     tokenizer.bos_token = tokenizer.eos_token
     config = getattr(transformers, f"{kind}Config")(

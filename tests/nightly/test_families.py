@@ -1,79 +1,66 @@
 """The sweep: what archive.sh makes of a tiny checkpoint of every family is what docs/models.md says, or better.
 
-    .venv/bin/python -m tests.nightly.test_families     writes the page's table anew
+    .venv/bin/python -m tests.nightly.test_families             writes all tables of the page, row by row
+    .venv/bin/python -m tests.nightly.test_families --missing   goes on with the rows that the page lacks
+    .venv/bin/python -m tests.nightly.test_families bert gpt2   writes these rows
 
-A further column is an entry of TASKS, and a further row one of tests.nightly.families.
+A further table is an entry of TABLES, and a further row one of tests.nightly.families.
 """
 
-import json
-import tempfile
-from pathlib import Path
+import sys
+from functools import partial
 
 import pytest
 
-from deploy.build.exports import Exports
-from deploy.build.precision import staging
-from deploy.build.precision.request import PrecisionRequest
-from deploy.build.sources import source
-from deploy.models import ROOT, Model
-from handlers.errors import InvalidConfig
 from tests.nightly.families import FAMILIES, save
+from tests.nightly.sweep import MISSING, Build, Table, cell, is_worse
+from tests.nightly.test_sentence_layouts import LAYOUTS, layout
+from tests.nightly.translators import TRANSLATORS
 
-PAGE = ROOT / "docs" / "models.md"
-HEAD = "| family | text classification | sentence embedding |\n|---|---|---|\n"
 # A column's task, and the class of transformers that has its head.
 TASKS = {"text_classification": "AutoModelForSequenceClassification", "sentence_embedding": "AutoModel"}
-# What a cell begins with, the best first.
-RESULTS = ("OpenVINO", "OpenVINO, exact", "torch", "torch, exact", "refused", "not swept")
+TABLES = [
+    Table(
+        "| family | text classification | sentence embedding |",
+        {name: [Build(task, partial(save, name, head)) for task, head in TASKS.items()] for name in FAMILIES},
+    ),
+    Table(
+        "| modules of sentence-transformers | sentence embedding |",
+        {name: [Build("sentence_embedding", partial(layout, name=name))] for name in LAYOUTS},
+    ),
+    Table(
+        "| family | translation |",
+        {name: [Build("translation", make, settings)] for name, (make, settings) in TRANSLATORS.items()},
+    ),
+]
 
 
-def cell(family: str, task: str) -> str:
-    """Build one; say which engine it has, whether padding is left out, and the largest error."""
-    with tempfile.TemporaryDirectory() as work:
-        weights, own, stage = (Path(work) / name for name in ("weights", "model", "stage"))
-        own.mkdir()
-        stage.mkdir()
-        (own / "model-config.yaml").write_text("handler: {}\n")
-        save(family, TASKS[task], weights)
-        model = Model("tiny", task, "1", own)
-        origin, exports = source(model, str(weights)), Exports(Path(work) / "exports")
-        try:
-            engine = staging.stage(model, origin, "auto", PrecisionRequest(), exports=exports, folder=stage)
-        except InvalidConfig as error:
-            assert "\n" not in str(error)
-            return "refused"
-        said = json.loads((stage / "fidelity.json").read_text())
-    exact = ", exact" if said["settings"] else ""
-    return f"{'torch' if engine == 'torch' else 'OpenVINO'}{exact}, {said['largest_error']:.0e}"
+@pytest.mark.parametrize(
+    ("table", "row", "column"),
+    [
+        pytest.param(table, row, column, id=f"{build.task}-{row}")
+        for table in TABLES
+        for row, builds in table.rows.items()
+        for column, build in enumerate(builds)
+    ],
+)
+def test_family_is_served_as_the_page_says_or_better(table: Table, row: str, column: int) -> None:
+    said = table.read()[row][column]
+    assert said != MISSING
+    new = cell(table.rows[row][column])
+    assert not is_worse(new, said), f"{new}, where the page says {said}"
 
 
-def table() -> dict[str, list[str]]:
-    """Read the page's rows by family."""
-    lines = PAGE.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0].splitlines()
-    cells = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-    return {family: results for family, *results in cells}
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_family_is_served_as_the_page_says_or_better(family: str, task: str) -> None:
-    result, _, error = cell(family, task).rpartition(", ")
-    said, _, least = table()[family][[*TASKS].index(task)].rpartition(", ")
-    assert RESULTS.index(result or error) <= RESULTS.index(said or least)
-    # An order of magnitude is no noise; the check itself allows a thousandth.
-    assert not result or not said or float(error) <= max(1e-5, 10 * float(least))
-
-
-def main() -> None:
-    """Write the table."""
-    rows = []
-    for family in FAMILIES:
-        rows.append(f"| {family} | {' | '.join(cell(family, task) for task in TASKS)} |")
-        print(rows[-1], flush=True)
-    before, _, after = PAGE.read_text(encoding="utf-8").partition(HEAD)
-    rest = after.partition("\n\n")[2]
-    PAGE.write_text(before + HEAD + "\n".join(rows) + "\n\n" + rest, encoding="utf-8")
+def main(names: list[str]) -> None:
+    """Write rows of the page."""
+    for table in TABLES:
+        found = table.read()
+        for row, builds in table.rows.items():
+            is_missing = MISSING in found.get(row, [MISSING])
+            if not names or row in names or (names == ["--missing"] and is_missing):
+                table.write(row, [cell(build) for build in builds])
+                print(row, *table.read()[row], sep=" | ", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

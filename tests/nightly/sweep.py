@@ -1,0 +1,103 @@
+"""Tables of docs/models.md that say what archive.sh makes of tiny checkpoints, a row a family and a column a task.
+
+rows of a table -> save a checkpoint, stage it as archive.sh does -> engine, padding, largest error -> a cell
+cells           -> write: the page, row by row -> worse: what a new cell loses against the page's
+"""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from deploy.build.exports import Exports
+from deploy.build.precision import staging
+from deploy.build.precision.request import PrecisionRequest
+from deploy.build.sources import source
+from deploy.models import ROOT, Model
+from handlers.errors import InvalidConfig
+
+PAGE = ROOT / "docs" / "models.md"
+# What a cell begins with, the best first.
+RESULTS = ("OpenVINO", "CTranslate2", "OpenVINO, exact", "CTranslate2, greedy", "torch", "torch, exact", "refused", "")
+# Errors of fp32 below this differ by noise, and others by less than this factor.
+NOISE, FACTOR = 1e-5, 10
+MISSING = "not swept"
+
+
+class Build(NamedTuple):
+    """A cell's checkpoint: its task, what writes it to a folder or below it, and the archive's settings."""
+
+    task: str
+    save: Callable[[Path], Path | None]
+    settings: Mapping[str, Any] = {}
+
+
+class Table(NamedTuple):
+    """A table of the page: its first line, and its cells by row."""
+
+    head: str
+    rows: Mapping[str, Sequence[Build]]
+
+    @property
+    def _top(self) -> str:
+        return f"{self.head}\n{'|---' * (self.head.count('|') - 1)}|\n"
+
+    def read(self) -> dict[str, list[str]]:
+        """Read the page's cells by row."""
+        below = PAGE.read_text(encoding="utf-8").partition(self._top)[2].splitlines()
+        lines = itertools.takewhile(lambda line: line.startswith("|"), below)
+        cells = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+        return {row: results for row, *results in cells}
+
+    def write(self, row: str, cells: Sequence[str]) -> None:
+        """Put a row into the page, where the table has its place."""
+        found = {**self.read(), row: cells}
+        lines = [
+            f"| {name} | {' | '.join(found.get(name, [MISSING] * len(self.rows[name])))} |\n" for name in self.rows
+        ]
+        before, top, after = PAGE.read_text(encoding="utf-8").partition(self._top)
+        assert top, f"{PAGE.name} has no line {self.head}"
+        rest = itertools.dropwhile(lambda line: line.startswith("|"), after.splitlines(keepends=True))
+        PAGE.write_text("".join([before, top, *lines, *rest]), encoding="utf-8")
+
+
+def cell(build: Build) -> str:
+    """Build one; say which engine it has, whether padding is left out or beams are, and the largest error."""
+    with tempfile.TemporaryDirectory() as work:
+        weights, own, stage = (Path(work) / name for name in ("weights", "model", "stage"))
+        for folder in (weights, own, stage):
+            folder.mkdir()
+        (own / "model-config.yaml").write_text(yaml.safe_dump({"handler": dict(build.settings)}))
+        saved = build.save(weights) or weights
+        model = Model("tiny", build.task, "1", own)
+        origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")
+        try:
+            engine = staging.stage(model, origin, "auto", PrecisionRequest(), exports=exports, folder=stage)
+        except InvalidConfig as error:
+            assert "\n" not in str(error)
+            return "refused"
+        said, label = (
+            json.loads(path.read_text()) if (path := stage / name).is_file() else {}
+            for name in ("fidelity.json", "label.json")
+        )
+    if build.task == "translation":
+        return ("CTranslate2, greedy" if "beams" in label else "CTranslate2") if label else "torch"
+    exact = ", exact" if said["settings"] else ""
+    return f"{'torch' if engine == 'torch' else 'OpenVINO'}{exact}, {said['largest_error']:.0e}"
+
+
+def is_worse(new: str, old: str) -> bool:
+    """Whether a cell has a worse result than before, or an error that is larger by an order of magnitude."""
+    (rank, error), (old_rank, old_error) = _parsed(new), _parsed(old)
+    return rank > old_rank or error > max(NOISE, FACTOR * old_error)
+
+
+def _parsed(said: str) -> tuple[int, float]:
+    result, _, error = said.rpartition(", ")
+    if said in RESULTS:
+        return RESULTS.index(said), 0.0
+    return RESULTS.index(result), float(error)
