@@ -25,7 +25,7 @@ from deploy.build.generation import TEXTS, find_differences
 from deploy.build.hub import checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.tasks import loaded, named_by
-from deploy.models import Engine, Model
+from deploy.models import MODEL_LIST, Engine, Model
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
@@ -46,7 +46,9 @@ NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
 # A text a line, beside a model's model-config.yaml.
 SAMPLES = "samples.txt"
-# The most of them that are also compared with transformers' answers, text by text.
+# Those of the example, for models that have none.
+BUILT_IN = MODEL_LIST.parent / "translation"
+# The most of them that are also compared with transformers' answers, text by text, if a request asks for no beams.
 MOST_SAMPLES = 4
 # Texts of a micro-batch: enough for speed, and in fp32 little memory.
 BATCH = 16
@@ -75,7 +77,10 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         # Both are told the language, so neither needs a detector.
         named = None if config.src_lang == AUTO else config.src_lang
         plain = replace(config, detector=None, src_lang=named, precision="fp32")
-        asked = [*TEXTS, *texts[:MOST_SAMPLES]]
+        # Searches with beams end at other places now and then, so one that every request gets is compared more often.
+        asked = (
+            [*TEXTS, *(texts or read_samples(BUILT_IN))] if config.num_beams > 1 else [*TEXTS, *texts[:MOST_SAMPLES]]
+        )
         reason = convert(source, config, exact / CONVERTED, None) if engine == "auto" else ""
         found: Mapping[int, str] = {}
         if reason is None:
@@ -97,7 +102,8 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         if found:
             label["beams"] = 1
         if texts:
-            label |= {"chrf": round(similarity(folder, source, config, texts), 1), "samples": len(texts)}
+            served = replace(plain, precision=config.precision)
+            label |= {"chrf": round(similarity(folder, exact, served, texts), 1), "samples": len(texts)}
         (folder / LABEL).write_text(json.dumps(label))
 
 
@@ -210,13 +216,13 @@ def read_samples(folder: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def similarity(staged: Path, source: Path, config: TranslationConfig, texts: Sequence[str]) -> float:
-    """Compare greedy answers of a staged archive with those of its checkpoint in fp32.
+def similarity(staged: Path, exact: Path, config: TranslationConfig, texts: Sequence[str]) -> float:
+    """Compare greedy answers of a staged archive with those of the same model in fp32, which equal transformers'.
 
     Args:
         staged: the folder of the archive's files.
-        source: the checkpoint, with its weights.
-        config: the archive's settings.
+        exact: those of the model in fp32.
+        config: the archive's settings, with a language instead of a detector.
         texts: what both are asked.
 
     Returns:
@@ -225,14 +231,8 @@ def similarity(staged: Path, source: Path, config: TranslationConfig, texts: Seq
     Raises:
         InvalidConfig: the model does not take one of the texts.
     """
-    with TemporaryDirectory() as work:
-        original = Path(work)
-        (original / CHECKPOINT).symlink_to(source.resolve())
-        # Both are told the language, so neither needs a detector.
-        named = None if config.src_lang == AUTO else config.src_lang
-        plain = replace(config, num_beams=1, detector=None, src_lang=named)
-        ours = answers(staged, plain, texts)
-        theirs = answers(original, replace(plain, engine="torch", precision="fp32"), texts)
+    greedy = replace(config, num_beams=1)
+    ours, theirs = answers(staged, greedy, texts), answers(exact, replace(greedy, precision="fp32"), texts)
     return float(sacrebleu.CHRF().corpus_score(ours, [theirs]).score)
 
 
