@@ -34,9 +34,9 @@ from handlers.warm_up import decoded, run
 # How far a number may be off, as a share of the largest of its output; sums in fp32 differ by a hundredth of that.
 TOLERANCE = 1e-3
 # Lengths of rows in tokens, beside the longest that the model takes. Each is run alone, and then micro-batches of them,
-# as indices: short beside long, long beside short, neighbours.
+# as indices: short beside long, long beside short, neighbours; and of one length, which is never padded.
 LENGTHS = (1, 2, 3, 8, 17, 33, 40, 130, 300)
-TOGETHER = ((2, 4), (0, -1), (-1, 1, 3), (3, 6, 7), (-2, -1, 2))
+TOGETHER = ((2, 4), (0, -1), (-1, 1, 3), (3, 6, 7), (-2, -1, 2), (4, 4, 4))
 # A row's multiplications, a few seconds on two cores, and its tokens are no more than these.
 MOST_WORK, MOST_TOKENS = 2e11, 2048
 # Some models make nothing of fewer tokens than this.
