@@ -82,8 +82,9 @@ BUILT_IN = {
         path=_file("image_classification"),
         builder="deploy.build.stagers.vision",
         settings="handlers.vision.config:ImageClassificationConfig",
-        export_settings=("arch", "crop_size", "mean", "std"),
+        export_settings=("arch", "resize_size", "crop_size", "interpolation", "mean", "std", "transform_input"),
         files=("index_to_name.json",),
+        takes_hub_ids=True,
     ),
     "object_detection": Task(
         path=_file("object_detection"),

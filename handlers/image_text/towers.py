@@ -1,88 +1,42 @@
 """The models of image and text embedding, as they are exported for OpenVINO and as PyTorch runs them.
 
-preprocessing.json -> Preprocessing: how an image becomes pixels
 checkpoint         -> ImageTower: (B, H, W, 3) uint8 -> (B, D)
                    -> TextTower:  (B, T) ids         -> (B, D), of models that have one
 
 Vectors have unit length. Each image becomes the same pixels whatever else is in the batch.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
-from PIL import Image
 
 from handlers.checkpoints import load_strictly
 from handlers.errors import InvalidConfig
-from handlers.vision.images import centre
+from handlers.vision.pixel_network import PixelNetwork
+from handlers.vision.preprocessing import Preprocessing
 
 # Models by `model_type`: images and texts; images alone, whose vector is the first token, after the last layer's norm.
 TWO_TOWERS = ("clip", "siglip", "chinese_clip")
-IMAGES_ALONE = ("dinov2", "dinov3_vit", "vit")
-# The exported tower for texts, beside that for images; and what the builder knows of the image processor.
-TEXT_GRAPH, PREPROCESSING = "text.xml", "preprocessing.json"
+IMAGES_ALONE = ("dinov2", "dinov2_with_registers", "dinov3_vit", "vit")
+# The exported tower for texts, beside that for images.
+TEXT_GRAPH = "text.xml"
 # Takes no mask: the vector is that of the last place, and texts always have the length that it was trained with.
 UNMASKED = ("siglip",)
 
 
-@dataclass(frozen=True, slots=True)
-class Preprocessing:
-    """What a checkpoint's image processor does.
-
-    Attributes:
-        size: the width and height that the model sees.
-        shorter: the length that the shorter side is resized to before the centre is cut; None where images are
-            stretched to `size`.
-        resample: Pillow's filter.
-        mean, std: what pixels are normalised by, per channel, of values in 0..255.
-    """
-
-    size: tuple[int, int]
-    shorter: int | None
-    resample: Image.Resampling
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    @classmethod
-    def read(cls, folder: Path) -> "Preprocessing":
-        """Read what the builder found out: transformers' own processors take a worker three seconds to import."""
-        said = json.loads((folder / PREPROCESSING).read_text(encoding="utf-8"))
-        (width, height), resample = said["size"], Image.Resampling(said["resample"])
-        return cls((width, height), said["shorter"], resample, said["mean"], said["std"])
-
-    @property
-    def least(self) -> int:
-        """The pixels of a side that an image needs."""
-        return self.shorter or max(self.size)
-
-    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Make of an image in RGB what the model sees: (H, W, 3) uint8."""
-        if self.shorter is None:
-            return np.asarray(image.resize(self.size, self.resample))
-        # transformers crops from the lesser pixel where the rest is odd.
-        return np.asarray(centre(image, self.shorter, self.size, self.resample, whole=int))
-
-
-class ImageTower(torch.nn.Module):
-    """The tower for images; it takes pixels as they were decoded: a quarter of the bytes of floats."""
+class ImageTower(PixelNetwork):
+    """The tower for images, behind pixels."""
 
     def __init__(self, model: Any, preprocessing: Preprocessing) -> None:
         """Wrap a model of TWO_TOWERS or IMAGES_ALONE."""
-        super().__init__()
-        self.model, self._statistics = model, (preprocessing.mean, preprocessing.std)
+        super().__init__(preprocessing)
+        self.model = model
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Make vectors, (B, D) float32, of pixels, (B, H, W, 3) uint8, RGB."""
-        # Always fp32: bf16 has 8 bits of mantissa.
-        mean, std = (torch.tensor(each, dtype=torch.float32, device=pixels.device) for each in self._statistics)
-        values = ((pixels.float() - mean) / std).permute(0, 3, 1, 2).to(self.model.dtype)
+        values = self.normalised(pixels)
         if self.model.config.model_type in TWO_TOWERS:
             features = self.model.get_image_features(pixel_values=values).pooler_output
         else:

@@ -14,11 +14,12 @@ from handlers.engines.torch import dtype_for
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
+from handlers.vision.class_maps import likeliest
 from handlers.vision.config import ImageSegmentationConfig, ImageSegmentationOptions
 from handlers.vision.handler import ImageHandler, Seen
-from handlers.vision.images import grey_jpeg, opened
+from handlers.vision.images import opened
 from handlers.vision.masks import png
-from handlers.vision.pixel_segmenter import Geometry, load_segmenter
+from handlers.vision.pixel_segmenter import load_segmenter
 
 # Pixels that count as a token: a square of 16 x 16.
 PIXELS_PER_TOKEN = 256
@@ -30,29 +31,27 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
 
-    def read_geometry(self) -> None:
-        self.geometry = Geometry.of(self.config, self.model_dir if self.config.arch else self.checkpoint_dir)
-
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
         arch = self.config.arch
         weights = self.checkpoint_dir if arch is None else self.model_dir / "model.pt"
-        segmenter = load_segmenter(weights, arch, len(self.labels), self.geometry)
+        segmenter = load_segmenter(weights, arch, len(self.labels), self.preprocessing)
         segmenter.network.to(dtype_for(self.device, self.config.precision))
-        return segmenter, ["classes", "probabilities"]
-
-    def sample(self) -> Payload:
-        """A grey JPEG."""
-        return Payload(grey_jpeg(self.geometry.shorter))
+        return segmenter, segmenter.output_names
 
     def decode(self, payload: Payload) -> Seen:
-        """Resize an image that came as bytes, {"b64": ...} or pixels, and read the options."""
+        """See `ImageHandler.decode`; an image whose map, or what the network sees of it, is too large is refused."""
         options = parse_options(ImageSegmentationOptions, payload.options)
-        image, size = opened(payload.value, self.config, payload.allowance, self.geometry.shorter)
+        image, size = opened(payload.value, self.config, payload.allowance, self.preprocessing.least)
         if size[0] * size[1] > self.config.max_map_pixels:
             limit = self.config.max_map_pixels
             raise ImageTooLarge(f"The image's map has {size[0]} x {size[1]} pixels; max_map_pixels is {limit}.")
-        pixels = np.asarray(image.resize(self.geometry.seen(*size), Image.Resampling.BILINEAR))
-        return Seen(pixels, options, size)
+        width, height = self.preprocessing.resized(*image.size)
+        if self.preprocessing.size is None and width * height > self.config.max_seen_pixels:
+            limit = self.config.max_seen_pixels
+            raise ImageTooLarge(
+                f"An image of {size[0]} x {size[1]} is resized to {width} x {height}; max_seen_pixels is {limit}."
+            )
+        return Seen(self.preprocessing.pixels(image), options, size)
 
     def cost(self, item: Seen) -> Cost:
         """Images of one shape share a micro-batch, which takes as long as it has pixels."""
@@ -60,7 +59,19 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
         return Cost(max(1, height * width // PIXELS_PER_TOKEN), (height, width))
 
     def split(self, outputs: Outputs, items: Sequence[Seen]) -> Sequence[Any]:
-        """Turn `classes` and `probabilities`, (B, H, W) each, into what each item is answered."""
+        """Turn the network's outputs into what each item is answered.
+
+        Args:
+            outputs: `classes` and `probabilities`, (B, H, W) each; or `map_logits`, (B, classes, h, w).
+            items: their images.
+        """
+        if "map_logits" in outputs:
+            is_seen = self.config.answer == "torchserve"
+            sizes = [item.pixels.shape[1::-1] if is_seen else item.size for item in items]
+            return [
+                self._answer(*likeliest(*each), item)
+                for *each, item in zip(outputs["map_logits"], sizes, items, strict=True)
+            ]
         # PyTorch's engine answers in float32.
         classes = outputs["classes"].astype(np.uint8, copy=False)
         return list(map(self._answer, classes, outputs["probabilities"], items))

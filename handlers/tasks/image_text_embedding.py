@@ -13,14 +13,15 @@ from handlers.engines.several import SeveralEngines, SeveralGraphs
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidInput, ItemError, UnknownShape, WorkTooLarge
 from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
-from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, Preprocessing, configuration, load_towers
+from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, configuration, load_towers
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
 from handlers.vision.handler import IMAGE_TENSORS, Seen
-from handlers.vision.images import grey_jpeg, opened
+from handlers.vision.images import decode_image, grey_jpeg
+from handlers.vision.preprocessing import Preprocessing
 
 
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
@@ -45,7 +46,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         model = configuration(self.checkpoint_dir)
         self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
-        width, height = self.preprocessing.size
+        width, height = self.preprocessing.size or (0, 0)
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
@@ -102,13 +103,13 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         # A tensor's rows are files as they are; JSON has them in base64.
         image = image if isinstance(image, bytes | bytearray | np.ndarray) else {"b64": image}
         try:
-            upright, _ = opened(image, self.config, payload.allowance, self.preprocessing.least)
+            pixels, size = decode_image(image, self.config, self.preprocessing, payload.allowance)
         except WorkTooLarge:
             raise
         except InvalidInput as error:
             # Of a list of texts and images, the message says what is wrong with which.
             raise type(error)(f"image: {error}") from None
-        return Seen(self.preprocessing.pixels(upright), options)
+        return Seen(pixels, options, size)
 
     def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
         """Prepare the texts; images are prepared already."""

@@ -7,15 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.config import parse_options
-from handlers.engines import Outputs
+from handlers.engines import Engine, Outputs
 from handlers.engines.torch import dtype_for
 from handlers.probabilities import sigmoid, softmax
-from handlers.protocol.requests import Payload
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
 from handlers.vision.handler import ImageHandler, Seen
-from handlers.vision.images import grey_jpeg, stretched
-from handlers.vision.pixel_detector import canvas, load_detector
+from handlers.vision.pixel_detector import load_detector
 from handlers.vision.pixel_ssd import RULES, read_ssd, suppressed
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -30,29 +27,20 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     config_class = ObjectDetectionConfig
     options_class = ObjectDetectionOptions
 
-    def read_geometry(self) -> None:
+    def load(self) -> Engine:
         self.rules = None if self.config.arch is None else RULES[self.config.arch]
-        self.canvas = canvas(self.checkpoint_dir) if self.rules is None else (self.rules.side, self.rules.side)
+        return super().load()
 
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
         dtype = dtype_for(self.device, self.config.precision)
         if self.config.arch is None:
-            return load_detector(self.checkpoint_dir).to(dtype), ["logits", "boxes"]
+            found = load_detector(self.checkpoint_dir, self.preprocessing)
+            found.detector.to(dtype)
+            return found, ["logits", "boxes"]
         detector = read_ssd(self.model_dir / "model.pt", self.config.arch)
         detector.backbone.to(dtype)
         detector.head.to(dtype)
         return detector, ["logits", "boxes"]
-
-    def sample(self) -> Payload:
-        """A grey JPEG."""
-        return Payload(grey_jpeg(max(self.canvas)))
-
-    def decode(self, payload: Payload) -> Seen:
-        """Stretch an image that came as bytes, {"b64": ...} or pixels, and read the options."""
-        options = parse_options(ObjectDetectionOptions, payload.options)
-        is_smooth = self.rules is None
-        pixels, size = stretched(payload.value, self.config, self.canvas, payload.allowance, is_smooth=is_smooth)
-        return Seen(pixels, options, size)
 
     def _threshold(self, item: Seen) -> float:
         least: float | None = item.options.threshold

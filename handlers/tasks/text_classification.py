@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from handlers.checkpoints import checked_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import UnknownOption
-from handlers.probabilities import sigmoid, softmax
+from handlers.probabilities import function_of, scores
 from handlers.protocol.output_tensors import LABELS, ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
@@ -34,7 +33,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         self.takes_pairs = told is not None
         self.function = self.config.function_to_apply
         if self.function == "auto":
-            self.function = _function(self.model_config.problem_type, len(self.labels))
+            self.function = function_of(self.model_config.problem_type, len(self.labels))
         return engine
 
     def decode(self, payload: Payload) -> Text[TextClassificationOptions]:
@@ -50,22 +49,9 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
         """Turn `logits`, (B, labels), into [{"label", "score"}, ...] per item, its `top_k` likeliest in order."""
-        scores = _scores(outputs["logits"], self.function)
-        order = np.argsort(-scores, axis=1, kind="stable")
+        rows = scores(outputs["logits"], self.function)
+        order = np.argsort(-rows, axis=1, kind="stable")
         return [
             [{"label": self.labels[index], "score": row[index]} for index in ranks[: item.options.top_k]]
-            for row, ranks, item in zip(scores.tolist(), order.tolist(), items, strict=True)
+            for row, ranks, item in zip(rows.tolist(), order.tolist(), items, strict=True)
         ]
-
-
-def _function(problem_type: str | None, labels: int) -> Any:
-    """Choose what transformers' pipeline applies; one label alone is a probability, unless the model says otherwise."""
-    if problem_type == "regression":
-        return "none"
-    return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
-
-
-def _scores(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
-    if function == "sigmoid":
-        return sigmoid(logits)
-    return softmax(logits) if function == "softmax" else logits

@@ -7,9 +7,14 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side
 
-# Statistics of the ImageNet training set, per channel, as torchvision's ImageClassification has them.
+# Statistics of the ImageNet training set, per channel, as torchvision's transforms have them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# Pillow's filters.
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+# Settings of a classifier's preprocessing, which a checkpoint of transformers has itself.
+OF_ARCH = ("resize_size", "crop_size", "interpolation", "mean", "std", "transform_input")
 
 # How an answer draws segments: a PNG of all classes, one of each, run lengths of each as COCO's tools read them, or the
 # class of each pixel as numbers.
@@ -32,38 +37,35 @@ class PixelsConfig(HandlerConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class ImageConfig(PixelsConfig):
-    """Settings of a task that sees the centre square of an image.
+class ImageClassificationConfig(PixelsConfig):
+    """Settings of image classification.
 
     Attributes:
-        resize_size: the length that the shorter side is resized to, in pixels.
+        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it; None for a checkpoint of
+            transformers, whose image processor decides what follows.
+        resize_size: the length that the shorter side is resized to, in pixels. The default of this and of what follows
+            is the transform of the weights that torchvision publishes for `arch`.
         crop_size: the side of the centre square that is then taken, in pixels.
-    """
-
-    resize_size: Side = 256
-    crop_size: Side = 224
-
-    @model_validator(mode="after")
-    def _check_geometry(self) -> "ImageConfig":
-        if self.crop_size > self.resize_size:
-            raise ValueError(f"crop_size {self.crop_size} is more than resize_size {self.resize_size}")
-        return self
-
-
-@dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class ImageClassificationConfig(ImageConfig):
-    """Settings of image classification. The defaults of the geometry are torchvision's IMAGENET1K_V1.
-
-    Attributes:
-        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it.
+        interpolation: the filter of the resizing.
         mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
+        transform_input: whether a network of Google's normalises its input again, as with published weights.
         top_k: the most labels of an answer, where the request does not say.
     """
 
-    arch: str
-    mean: Channels = IMAGENET_MEAN
-    std: Deviations = IMAGENET_STD
+    arch: str | None = None
+    resize_size: Side | None = None
+    crop_size: Side | None = None
+    interpolation: Interpolation | None = None
+    mean: Channels | None = None
+    std: Deviations | None = None
+    transform_input: bool | None = None
     top_k: Count = 5
+
+    @model_validator(mode="after")
+    def _check_arch(self) -> "ImageClassificationConfig":
+        if self.arch is None and (given := [name for name in OF_ARCH if getattr(self, name) is not None]):
+            raise ValueError(f"{', '.join(given)}: only with arch; the image processor of a checkpoint decides this")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

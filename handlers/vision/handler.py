@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.checkpoints import checked_labels
+from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.protocol.metadata import TensorMetadata
+from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
+from handlers.vision.images import decode_image, grey_jpeg
+from handlers.vision.preprocessing import Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)
 
@@ -46,8 +50,10 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
     """Serves what the archive holds:
 
     index_to_name.json   class index -> label
+    preprocessing.json   how an image becomes pixels, see Preprocessing
     model.xml, .bin      a network behind pixels as an OpenVINO graph
     model.pt             of torchvision: state dict, for torch
+    checkpoint/          of transformers: config.json, and model.safetensors for torch
     """
 
     inputs = frozenset({"b64"})
@@ -58,7 +64,7 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
     def load(self) -> Engine:
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
-        self.read_geometry()
+        self.preprocessing = Preprocessing.read(self.model_dir)
         config = self.config
         if not self.uses_torch:
             graph = OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
@@ -69,12 +75,19 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
         network, outputs = self.network()
         return TorchEngine(network.to(self.device), self.device, ["pixels"], outputs, config.threads)
 
-    def read_geometry(self) -> None:
-        """Find what the model sees of an image, before the engine is loaded."""
-
     @abstractmethod
     def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
         """Load the network for torch, in the configured precision, and name its outputs."""
+
+    def sample(self) -> Payload:
+        """See `BatchHandler.sample`; a grey JPEG."""
+        return Payload(grey_jpeg(self.preprocessing.least))
+
+    def decode(self, payload: Payload) -> Seen:
+        """Make pixels of an image that came as bytes, {"b64": ...} or pixels, and read the options."""
+        options = parse_options(self.options_class, payload.options)
+        pixels, size = decode_image(payload.value, self.config, self.preprocessing, payload.allowance)
+        return Seen(pixels, options, size)
 
     def collate(self, items: Sequence[Seen]) -> Arrays:
         """Stack the items: `pixels`, (B, H, W, 3) uint8."""

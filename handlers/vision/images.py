@@ -1,18 +1,13 @@
 """Turn the bytes of an image, or its pixels, into the pixels that a model sees.
 
-    bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> resize and crop in one, or stretch
-    pixels                           -> limits                                   -> resize and crop in one, or stretch
-
-A classifier's arithmetic is torchvision's ImageClassification transform on PIL images: shorter side to `resize_size`
-with an antialiased bilinear filter, then the centre square of `crop_size`. A detector's image is stretched with the
-same filter.
+bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> Preprocessing
+pixels                           -> limits                                   -> Preprocessing
 """
 
 import base64
 import io
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +17,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
 from handlers.protocol.requests import UNLIMITED, Allowance
-from handlers.vision.config import ImageConfig, PixelsConfig
+from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import orientation, strip
+from handlers.vision.preprocessing import Preprocessing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -34,7 +30,8 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # What Pillow raises where an image has more than Image.MAX_IMAGE_PIXELS.
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
-# A scaled decode leaves the shorter side at least this many times as long as `resize_size`. At 1 the blur of the DCT's
+# A scaled decode leaves the shorter side at least this many times as long as what
+# `Preprocessing` resizes it to. At 1 the blur of the DCT's
 # own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about as much as bf16
 # does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2,
 # 120 crops).
@@ -65,35 +62,12 @@ SIDEWAYS = frozenset((5, 6, 7, 8))
 URL_SAFE = str.maketrans("-_", "+/")
 
 
-def decode_image(value: Any, config: ImageConfig, allowance: Allowance = UNLIMITED) -> NDArray[np.uint8]:
-    """Decode one image, and cut its square: (crop_size, crop_size, 3) uint8, RGB, upright; see `opened`."""
-    image, _ = opened(value, config, allowance, config.resize_size)
-    return np.asarray(centre(image, config.resize_size, (config.crop_size, config.crop_size)))
-
-
-def stretched(
-    value: Any,
-    config: PixelsConfig,
-    size: tuple[int, int],
-    allowance: Allowance = UNLIMITED,
-    *,
-    is_smooth: bool = True,
+def decode_image(
+    value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance = UNLIMITED
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Decode one image, and stretch it to a width and height.
-
-    Args:
-        value, config, allowance: see `opened`.
-        size: the width and height.
-        is_smooth: whether all pixels of an area count that becomes one pixel, or only the four that are nearest to its
-            middle, as with torch's `interpolate`.
-
-    Returns:
-        (height, width, 3) uint8, RGB, upright; and the image's own width and height; see `opened`.
-    """
-    image, own = opened(value, config, allowance, max(size))
-    if is_smooth:
-        return np.asarray(image.resize(size, Image.Resampling.BILINEAR)), own
-    return _interpolated(np.asarray(image), size), own
+    """Decode one image: what the model sees, (H, W, 3) uint8, RGB; and the image's own size; see `opened`."""
+    image, own = opened(value, config, allowance, preprocessing.least)
+    return preprocessing.pixels(image), own
 
 
 def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -> tuple[Image.Image, tuple[int, int]]:
@@ -239,51 +213,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     # Of a palette Pillow would warn. Alpha is dropped in any case.
     image.info.pop("transparency", None)
     return image.convert("RGB")
-
-
-def centre(
-    image: Image.Image,
-    shorter: int,
-    size: tuple[int, int],
-    resample: Image.Resampling = Image.Resampling.BILINEAR,
-    whole: Callable[[float], int] = round,
-) -> Image.Image:
-    """Resize and centre-crop in one resampling: only the pixels that are kept are computed.
-
-    torchvision and transformers resize the long side to int(shorter * long / short) and offset the crop by half of what
-    is left; the same numbers give the source box of the crop.
-
-    Args:
-        image: in RGB.
-        shorter: the length of the shorter side, resized; no less than `size`.
-        size: the width and height of the crop.
-        resample: the filter.
-        whole: makes the offset a whole number: torchvision rounds it, transformers takes the lesser one (`int`).
-    """
-    short = min(image.size)
-    resized = [int(shorter * side / short) for side in image.size]
-    scales = [side / new for side, new in zip(image.size, resized, strict=True)]
-    starts = [whole((new - side) / 2.0) for new, side in zip(resized, size, strict=True)]
-    (left, right), (top, bottom) = (
-        (start * scale, (start + side) * scale) for start, side, scale in zip(starts, size, scales, strict=True)
-    )
-    return image.resize(size, resample, box=(left, top, right, bottom))
-
-
-def _interpolated(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resize as torch.nn.functional.interpolate does, bilinear, without align_corners and antialias; rounded.
-
-    Pillow's own transform takes the same four pixels and rounds down.
-    """
-    values: NDArray[Any] = pixels
-    for axis, (own, wanted) in enumerate(zip(pixels.shape[:2], size[::-1], strict=True)):
-        at = ((np.arange(wanted, dtype=np.float32) + 0.5) * (own / wanted) - 0.5).clip(0, own - 1)
-        lower = at.astype(np.intp)
-        share = (at - lower).reshape(-1, 1, 1) if axis == 0 else (at - lower).reshape(1, -1, 1)
-        first, second = values.take(lower, axis), values.take(np.minimum(lower + 1, own - 1), axis)
-        values = first + (second.astype(np.float32) - first) * share
-    rounded: NDArray[np.uint8] = np.rint(values).astype(np.uint8)
-    return rounded
 
 
 def grey_jpeg(side: int) -> bytes:

@@ -1,41 +1,60 @@
-"""A torchvision classifier behind pixels as they were decoded.
+"""A classifier behind pixels as they were decoded.
 
-state dict -> load_classifier -> PixelClassifier: (B, S, S, 3) uint8 -> (B, classes) logits
+state dict -> of_torchvision, checkpoint -> of_checkpoint -> PixelClassifier: (B, H, W, 3) uint8 -> (B, classes) logits
 
 Only what runs PyTorch imports this module: torchvision's operators bring torch._dynamo with them, which takes seconds.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
 
-from handlers.engines.torch import dtype_for
-from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
+from handlers.checkpoints import load_strictly
+from handlers.vision.pixel_network import PixelNetwork, load_state
+from handlers.vision.preprocessing import Preprocessing
+
+# Networks of torchvision with heads that are for training alone, and what builds them without. Random weights are
+# replaced anyway, and those of Inception take it half a minute.
+WITHOUT_HEADS = {name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")}
+# The networks of one size of images, by the first part of their names, and its parameter.
+SIZED = {"vit": "image_size", "maxvit": "input_size"}
 
 
 class PixelClassifier(PixelNetwork):
     """A classifier behind pixels."""
 
-    def __init__(
-        self, classifier: torch.nn.Module, mean: tuple[float, float, float], std: tuple[float, float, float]
-    ) -> None:
-        """Wrap a classifier: (B, 3, S, S) normalised, in the precision of its weights -> (B, classes)."""
-        super().__init__(mean, std)
+    def __init__(self, classifier: Any, preprocessing: Preprocessing) -> None:
+        """Wrap a classifier: (B, 3, H, W) normalised, in the precision of its weights -> (B, classes)."""
+        super().__init__(preprocessing)
         self.classifier = classifier
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, (B, S, S, 3) uint8, RGB, into logits (B, classes)."""
-        logits: torch.Tensor = self.classifier(self.normalised(pixels))
+        """Turn pixels, (B, H, W, 3) uint8, RGB, into logits (B, classes)."""
+        found = self.classifier(self.normalised(pixels))
+        # transformers' models return a mapping.
+        logits: torch.Tensor = found if isinstance(found, torch.Tensor) else found["logits"]
         return logits
 
 
-def load_classifier(
-    weights: Path, config: ImageClassificationConfig, classes: int, device: torch.device
-) -> PixelClassifier:
-    """Build `config.arch` on its device, in `config.precision`, from a state dict of the classifier alone."""
-    empty = torchvision.models.get_model(config.arch, weights=None, num_classes=classes)
-    classifier = load_state(empty, read_state(weights), config.arch)
-    classifier.to(dtype_for(device, config.precision), memory_format=torch.channels_last)
-    return PixelClassifier(classifier, config.mean, config.std).to(device)
+def options(arch: str, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return what `torchvision.models.get_model` takes beside the number of classes, for what it sees of images."""
+    width, height = preprocessing.size or (0, 0)
+    sizes = {"image_size": width, "input_size": (height, width)}
+    parameter = SIZED.get(arch.partition("_")[0])
+    return {**WITHOUT_HEADS.get(arch, {}), **({parameter: sizes[parameter]} if parameter else {})}
+
+
+def of_torchvision(state: Mapping[str, Any], arch: str, classes: int, preprocessing: Preprocessing) -> PixelClassifier:
+    """Build a network of torchvision from its state dict, in fp32; InvalidConfig if that is another network's."""
+    known = options(arch, preprocessing)
+    empty = torchvision.models.get_model(arch, weights=None, num_classes=classes, **known)
+    return PixelClassifier(load_state(empty, state, arch), preprocessing).eval()
+
+
+def of_checkpoint(checkpoint: Path, preprocessing: Preprocessing) -> PixelClassifier:
+    """Load a checkpoint of transformers, in fp32; InvalidConfig if it has no head."""
+    classifier = load_strictly("AutoModelForImageClassification", checkpoint, dtype=torch.float32)
+    return PixelClassifier(classifier, preprocessing).eval()

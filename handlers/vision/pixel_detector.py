@@ -11,28 +11,18 @@ from typing import Any
 
 import torch
 
-from handlers.vision.pixel_network import load_checkpoint, read_processor
+from handlers.vision.pixel_network import PixelNetwork, load_checkpoint
+from handlers.vision.preprocessing import Preprocessing
 
 FAMILY = ("rt_detr", "rt_detr_v2", "d_fine")
-# What stretches to a size with a bilinear filter and makes 0..1 of 0..255, as the family's own configurations have it.
-PROCESSOR = {"do_resize": True, "do_rescale": True, "do_normalize": False, "do_pad": False, "resample": 2}
 
 
-def canvas(checkpoint: Path) -> tuple[int, int]:
-    """Read the width and height that a checkpoint's images are stretched to.
+class PixelDetector(PixelNetwork):
+    """A detector behind pixels."""
 
-    Raises:
-        InvalidConfig: its preprocessor_config.json is missing, or does anything else with images.
-    """
-    return read_processor(checkpoint, PROCESSOR)[1]
-
-
-class PixelDetector(torch.nn.Module):
-    """A detector that takes pixels as they were decoded: a quarter of the bytes of floats."""
-
-    def __init__(self, detector: Any) -> None:
+    def __init__(self, detector: Any, preprocessing: Preprocessing) -> None:
         """Wrap a model of FAMILY."""
-        super().__init__()
+        super().__init__(preprocessing)
         self.detector = detector
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,16 +34,16 @@ class PixelDetector(torch.nn.Module):
         Returns:
             Logits (B, Q, labels), and boxes (B, Q, 4): left, top, right and bottom, as shares of the image.
         """
-        values = pixels.permute(0, 3, 1, 2).to(next(self.detector.parameters()).dtype) / 255
-        found = self.detector(pixel_values=values)
+        found = self.detector(pixel_values=self.normalised(pixels))
         centres, halves = found.pred_boxes[..., :2], found.pred_boxes[..., 2:] / 2
         return found.logits, torch.cat([centres - halves, centres + halves], 2)
 
 
-def load_detector(checkpoint: Path) -> PixelDetector:
+def load_detector(checkpoint: Path, preprocessing: Preprocessing) -> PixelDetector:
     """Load a checkpoint, in fp32.
 
     Raises:
         InvalidConfig: it is of another family.
     """
-    return PixelDetector(load_checkpoint(checkpoint, "AutoModelForObjectDetection", FAMILY)).eval()
+    detector = load_checkpoint(checkpoint, "AutoModelForObjectDetection", FAMILY)
+    return PixelDetector(detector, preprocessing).eval()

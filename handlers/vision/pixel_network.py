@@ -1,9 +1,8 @@
 """What networks behind pixels share, as they are exported for OpenVINO and as PyTorch runs them.
 
-checkpoint, state dict -> read_processor, load_checkpoint, load_state -> a network behind a PixelNetwork
+checkpoint, state dict -> load_checkpoint, load_state -> a network behind a PixelNetwork
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from handlers.checkpoints import listed, load_strictly
 from handlers.errors import InvalidConfig
+from handlers.vision.preprocessing import Preprocessing
 
 # Heads of torchvision's networks that are for training alone; a checkpoint may lack them.
 AUXILIARY = re.compile(r"(aux_classifier|aux[12]|AuxLogits)\.")
@@ -24,43 +24,20 @@ class PixelNetwork(torch.nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Normalise by statistics per channel, of values in 0..1."""
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        """Normalise by statistics per channel."""
         super().__init__()
+        self.is_bgr = preprocessing.is_bgr
         # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).mul(255).view(1, 3, 1, 1))
+        self.register_buffer("mean", torch.tensor(preprocessing.mean, dtype=torch.float32).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(preprocessing.std, dtype=torch.float32).view(1, 3, 1, 1))
 
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         """Turn pixels, (B, H, W, 3) uint8, RGB, into (B, 3, H, W) in the precision of the network's weights."""
         # The permuted view of interleaved pixels is what PyTorch calls channels_last.
         values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        values = values.flip(1) if self.is_bgr else values
         return values.to(next(self.parameters()).dtype)
-
-
-def read_processor(
-    checkpoint: Path, expected: Mapping[str, Any], statistics: Sequence[str] = ()
-) -> tuple[Mapping[str, Any], tuple[int, int]]:
-    """Read what a checkpoint's images are turned into, and the width and height that they are stretched to.
-
-    Args:
-        checkpoint: has preprocessor_config.json.
-        expected: the only values that are served, by name.
-        statistics: names of values for three channels.
-
-    Raises:
-        InvalidConfig: the file is missing, or does anything else with images.
-    """
-    path = checkpoint / "preprocessor_config.json"
-    if not path.is_file():
-        raise InvalidConfig(f"{path.name}: missing; it says what size the model's images have")
-    processor = json.loads(path.read_text(encoding="utf-8"))
-    size = processor.get("size")
-    wrong = [name for name, value in expected.items() if processor.get(name, value) != value]
-    wrong += [name for name in statistics if len(processor.get(name) or ()) != 3]
-    if wrong or not isinstance(size, dict) or not {"height", "width"} <= size.keys():
-        raise InvalidConfig(f"{path.name}: {', '.join(wrong) or 'size'}: only images stretched to one size are served")
-    return processor, (int(size["width"]), int(size["height"]))
 
 
 def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) -> Any:
@@ -95,6 +72,8 @@ def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
         reasons = [f"{words} {listed(names)}" for words, names in problems.items() if names]
     except RuntimeError as error:
         reasons = [str(error).splitlines()[1].strip()]
+        if "pos_embedding" in reasons[0]:
+            reasons += ["crop_size is the side of the images that it was trained on"]
     if reasons:
         raise InvalidConfig(f"the weights are not those of {arch}: {'; '.join(reasons)}")
     return network.eval()

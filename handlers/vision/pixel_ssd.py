@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
+from handlers.vision.preprocessing import Preprocessing, levels
 
 
 class Rules(NamedTuple):
@@ -49,7 +50,9 @@ class PixelSsd(PixelNetwork):
 
     def __init__(self, detector: Any, side: int) -> None:
         """Wrap an SSD of torchvision, whose anchors depend on nothing but the size of the images."""
-        super().__init__(detector.transform.image_mean, detector.transform.image_std)
+        mean, std = levels(detector.transform.image_mean), levels(detector.transform.image_std)
+        self.preprocessing = Preprocessing((side, side), None, "bilinear", mean, std, is_antialiased=False)
+        super().__init__(self.preprocessing)
         from torchvision.models.detection.image_list import ImageList  # noqa: PLC0415
 
         self.backbone, self.head = detector.backbone, detector.head

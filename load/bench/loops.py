@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -36,7 +35,6 @@ from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.inputs import rounded_length
-from handlers.vision.images import decode_image
 from load.bench import samples
 
 # (way, batch_size) -> number of items, having done some of the work.
@@ -51,14 +49,13 @@ TRIED = 16
 def images(folder: Path) -> Step:
     """Load an archive of image_classification, unpacked."""
     task = _task(folder)
-    decode, engine = partial(decode_image, config=task.config), task.engine
     pool, bodies = ThreadPoolExecutor(available_threads(task.config.decode_threads)), cycle(samples.photographs())
 
     def step(_: str, batch_size: int) -> int:
-        batch = list(islice(bodies, batch_size))
+        batch = list(map(Payload, islice(bodies, batch_size)))
         # A micro-batch of one gains nothing from another thread; the handler has it so too.
-        squares = pool.map(decode, batch) if batch_size > 1 else map(decode, batch)
-        engine.run({"pixels": np.stack(list(squares))})
+        seen = pool.map(task.decode, batch) if batch_size > 1 else map(task.decode, batch)
+        task.engine.run(task.collate(list(seen)))
         return batch_size
 
     return step

@@ -15,12 +15,11 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (None, ["arch"]),
         ({1: 2}, ["mapping"]),
         ({"arch": "a", "max_items": True}, ["max_items", "integer"]),
         ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
         ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
-        ({"arch": "a", "crop_size": 300}, ["crop_size 300", "resize_size 256"]),
+        ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
         ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: a mapping of names"]),
         ({"arch": "a", "scheduling": {"max_latency_ms": float("inf")}}, ["max_latency_ms"]),
         (
@@ -29,7 +28,7 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
         ),
         (
             {"archh": 1, "top_k": 0, "threads": -1, "scheduling": {"mod": 1, "queue_timeout_ms": -1}},
-            ["arch:", "archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"],
+            ["archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"],
         ),
     ],
 )

@@ -21,6 +21,7 @@ from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.language_id import LanguageIdHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.vision.pixel_classifier import PixelClassifier
+from handlers.vision.preprocessing import Preprocessing, levels
 from tests import tiny_models
 from tests.handlers.serving import started
 from tests.hostile.requests import Request
@@ -100,14 +101,16 @@ def _images(folder: Path) -> Staged:
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 10 * 10, CLASSES)
     )
-    module = PixelClassifier(network, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)).eval()
+    seen = Preprocessing(SIDE + 4, (SIDE, SIDE), "bilinear", levels((0.5, 0.5, 0.5)), levels((0.25, 0.25, 0.25)))
+    seen.write(folder)
+    module = PixelClassifier(network, seen).eval()
     example = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
     graph = openvino.convert_model(module, example_input=example, input=[-1, SIDE, SIDE, 3])
     graph.inputs[0].get_tensor().set_names({"pixels"})
     graph.outputs[0].get_tensor().set_names({"logits"})
     openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
     (folder / "index_to_name.json").write_text(json.dumps({str(index): f"label {index}" for index in range(CLASSES)}))
-    sizes = {"arch": "resnet18", "resize_size": SIDE + 4, "crop_size": SIDE, "max_pixels": 1_000_000}
+    sizes = {"arch": "resnet18", "max_pixels": 1_000_000}
     return ImageClassificationHandler(), folder, {**LIMITS, **ENGINE, **sizes, "max_body_bytes": 1024 * 1024}
 
 

@@ -28,15 +28,17 @@ from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax
 from handlers.proofs import read_proofs
-from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig
 from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
+from handlers.vision.preprocessing import Preprocessing, levels
 from tests import held_out, trained
 from tests.e2e.conftest import Answer, alone, send_together, url
 
 NAME, CROPS, WINDOW = "mobilenet-int8", 60, 8
 MOBILENET = ROOT / "examples" / "mobilenet-v2"
 CONFIG = ImageClassificationConfig(arch="mobilenet_v2")
+SEEN = Preprocessing(256, (224, 224), "bilinear", levels(IMAGENET_MEAN), levels(IMAGENET_STD), is_rounded=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,10 +88,10 @@ def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> Non
     proof = proofs(built.path)["int8"]
     assert (proof.measure, proof.holds) == ("top-1", True)
     bodies = held_out.crops(CROPS).held_out
-    pixels = np.stack([decode_image(body, CONFIG) for body in bodies])
-    classifier = torchvision.models.get_model(CONFIG.arch, weights=None)
+    pixels = np.stack([decode_image(body, CONFIG, SEEN)[0] for body in bodies])
+    classifier = torchvision.models.get_model("mobilenet_v2", weights=None)
     classifier.load_state_dict(trained.mobilenet_v2())
-    module = PixelClassifier(classifier, CONFIG.mean, CONFIG.std).eval()
+    module = PixelClassifier(classifier, SEEN).eval()
     with torch.inference_mode():
         exact = softmax(module(torch.from_numpy(pixels)).numpy())
     ranked = np.sort(exact, axis=1)

@@ -1,16 +1,15 @@
 """What only trained weights show: precision and scaled decoding change no decided answer."""
 
+import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from deploy.models import Model
 from handlers.tasks.image_classification import ImageClassificationHandler
-from handlers.vision.config import ImageConfig
-from handlers.vision.images import decode_image
 from tests import exports, trained
 from tests.handlers.serving import serve, started
 from tests.photographs import MOBILENET_TOP_1, RESNET18_TOP_1, crops, photograph
@@ -42,11 +41,8 @@ def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
     bodies = [*map(photograph, KNOWN[arch]), *crops(100)]
     network = torchvision.models.get_model(arch, weights=None).eval()
     network.load_state_dict(getattr(trained, arch)())
-    whole = ImageConfig(max_pixels=10**8, scaled_decode=False)
-    pixels = torch.from_numpy(np.stack([decode_image(body, whole) for body in bodies])).permute(0, 3, 1, 2)
-    normalized = torchvision.transforms.functional.normalize(
-        pixels.float() / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    )
+    transform = torchvision.models.get_model_weights(arch).IMAGENET1K_V1.transforms()
+    normalized = torch.stack([transform(Image.open(io.BytesIO(body)).convert("RGB")) for body in bodies])
     with torch.inference_mode():
         probabilities = network(normalized).softmax(1)
     first, second = probabilities.topk(2).values.T

@@ -162,7 +162,7 @@ def _boxes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[
 
 
 def _maps(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
-    return list(outputs["classes"])
+    return list(outputs["classes"] if "classes" in outputs else outputs["map_logits"].argmax(1))
 
 
 def _scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[float]:  # noqa: ARG001

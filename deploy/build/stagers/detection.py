@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from deploy.build.hub import checkpoint, pack
+from deploy.build.preprocessing import of_processor
 from deploy.build.sources import Source
 from deploy.build.stagers.vision import export, labels_of
 from deploy.build.weights import load
@@ -16,12 +17,12 @@ from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
-from handlers.vision.pixel_detector import PixelDetector, canvas, load_detector
-from handlers.vision.pixel_ssd import RULES, PixelSsd, load_ssd
+from handlers.vision.pixel_detector import PixelDetector, load_detector
+from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write index_to_name.json, the graph but for `torch`, and the weights but for `openvino`.
+    """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
         WeightsUnavailable: the model cannot be had, or only as a pickle.
@@ -32,17 +33,18 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if config.arch is not None:
         state = load(model, config.arch, origin, weights_backbone=None)
         detector, classes = load_ssd(state, config.arch)
-        size = (RULES[config.arch].side, RULES[config.arch].side)
+        seen = detector.preprocessing
         # Numbers that no class has are all "N/A" in COCO.
         labels = dict(enumerate(labels_of(model, config.arch, classes, are_unique=False)))
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
         with checkpoint(model, origin) as source:
-            size = canvas(source)
-            detector = load_detector(source)
+            seen = of_processor(source)
+            detector = load_detector(source, seen)
             labels = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             pack(source, folder, with_weights=engine != "openvino")
+    seen.write(folder)
     if engine != "torch":
-        openvino.save_model(export(detector, size, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)
+        openvino.save_model(export(detector, seen, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)
     (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")

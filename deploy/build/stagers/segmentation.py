@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from deploy.build.hub import checkpoint, pack
+from deploy.build.preprocessing import of_processor
 from deploy.build.sources import Source
 from deploy.build.stagers.vision import export, labels_of
 from deploy.build.weights import class_count, load
@@ -16,35 +17,36 @@ from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
-from handlers.vision.pixel_segmenter import Geometry, load_segmenter, of_torchvision
+from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, load_segmenter, of_torchvision
+from handlers.vision.preprocessing import Preprocessing, levels
 
 
 def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write index_to_name.json, the graph but for `torch`, and the weights but for `openvino`.
+    """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
         WeightsUnavailable: the weights, or labels for them, cannot be had.
         InvalidConfig: the configuration is wrong, or the model is none that is served.
     """
     config = parse(ImageSegmentationConfig, model.config().get("handler"))
+    segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:
-        geometry = Geometry.of(config, folder)
+        seen = Preprocessing(config.resize_size, None, "bilinear", levels(config.mean), levels(config.std))
         state = load(model, config.arch, origin, weights_backbone=None)
         labels = labels_of(model, config.arch, class_count(model, config.arch, state, weights_backbone=None))
-        segmenter = of_torchvision(state, config.arch, len(labels), geometry)
+        segmenter = of_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
         with checkpoint(model, origin) as source:
-            geometry = Geometry.of(config, source)
+            seen = of_processor(source)
             names = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             labels = [*names.values()]
-            segmenter = load_segmenter(source, None, len(labels), geometry)
+            segmenter = load_segmenter(source, None, len(labels), seen)
             pack(source, folder, with_weights=engine != "openvino")
+    seen.write(folder)
     if engine != "torch":
-        size, is_free = geometry.size or (geometry.shorter, geometry.shorter), geometry.size is None
-        graph = export(segmenter, size, ("classes", "probabilities"), is_free=is_free)
-        openvino.save_model(graph, folder / GRAPH, compress_to_fp16=False)
+        openvino.save_model(export(segmenter, seen, segmenter.output_names), folder / GRAPH, compress_to_fp16=False)
     (folder / "index_to_name.json").write_text(
         json.dumps(dict(enumerate(labels)), ensure_ascii=False), encoding="utf-8"
     )

@@ -17,10 +17,8 @@ from PIL import Image, ImageFilter
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
 from deploy.models import Model
-from handlers.errors import InvalidConfig
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
-from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageSegmentationConfig
-from handlers.vision.pixel_segmenter import Geometry
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import exports, tiny_segmenter
 from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph
@@ -169,14 +167,3 @@ def test_answers_may_have_the_form_of_torchserves_own_handler(archives: dict[str
     assert pixels.shape == (tiny_segmenter.SIDE, tiny_segmenter.SIDE, 2)
     assert set(pixels[..., 0].ravel()) <= set(range(len(tiny_segmenter.LABELS)))
     assert 1 / len(tiny_segmenter.LABELS) <= pixels[..., 1].min() <= pixels[..., 1].max() <= 1
-
-
-@pytest.mark.parametrize("change", [{"do_pad": True}, {"size": {"shortest_edge": 800}}, {"image_mean": None}])
-def test_checkpoint_that_does_anything_else_with_images_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    said = {"size": {"height": 64, "width": 96}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    file = tmp_path / "preprocessor_config.json"
-    file.write_text(json.dumps(said))
-    assert Geometry.of(ImageSegmentationConfig(), tmp_path).seen(7, 9) == (96, 64)
-    file.write_text(json.dumps({**said, **change}))
-    with pytest.raises(InvalidConfig, match="only images stretched to one size"):
-        Geometry.of(ImageSegmentationConfig(), tmp_path)

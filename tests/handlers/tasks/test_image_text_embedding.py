@@ -13,7 +13,6 @@ import torch
 import transformers
 from PIL import Image
 
-from deploy.build.stagers.image_text import preprocessing
 from deploy.models import Model
 from handlers.errors import InvalidConfig
 from handlers.image_text.towers import configuration
@@ -212,19 +211,7 @@ def test_bad_input_is_refused_and_the_rest_of_the_batch_is_unharmed(archives: Ar
     assert (refused.status, refused.body["message"]) == (400, "An item of this model is an image.")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"do_pad": True}, "neither stretched"), ({"do_center_crop": True, "crop_size": 40}, "neither stretched")],
-)
-def test_checkpoint_that_does_anything_else_with_images_is_refused(
-    archives: Archives, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    said = json.loads((archives("siglip")[0] / "preprocessor_config.json").read_text())
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**said, **change}))
-    with pytest.raises(InvalidConfig, match=words):
-        preprocessing(tmp_path)
-    with pytest.raises(InvalidConfig, match="no image processor"):
-        preprocessing(tmp_path / "none")
+def test_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     transformers.BertConfig().save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match="bert embeds no images"):
         configuration(tmp_path)

@@ -17,7 +17,6 @@ from deploy.build.sources import source
 from deploy.build.stagers.detection import stage
 from deploy.models import Model, model
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
-from handlers.vision.images import stretched
 from handlers.vision.pixel_ssd import RULES
 from tests import exports, tiny_detector
 from tests.handlers.serving import serve, started
@@ -102,7 +101,7 @@ def test_boxes_of_ssd_are_those_that_torchvision_keeps(ssdlite: tuple[Path, Any]
     answers = serve(handler, [photograph(name) for name in NAMES])
     for name, answer in zip(NAMES, answers, strict=True):
         image = Image.open(path(name)).convert("RGB")
-        seen, _ = stretched(photograph(name), handler.config, (320, 320), is_smooth=False)
+        seen = handler.preprocessing.pixels(image)
         resized = 255 * torch.nn.functional.interpolate(to_tensor(image)[None], (320, 320), mode="bilinear")
         assert np.abs(seen - resized[0].permute(1, 2, 0).numpy()).max() < 0.51
         # Pixels are whole numbers here, which weights that are not trained would exaggerate.

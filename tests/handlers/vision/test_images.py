@@ -20,12 +20,18 @@ from torchvision.transforms import functional
 
 from deploy.models import ROOT
 from handlers.errors import ImageTooLarge, InvalidInput
-from handlers.vision.config import ImageConfig
-from handlers.vision.images import decode_image
+from handlers.vision import images
+from handlers.vision.config import PixelsConfig
+from handlers.vision.preprocessing import Preprocessing
 from tests.photographs import crops, encoded, jpeg, path, photograph
 
-FULL = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000, scaled_decode=False)
-SCALED = ImageConfig(resize_size=232, crop_size=224, max_pixels=10_000_000)
+FULL = PixelsConfig(max_pixels=10_000_000, scaled_decode=False)
+SCALED = PixelsConfig(max_pixels=10_000_000)
+SQUARE = Preprocessing(232, (224, 224), "bilinear", (0.0, 0.0, 0.0), (255.0, 255.0, 255.0), is_rounded=True)
+
+
+def decode_image(body: Any, config: PixelsConfig) -> NDArray[np.uint8]:
+    return images.decode_image(body, config, SQUARE)[0]
 
 
 def torchvision_square(image: Image.Image) -> NDArray[np.uint8]:
@@ -132,7 +138,7 @@ def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
 SIDE = 2500
 
 
-def taken_bytes(body: bytes, config: ImageConfig) -> int:
+def taken_bytes(body: bytes, config: PixelsConfig) -> int:
     """Decode a file; return the memory that the kernel counted at the most, beyond what there was before."""
     decode_image(jpeg(chelsea()), config)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
@@ -218,14 +224,15 @@ def test_decode_limit_of_pillow_is_that_of_the_model_in_a_worker_of_its_own() ->
 import io
 from PIL import Image
 from handlers.errors import ImageTooLarge
-from handlers.vision.config import ImageConfig
-from handlers.vision.images import decode_image
-geometry = ImageConfig(resize_size=16, crop_size=16, max_pixels=10_000)
+from handlers.vision.config import PixelsConfig
+from handlers.vision.images import opened
+from handlers.protocol.requests import UNLIMITED
+limits = PixelsConfig(max_pixels=10_000)
 for height in (100, 101, 201, 1000):
     body = io.BytesIO()
     Image.new("L", (100, height)).save(body, "PNG")
     try:
-        print(decode_image(body.getvalue(), geometry).shape)
+        print(opened(body.getvalue(), limits, UNLIMITED, 16)[1])
     except ImageTooLarge as error:
         print(error.code, error)
 """
