@@ -117,7 +117,7 @@ def precision_fingerprint(
         root: the folder of deploy/ and handlers/.
     """
     settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
-    programs = (f"deploy.build.precision.{name}" for name in ("fidelity", "prove", "quantise"))
+    programs = (f"deploy.build.precision.{name}" for name in ("fidelity", "image_fidelity", "prove", "quantise"))
     files = {**imported(root, *programs, *DECODING), **samples}
     return _digest(files, export, facts, settings)
 

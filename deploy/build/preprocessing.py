@@ -41,24 +41,30 @@ FOLLOWED = (
 )
 
 
+def chosen_settings(config: ImageClassificationConfig, origin: Source) -> dict[str, Any]:
+    """Return a classifier's settings, completed from the transform of the weights that torchvision publishes."""
+    weights = _weights(config, origin)
+    return {
+        name: own if (own := getattr(config, name)) is not None else value
+        for name, value in _published(weights).items()
+    }
+
+
 def of_arch(model: Model, config: ImageClassificationConfig, origin: Source) -> Preprocessing:
-    """Complete a classifier's settings from the transform of the weights that torchvision publishes; print the others.
+    """Complete a classifier's settings, and print those that the published transform has otherwise.
 
     Raises:
         InvalidConfig: the crop is larger than what it is cut out of.
     """
-    known = torchvision.models.get_model_weights(config.arch)
-    name = origin.location if origin.kind == "torchvision" else FIRST
-    weights = known[name] if name in known.__members__ else next(iter(known))
-    published = _published(weights)
-    chosen = {}
-    for setting, default in published.items():
-        own = getattr(config, setting)
-        chosen[setting] = default if own is None else own
+    weights, chosen = _weights(config, origin), chosen_settings(config, origin)
+    for setting, default in _published(weights).items():
         if chosen[setting] != default:
-            print(f"{model.name}: {setting} is {_shown(own)}; the transform of {weights} has {_shown(default)}")
-        elif origin.kind != "torchvision" and own is None:
-            others = {_shown(value): other for other in known if (value := _published(other)[setting]) != default}
+            own = _shown(chosen[setting])
+            print(f"{model.name}: {setting} is {own}; the transform of {weights} has {_shown(default)}")
+        elif origin.kind != "torchvision" and getattr(config, setting) is None:
+            others = {
+                _shown(value): other for other in type(weights) if (value := _published(other)[setting]) != default
+            }
             for value, other in others.items():
                 print(f"{model.name}: {setting} is {_shown(default)}, as of {weights}; {other.name} has {value}")
     resize, crop = chosen["resize_size"], chosen["crop_size"]
@@ -71,6 +77,12 @@ def of_arch(model: Model, config: ImageClassificationConfig, origin: Source) -> 
         mean = [m - s * (own_mean - AGAIN[0]) / own_std for m, s, (own_mean, own_std) in pairs]
         std = [s * AGAIN[1] / own_std for _, s, (_, own_std) in pairs]
     return Preprocessing(resize, (crop, crop), chosen["interpolation"], levels(mean), levels(std), is_rounded=True)
+
+
+def _weights(config: ImageClassificationConfig, origin: Source) -> Any:
+    known = torchvision.models.get_model_weights(config.arch)
+    name = origin.location if origin.kind == "torchvision" else FIRST
+    return known[name] if name in known.__members__ else next(iter(known))
 
 
 def _published(weights: Any) -> dict[str, Any]:
@@ -96,11 +108,11 @@ def of_processor(checkpoint: Path) -> Preprocessing:
     Raises:
         InvalidConfig: there is none, or it does what is not done here; the message names the setting.
     """
-    processors = _load(checkpoint)
+    processors = load_processors(checkpoint)
     said = processors[0]
     mean, std, is_bgr = _statistics(processors)
-    pictures = [_picture(*size) for size in SIZES]
-    wanted = [_run(processors, picture) for picture in pictures]
+    pictures = [make_picture(*size) for size in SIZES]
+    wanted = [run_processors(processors, picture) for picture in pictures]
     shapes = {each.shape for every in wanted for each in every}
     if len(shapes) != 1:
         raise InvalidConfig(f"{_unfollowed(said)}: images become of different sizes, which no batch can hold")
@@ -124,7 +136,7 @@ def of_processor(checkpoint: Path) -> Preprocessing:
     return best
 
 
-def _load(checkpoint: Path) -> list[Any]:
+def load_processors(checkpoint: Path) -> list[Any]:
     """Load the processor with both of its arithmetics, Pillow's and torchvision's, where it has both."""
     try:
         found = [
@@ -136,11 +148,14 @@ def _load(checkpoint: Path) -> list[Any]:
     return list({type(each): each for each in found}.values())
 
 
-def _run(processors: Sequence[Any], picture: Image.Image) -> list[NDArray[np.float32]]:
+def run_processors(processors: Sequence[Any], picture: Image.Image, **settings: Any) -> list[NDArray[np.float32]]:
+    """Run each on a picture, with other settings, to (3, H, W); InvalidConfig if one fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [np.asarray(each(picture, return_tensors="pt")["pixel_values"])[0] for each in processors]
+            return [
+                np.asarray(each(picture, return_tensors="pt", **settings)["pixel_values"])[0] for each in processors
+            ]
     except Exception as error:
         raise InvalidConfig(f"the image processor fails on a picture of {picture.size}: {reason(error)}") from error
 
@@ -148,7 +163,9 @@ def _run(processors: Sequence[Any], picture: Image.Image) -> list[NDArray[np.flo
 def _statistics(processors: Sequence[Any]) -> tuple[Levels, Levels, bool]:
     """Return the mean and deviation of values in 0..255 and whether blue comes first, of pictures of one colour."""
     side = 2 * max(SIZES[-1])
-    found = [_run(processors[:1], Image.new("RGB", (side, side), name))[0] for name in ("black", "white", "red")]
+    found = [
+        run_processors(processors[:1], Image.new("RGB", (side, side), name))[0] for name in ("black", "white", "red")
+    ]
     black, white, red = (each.reshape(len(each), -1) for each in found)
     if len(black) != 3 or max(np.ptp(each, axis=1).max() for each in (black, white, red)) > 1e-4:
         raise InvalidConfig(f"{_unfollowed(processors[0])}: a picture of one colour does not stay one")
@@ -195,7 +212,7 @@ def _unfollowed(said: Any) -> str:
     return ", ".join(f"{name}: {getattr(value, 'value', value)}" for name, value in itertools.islice(shown.items(), 4))
 
 
-def _picture(width: int, height: int) -> Image.Image:
+def make_picture(width: int, height: int) -> Image.Image:
     """Make a picture that is smooth with some noise, as photographs are, by a seed."""
     chance = np.random.default_rng(width * 1000 + height)
     shape = (max(2, height // 9), max(2, width // 9), 3)

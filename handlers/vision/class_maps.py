@@ -19,7 +19,7 @@ def likeliest(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArr
         size: the width and height to enlarge to.
 
     Returns:
-        The classes, (height, width), and the probability of each where the network has a value nearest to the pixel.
+        The classes, (height, width), and their probabilities: within an area of one class, of the nearest logits.
     """
     values = np.ascontiguousarray(logits.transpose(1, 2, 0))
     best = values.argmax(2).astype(np.uint8)
@@ -29,6 +29,8 @@ def likeliest(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArr
     is_open = np.zeros(classes.shape, bool)
     for rows, columns in ((top, right), (bottom, left), (bottom, right)):
         is_open |= best[np.ix_(rows, columns)] != classes
+    nearest = np.ix_(np.where(down < HALF, top, bottom), np.where(across < HALF, left, right))
+    probabilities = softmax(values).max(2)[nearest]
     found = np.nonzero(is_open)
     for start in range(0, len(found[0]), MOST_ENLARGED // values.shape[2]):
         at = tuple(each[start : start + MOST_ENLARGED // values.shape[2]] for each in found)
@@ -36,6 +38,6 @@ def likeliest(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArr
         shares = across[x, None]
         upper = values[top[y], left[x]] * (1 - shares) + values[top[y], right[x]] * shares
         lower = values[bottom[y], left[x]] * (1 - shares) + values[bottom[y], right[x]] * shares
-        classes[at] = (upper * (1 - down[y, None]) + lower * down[y, None]).argmax(1)
-    nearest = np.ix_(np.where(down < HALF, top, bottom), np.where(across < HALF, left, right))
-    return classes, softmax(values)[(*nearest, classes)]
+        enlarged = softmax(upper * (1 - down[y, None]) + lower * down[y, None])
+        classes[at], probabilities[at] = enlarged.argmax(1), enlarged.max(1)
+    return classes, probabilities

@@ -217,6 +217,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def grey_jpeg(side: int) -> bytes:
     """Return a grey square of so many pixels a side as a JPEG."""
+    return encoded(Image.new("RGB", (side, side), "grey"), "JPEG")
+
+
+def encoded(image: Image.Image, image_format: str) -> bytes:
+    """Write an image in one of Pillow's formats."""
     with io.BytesIO() as body:
-        Image.new("RGB", (side, side), "grey").save(body, "JPEG")
+        image.save(body, image_format)
         return body.getvalue()

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from deploy.build.hub import checkpoint
 from deploy.build.precision import references
-from deploy.build.precision.inputs import PAIRS, QUESTIONS, TEXTS, sample_payloads
+from deploy.build.precision.inputs import IMAGES, PAIRS, QUESTIONS, TEXTS, sample_payloads
 from deploy.build.sources import Source
-from deploy.build.tasks import loaded, task_of
+from deploy.build.tasks import imported_quietly, loaded, task_of
 from deploy.models import Engine, Model
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
@@ -62,10 +62,11 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         WeightsUnavailable, InvalidConfig: see the builder; or the model itself gives no numbers.
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
-    is_text = model.handler in (*TEXTS, *QUESTIONS, *PAIRS)
+    is_text, is_image = model.handler in (*TEXTS, *QUESTIONS, *PAIRS), model.handler in IMAGES
+    is_compared = is_text or is_image
     runs: Engine = "torch" if engine == "torch" else "openvino"
-    settings = replace(config, engine=runs if is_text else engine, precision="fp32" if is_text else "auto")
-    name = "PyTorch" if engine == "torch" else "OpenVINO" if is_text else "its engine"
+    settings = replace(config, engine=runs if is_compared else engine, precision="fp32" if is_compared else "auto")
+    name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
     try:
         task = loaded(model.handler, folder, settings)
         if (sample := task.sample()) is not None:
@@ -74,8 +75,13 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         raise
     except Exception as error:
         raise Unfaithful(f"{name} cannot answer a sample: {reason(error)}") from error
+    if is_image:
+        images = imported_quietly("deploy.build.precision.image_fidelity")
+        said, worst = images.check(model, origin, config, task, name)
+        (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": {}}))
     if not is_text:
-        (out / FIDELITY).write_text("{}")
+        if not is_image:
+            (out / FIDELITY).write_text("{}")
         return
     with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=config.trust_remote_code)
@@ -103,7 +109,7 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
     for (item, _), own in zip(asked, wanted, strict=True):
         outputs = task.forward(task.collate([item]), [item]).values()
         change = max(
-            _change(got[0][: len(each)], each, scale) for got, each, scale in zip(outputs, own, scales, strict=True)
+            difference(got[0][: len(each)], each, scale) for got, each, scale in zip(outputs, own, scales, strict=True)
         )
         if change > TOLERANCE:
             raise Unfaithful(f"{name} answers {item.text[:40]!r} otherwise than {library}, by {change:.2g}")
@@ -186,7 +192,7 @@ def _held(task: Any, item: Any, rows: Mapping[int, Row], exact: Answers) -> tupl
             continue
         for at, length in enumerate(group):
             got = [array[at][:length] if task.needs_places else array[at] for array in outputs.values()]
-            change = max(map(_change, got, exact[length], scales))
+            change = max(map(difference, got, exact[length], scales))
             if change <= TOLERANCE:
                 worst = max(worst, change)
             else:
@@ -200,7 +206,7 @@ def _scales(answers: Iterable[Sequence[NDArray[Any]]]) -> list[float]:
     return [max(float(np.abs(each).max()) for each in every) for every in zip(*answers, strict=True)]
 
 
-def _change(got: NDArray[Any], exact: NDArray[Any], scale: float) -> float:
+def difference(got: NDArray[Any], exact: NDArray[Any], scale: float) -> float:
     if got.shape != exact.shape or not np.isfinite(got).all():
         return math.inf
     return float(np.abs(got - exact).max() / max(scale, 1e-9))

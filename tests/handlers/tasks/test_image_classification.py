@@ -141,7 +141,8 @@ class Bomb:
 
 
 def test_weights_are_read_without_running_their_code(archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "index_to_name.json").write_bytes((archive / "index_to_name.json").read_bytes())
+    for name in ("index_to_name.json", "preprocessing.json"):
+        (tmp_path / name).write_bytes((archive / name).read_bytes())
     torch.save({"classifier.1.weight": Bomb()}, tmp_path / "model.pt")
     with pytest.raises(Exception, match="Weights only load failed"):
         classifier(tmp_path, engine="torch")

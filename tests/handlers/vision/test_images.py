@@ -240,4 +240,4 @@ for height in (100, 101, 201, 1000):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     refused = [f"413 The image has {100 * height} pixels; max_pixels is 10000." for height in (101, 201, 1000)]
-    assert (finished.stdout.splitlines(), finished.stderr) == (["(16, 16, 3)", *refused], "")
+    assert (finished.stdout.splitlines(), finished.stderr) == (["(100, 100)", *refused], "")
