@@ -69,12 +69,14 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
-def checked_labels(labels: dict[int, str], engine: object = None) -> dict[int, str]:
+def checked_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:
     """Return the labels of config.json in the order of the model's outputs.
 
     Raises:
         InvalidConfig: an output has no label, or an exported graph has another number of outputs.
     """
+    if not labels:
+        raise InvalidConfig("config.json names no labels; add id2label, numbered from 0 on")
     outputs = getattr(engine, "output_sizes", {}).get("logits", len(labels))
     if outputs != len(labels):
         raise InvalidConfig(f"the archive names {len(labels)} labels, the model has {outputs} outputs; build it again")

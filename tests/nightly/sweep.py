@@ -72,6 +72,8 @@ def cell(build: Build) -> str:
         for folder in (weights, own, stage):
             folder.mkdir()
         (own / "model-config.yaml").write_text(yaml.safe_dump({"handler": dict(build.settings)}))
+        if build.task.startswith("image_"):
+            (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
         saved = build.save(weights) or weights
         model = Model("tiny", build.task, "1", own)
         origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from tests.nightly import image_families
 from tests.nightly.families import FAMILIES, save
 from tests.nightly.sweep import MISSING, Build, Table, cell, is_worse
 from tests.nightly.test_sentence_layouts import LAYOUTS, layout
@@ -31,6 +32,13 @@ TABLES = [
     Table(
         "| family | translation |",
         {name: [Build("translation", make, settings)] for name, (make, settings) in TRANSLATORS.items()},
+    ),
+    Table(
+        "| family | image classification |",
+        {
+            name: [Build("image_classification", partial(image_families.save, name), image_families.settings(name))]
+            for name in image_families.NAMES
+        },
     ),
 ]
 

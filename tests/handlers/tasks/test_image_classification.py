@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import transformers
 from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import functional
@@ -19,6 +20,7 @@ from deploy.build.stagers.vision import stage
 from deploy.models import Model
 from handlers.tasks.image_classification import ImageClassificationHandler
 from tests.handlers.serving import Answer, serve, started
+from tests.nightly import image_families
 from tests.photographs import path, photograph
 
 # A small network on small images; its weights are seeded, and its 1000 logits deviate by one.
@@ -131,6 +133,29 @@ def test_images_in_any_company_get_their_own_answers_and_errors(handler: ImageCl
         random.Random(seed).shuffle(order)
         for place, answer in zip(order, serve(handler, [rows[place] for place in order]), strict=True):
             assert same(answer, alone[place])
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+def test_checkpoint_of_transformers_answers_as_its_pipeline(engine: str, problem: str | None, tmp_path: Path) -> None:
+    own, weights, folder = (tmp_path / name for name in ("own", "weights", "archive"))
+    for each in (own, folder):
+        each.mkdir()
+    image_families.save("mobilevit", weights)
+    config = json.loads((weights / "config.json").read_text())
+    (weights / "config.json").write_text(json.dumps({**config, "problem_type": problem}))
+    (own / "model-config.yaml").write_text("handler: {}")
+    entry = Model("small", "image_classification", "1.0", own)
+    stage(entry, source(entry, str(weights)), "auto", folder)
+    settings = {"precision": "fp32", "threads": 1, "scaled_decode": False, "engine": engine}
+    handler = started(ImageClassificationHandler(), folder, settings)
+    model = transformers.AutoModelForImageClassification.from_pretrained(weights)
+    processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
+    pipeline: Any = transformers.pipeline("image-classification", model=model, image_processor=processor)
+    for name, answer in zip(NAMES, serve(handler, [photograph(each) for each in NAMES]), strict=True):
+        wanted = {each["label"]: each["score"] for each in pipeline(Image.open(path(name)).convert("RGB"))}
+        assert answer.body == pytest.approx(wanted, abs=1e-3)
+        assert [*answer.body] == [*wanted]
 
 
 class Bomb:
