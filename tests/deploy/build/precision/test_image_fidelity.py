@@ -17,6 +17,7 @@ from handlers.errors import InvalidConfig, Unfaithful
 from handlers.vision.preprocessing import Preprocessing
 from tests.deploy.build.conftest import ArchiveSh
 from tests.nightly import image_families
+from tests.tiny_image_text import VISION
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_folder_that_is_no_classifier_of_transformers_is_one_line(
 ) -> None:
     weights = archive_sh.folder / "weights"
     transformers.ViTForImageClassification(
-        transformers.ViTConfig(**{**image_families.VISION, "num_labels": 3})
+        transformers.ViTConfig(**{**VISION, "num_labels": 3})
     ).save_pretrained(weights)
     if files:
         (weights / "config.json").write_text(json.dumps(files))
