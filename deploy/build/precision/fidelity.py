@@ -62,8 +62,8 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         WeightsUnavailable, InvalidConfig: see the builder; or the model itself gives no numbers.
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
-    is_text, is_image = model.handler in (*TEXTS, *QUESTIONS, *PAIRS), model.handler in IMAGES
-    is_compared = is_text or is_image
+    is_image = model.handler in IMAGES
+    is_compared = is_image or model.handler in (*TEXTS, *QUESTIONS, *PAIRS)
     runs: Engine = "torch" if engine == "torch" else "openvino"
     settings = replace(config, engine=runs if is_compared else engine, precision="fp32" if is_compared else "auto")
     name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
@@ -75,16 +75,27 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         raise
     except Exception as error:
         raise Unfaithful(f"{name} cannot answer a sample: {reason(error)}") from error
+    if not is_compared:
+        (out / FIDELITY).write_text("{}")
+        return
     if is_image:
         images = imported_quietly("deploy.build.precision.image_fidelity")
         said, worst = images.check(model, origin, config, task, name)
-        (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": {}}))
-    if not is_text:
-        if not is_image:
-            (out / FIDELITY).write_text("{}")
-        return
-    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
-        encoder = load_encoder(task.head, source, trust_remote_code=config.trust_remote_code)
+    else:
+        said, worst = _check_texts(model, origin, task, name)
+    found = {} if is_image or task.config.padding == config.padding else {"padding": task.config.padding}
+    (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": found}))
+
+
+def _check_texts(model: Model, origin: Source, task: Any, name: str) -> tuple[str, float]:
+    """Compare rows, and samples from the text on; the task has the padding with which they agree then.
+
+    Returns:
+        What was compared, and the largest error.
+    """
+    settings = task.config
+    with checkpoint(model, origin, with_code=settings.trust_remote_code) as source:
+        encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, OfLastToken):
             # Of one row, transformers itself finds the last token.
             encoder.model = encoder.model.model
@@ -94,7 +105,7 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         exact = _exact(encoder, rows)
         asked = references.samples(task, payloads)
         library, wanted = references.answers(task, encoder, source, asked)
-    for padding in dict.fromkeys((config.padding, "exact")):
+    for padding in dict.fromkeys((settings.padding, "exact")):
         task.config = replace(settings, padding=padding)
         worst, failed = _held(task, items[0], rows, exact)
         if not failed:
@@ -116,9 +127,9 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         worst = max(worst, change)
     said = f"{name} in fp32 is within {worst:.1e} of the model, {min(exact)} to {max(exact)} tokens alone and together"
     said += f", and of {library} on {len(wanted)} texts"
-    if found := {} if padding == config.padding else {"padding": padding}:
+    if task.config.padding != settings.padding:
         said += "; padding: exact, since its answers depend on padding"
-    (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": found}))
+    return said, worst
 
 
 def _rows(task: Any, encoder: Encoder, items: Sequence[Any]) -> dict[int, Row]:

@@ -24,7 +24,9 @@ from tests.tiny_image_text import VISION
 def googlenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path, Path]:
     """An entry of a list, its weights, and its archive's files."""
     own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
-    weights, settings = image_families.save("googlenet", own / "weights")
+    weights, settings = own / "weights", image_families.settings("googlenet")
+    weights.mkdir()
+    weights = image_families.save("googlenet", weights)
     (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
     (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
     entry = Model("tiny", "image_classification", "1.0", own)
@@ -55,7 +57,9 @@ def test_archive_of_torchvision_agrees_and_other_weights_or_pixels_do_not(
 
 
 def test_checkpoint_of_transformers_is_built_with_its_line(archive_sh: ArchiveSh) -> None:
-    weights, _ = image_families.save("levit", archive_sh.folder / "weights")
+    weights = archive_sh.folder / "weights"
+    weights.mkdir()
+    image_families.save("levit", weights)
     archive_sh.write_list("own", "image_classification", config={"threads": 1})
     said = archive_sh("own", "--weights", str(weights))
     assert "OpenVINO in fp32 is within " in said
@@ -75,9 +79,9 @@ def test_folder_that_is_no_classifier_of_transformers_is_one_line(
     config: dict[str, Any], files: dict[str, Any], words: str, archive_sh: ArchiveSh
 ) -> None:
     weights = archive_sh.folder / "weights"
-    transformers.ViTForImageClassification(
-        transformers.ViTConfig(**{**VISION, "num_labels": 3})
-    ).save_pretrained(weights)
+    transformers.ViTForImageClassification(transformers.ViTConfig(**{**VISION, "num_labels": 3})).save_pretrained(
+        weights
+    )
     if files:
         (weights / "config.json").write_text(json.dumps(files))
     archive_sh.write_list("own", "image_classification", config=config)
