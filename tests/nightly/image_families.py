@@ -59,7 +59,11 @@ TRANSFORMERS = {
     ),
     "dinov2": Family(VISION, "BitImageProcessor", CROPPED),
     "dinov2_with_registers": Family(VISION, "BitImageProcessor", CROPPED),
-    "levit": Family({"image_size": 64, **LEVIT}, "LevitImageProcessor", {"size": {"shortest_edge": 64}}),
+    "levit": Family(
+        {"image_size": 64, **LEVIT},
+        "LevitImageProcessor",
+        {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}},
+    ),
     "poolformer": Family(
         {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
         "PoolFormerImageProcessor",
@@ -71,11 +75,7 @@ TRANSFORMERS = {
     "siglip": Family({"vision_config": VISION}, "SiglipImageProcessor", {"size": SQUARE}),
     "clip": Family({"vision_config": VISION}, "CLIPImageProcessor", CROPPED),
 }
-TORCHVISION = (
-    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "mnasnet0_5"),
-    *("mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1"),
-    *("swin_t", "swin_v2_t", "vit_b_16"),
-)
+TORCHVISION = ("efficientnet_b0", "googlenet", "inception_v3", "resnet18", "swin_t", "vit_b_16")
 NAMES = (*TRANSFORMERS, *TORCHVISION)
 # The heads that transformers has two of.
 HEADS = {"deit": "DeiTForImageClassification", "levit": "LevitForImageClassificationWithTeacher"}

@@ -22,7 +22,8 @@ from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
-from handlers.vision.config import ImageClassificationConfig
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig
+from handlers.vision.preprocessing import Preprocessing
 from tests import tiny_models
 from tests.photographs import crops
 
@@ -140,6 +141,7 @@ def test_images_are_twenty_crops_and_of_a_folder_what_is_none_is_left_out(tmp_pa
     (tmp_path / ".hidden").write_text("")
     task = task_class("image_classification")()
     task.config = ImageClassificationConfig(arch="resnet18")
+    task.preprocessing = Preprocessing(256, (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     items, refused = decoded(task, listed(tmp_path), is_text=False)
     assert [each.item.pixels.shape for each in items] == [(224, 224, 3)] * 2
     assert sorted(line.partition(":")[0] for line in refused) == ["cut.jpg", "notes.txt"]

@@ -80,7 +80,8 @@ def test_model_that_remembers_earlier_texts_is_refused_with_the_lengths_that_agr
     line = archive_sh.refused("own", "--weights", str(weights))
     assert "PyTorch answers otherwise than the model, by " in line
     assert "max_length: 40 in model-config.yaml" in line
-    assert built(archive_sh, weights, max_length=40)["engine"] == "torch"
+    # Shorter texts do without the blocks that it remembers, and torch.export makes a graph of that.
+    assert built(archive_sh, weights, max_length=40)["engine"] == "auto"
 
 
 def test_graph_that_lacks_a_branch_of_its_model_is_left_to_pytorch_or_refused(archive_sh: ArchiveSh) -> None:

@@ -89,7 +89,7 @@ def test_folder_that_is_no_classifier_of_transformers_is_one_line(
 
 
 def test_state_dict_without_arch_and_of_other_sizes_of_images_is_one_line(archive_sh: ArchiveSh) -> None:
-    archive_sh.write_list("own", "image_classification")
+    archive_sh.write_list("own", "image_classification", config={"threads": 1})
     network = torchvision.models.get_model("vit_b_32", weights=None, num_classes=2, image_size=384)
     torch.save(network.state_dict(), archive_sh.folder / "weights.pt")
     arguments = ("own", "--weights", str(archive_sh.folder / "weights.pt"))
