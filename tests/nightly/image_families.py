@@ -53,7 +53,13 @@ TRANSFORMERS = {
     "mobilenet_v1": Family({"depth_multiplier": 0.25}, "MobileNetV1ImageProcessor", CROPPED),
     "mobilenet_v2": Family({"depth_multiplier": 0.35}, "MobileNetV2ImageProcessor", CROPPED),
     "efficientnet": Family(
-        {"image_size": SIDE, "width_coefficient": 0.2, "depth_coefficient": 0.2, "hidden_dim": 256},
+        {
+            "image_size": SIDE,
+            "width_coefficient": 0.2,
+            "depth_coefficient": 0.2,
+            "hidden_dim": 256,
+            "initializer_range": 0.3,
+        },
         "EfficientNetImageProcessor",
         {"size": SQUARE},
     ),
