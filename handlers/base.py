@@ -1,7 +1,7 @@
 """BatchHandler: the lifecycle of a task in TorchServe's worker. handlers.pipeline.task has its hooks.
 
 initialize: settings, files, engine, warm-up
-handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handlers.batching, in adaptive mode
+handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handlers.continuous, in adaptive mode
 """
 
 import logging
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from handlers import archive_files
-from handlers.batching import worker as adaptive
-from handlers.batching.policy import with_mode
+from handlers.batching.core import Core
 from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
+from handlers.continuous.exchanges import Exchanges
+from handlers.continuous.mode import check_mode, with_mode
+from handlers.continuous.only_worker import claim_worker
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
@@ -99,10 +101,11 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             self.engine = trial.engine
             self.shape, self.metadata = described(self, name, version)
             if self.config.scheduling.mode == "adaptive":
-                adaptive.claim_worker(name, version)
-                self.worker = adaptive.AdaptiveWorker(
-                    self, window, settings, self.reporter.recorder, trial=trial, longest_run_s=self._timeout_s
-                )
+                claim_worker(name, version)
+                check_mode(settings)
+                recorder = self.reporter.recorder
+                self.core = Core(self, trial.choose(), recorder, self._timeout_s)
+                self.exchanges = Exchanges(self.core, window, recorder)
             else:
                 self._start_classic(window, trial)
             self.metadata = replace(self.metadata, precision=precision_of(self.engine))
@@ -150,6 +153,6 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Answer TorchServe: return one body for each row, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
-            self.worker.serve(context.cl_socket)
+            self.exchanges.serve(context.cl_socket)
         with self.keeper:
             return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)

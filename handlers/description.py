@@ -20,8 +20,8 @@ from handlers.pipeline.task import Task
 from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model
-from handlers.protocol.requests import Shape
 from handlers.protocol.responses import encode
+from handlers.protocol.rows import Shape
 from handlers.warm_up import decoded
 
 # The precisions that engines' descriptions end with: those of the settings, CTranslate2's own, and torch's.

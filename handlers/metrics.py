@@ -160,6 +160,13 @@ def execution_event(size: int) -> Event:
     return Event(((EXECUTIONS, (label,)),), (*phases, (FORWARD,), (BATCH_SIZE,)))
 
 
+# Values: how many items were ready as a micro-batch began, and the age of the oldest.
+BEGUN = Event((), ((QUEUE_DEPTH,), (QUEUE_AGE,)))
+# Values: seconds of the engine, and these as a multiple of what was predicted, if anything was.
+RAN = Event((), (((ENGINE_BUSY, ()),),))
+RAN_AS_PREDICTED = Event((), (((ENGINE_BUSY, ()),), (PREDICTION_RATIO,)))
+EXCHANGED = Event(((EXCHANGES, ()),), ())
+
 # An event that happened, with a number for each of its values.
 Happened = tuple[Event, Sequence[float]]
 

@@ -17,6 +17,7 @@ FLOORS = {
         {"pipeline"},
         {"warm_up"},
         {"batching", "description"},
+        {"continuous"},
         {"base"},
         {"text", "vision", "tensor_models"},
         {"image_text"},

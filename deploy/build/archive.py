@@ -33,7 +33,7 @@ from deploy.build.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, Model
 from deploy.progress import step
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, sums
-from handlers.batching.policy import CONTINUOUS, check_mode
+from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 

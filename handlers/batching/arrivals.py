@@ -1,28 +1,27 @@
-"""A request as it arrives: admitted or refused, then decoded; what is small at once, all else on other threads.
+"""A request as it is submitted: admitted or refused, then decoded.
 
-Request, headers -> arrived -> InFlightRequest: admitted, or complete with its own error
-admitted         -> Decoder -> a little text at once; everything else item by item, in which decode threads take turns
-decoded items    -> decoded -> the scheduler
+Request -> admit   -> in the queue, or complete with its own error
+admitted -> Decoder -> small texts at once, on the calling thread; other items on the decode threads, in turn
+decoded  -> note    -> the scheduler
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import count as count_from
+from math import inf
 from queue import PriorityQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.batching.in_flight import InFlightRequest
+from handlers.batching.guard import Guard
 from handlers.batching.scheduler import Scheduler
-from handlers.batching.shared_state import Guard
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.slots import Slot, excess
-from handlers.protocol.headers import Terms
-from handlers.protocol.requests import Payload, Request
+from handlers.pipeline.limits import excess
+from handlers.protocol.requests import Payload, Request, Slot
+from handlers.protocol.terms import Terms
 
 # A request with more bytes of payload is decoded by other threads; less takes microseconds.
 LARGE_BYTES = 16 * 1024
@@ -34,89 +33,73 @@ LATEST_WEIGHT = 0.1
 NUMBER_BYTES = 8
 
 
-class Arrived(NamedTuple):
-    """An item on its way through decoding: its slot, and the bytes of its payload."""
-
-    request: InFlightRequest
-    slot: Slot
-    size: int
-
-
-OnDecoded = Callable[[Sequence[Arrived]], None]
+OnDecoded = Callable[[Sequence[Slot]], None]
 
 
 class Arrivals:
-    """Takes requests in for one scheduler, whose lock the caller holds."""
+    """Takes requests in for one scheduler. The caller holds its lock."""
 
     def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
-        """Expect requests; `config` has what they may ask for, and the status of those that are refused."""
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
         # Tokens a byte of payload; 0 while every item counted as one, as images do.
         self._per_byte = 0.0
 
-    def arrived(self, id_: str, request: Request, headers: Mapping[str, Any], came_s: float) -> InFlightRequest:
-        """Admit a request or refuse it; one that holds nothing to do is complete already."""
-        slots = [Slot(payload) for payload in request.payloads]
-        sizes = [size_of(payload) for payload in request.payloads if isinstance(payload, Payload)]
-        # Each payload lives until it is decoded, in its slot, and no longer.
-        request.payloads = ()
-        arrived = InFlightRequest(id=id_, request=request, slots=slots, arrived_s=came_s)
-        if all(slot.is_failed for slot in slots):
-            return arrived
-        try:
-            terms = Terms.of(headers, self._scheduler.policy.priority_levels, request.terms)
-        except InvalidInput as error:
-            arrived.fail(ItemError.of(error))
-            return arrived
-        arrived.priority, arrived.timeout_s = terms.priority, terms.timeout_s
-        refusal = self._scheduler.admit(arrived, sum(max(1.0, self._per_byte * size) for size in sizes))
-        if refusal is None:
-            arrived.is_admitted = True
-        else:
-            arrived.refuse(refusal, self._config.scheduling.overload_status)
+    def admit(self, request: Request) -> None:
+        """Admit a request or refuse it; one that has nothing to decode then is complete."""
+        tokens = 0.0
+        for slot in request.slots:
+            slot.request = request
+            if isinstance(slot.outcome, Payload):
+                slot.size = _size(slot.outcome)
+                tokens += max(1.0, self._per_byte * slot.size)
+        scheduler = self._scheduler
+        if not tokens:
+            return
+        if request.terms:
+            try:
+                terms = Terms.of(request.terms, scheduler.policy.priority_levels)
+            except InvalidInput as error:
+                request.fail(ItemError.of(error))
+                return
+            request.priority, request.timeout_s = terms.priority, terms.timeout_s
+        if refusal := scheduler.admit(request, tokens):
+            request.fail(ItemError(self._config.scheduling.overload_status, refusal.reason, refusal.message))
+            request.retry_after_s = refusal.retry_after_s
             self._recorder.add(REFUSALS, 1, refusal.reason)
-        return arrived
 
-    def decoded(self, items: Sequence[Arrived]) -> None:
+    def note(self, slots: Sequence[Slot]) -> None:
         """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
-        for item in items:
-            cost = item.slot.cost
-            if cost is not None and item.size and (cost.length > 1 or self._per_byte):
-                per_byte = cost.length / item.size
+        for slot in slots:
+            request, is_good = slot.request, not isinstance(slot.outcome, ItemError)
+            if is_good and slot.size and (slot.cost.length > 1 or self._per_byte):
+                per_byte = slot.cost.length / slot.size
                 self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
-            if error := self._excess(item):
-                self._scheduler.queue.remove(item.request)
-                item.request.fail(error)
+            # The items of a request may be too much together, once the last of them is decoded.
+            is_last = request.decoding == 1 and len(request.slots) > 1
+            if is_last and (error := excess(request.slots, self._config)):
+                self._scheduler.queue.remove(request)
+                request.fail(error)
             else:
-                self._scheduler.queue.decoded(item.request, item.slot, cost)
-
-    def _excess(self, item: Arrived) -> ItemError | None:
-        """Return the error of a request whose items are too much together, once the last of them is decoded."""
-        request = item.request
-        if request.decoding != 1 or len(request.slots) == 1:
-            return None
-        return excess(request.slots, self._config)
+                self._scheduler.queue.decoded(slot)
 
 
 class _Waiting(NamedTuple):
     """A request of which a decode thread is to take the next item; those of the lowest order are taken first."""
 
-    taken: int
-    level: int
-    due_s: float
-    number: int
-    request: InFlightRequest
-    items: Iterator[Arrived]
-    on_decoded: OnDecoded
+    taken: float
+    level: int = 0
+    due_s: float = 0.0
+    number: int = 0
+    slots: Iterator[Slot] = iter(())
+    on_decoded: OnDecoded = lambda _: None
 
 
 class Decoder:
-    """Decodes for one worker."""
+    """Decodes for one worker; with `is_threaded` each item is worth a thread, however small."""
 
     def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
-        """Start the threads; with `is_threaded` each item is worth one, however small."""
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
@@ -124,54 +107,55 @@ class Decoder:
         self._most_of_one_request = count // 2
         self._waiting: PriorityQueue[_Waiting] = PriorityQueue()
         self._numbers = count_from(0)
-        for _ in range(count):
-            threading.Thread(target=guard.run, args=(self._work,), name="decode", daemon=True).start()
+        self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
-    def decode(self, requests: Iterable[InFlightRequest], on_decoded: OnDecoded) -> list[Arrived]:
+    def decode(self, requests: Iterable[Request], on_decoded: OnDecoded) -> list[Slot]:
         """Decode the items of requests that have just been admitted, and return those that are decoded by now.
 
         `on_decoded` is called with each other item, on the thread that decodes it.
         """
-        small: list[Arrived] = []
+        small: list[Slot] = []
         for request in requests:
-            items = [
-                Arrived(request, slot, size_of(slot.outcome) if isinstance(slot.outcome, Payload) else 0)
-                for slot in request.slots
-                if not slot.is_failed
-            ]
-            if not self._is_threaded and sum(item.size for item in items) <= LARGE_BYTES:
-                small += items
+            slots = [slot for slot in request.slots if not isinstance(slot.outcome, ItemError)]
+            if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
+                small += slots
                 continue
             # Threads share the iterator of a list, which is safe.
-            left = iter(items)
-            for _ in range(min(len(items), self._most_of_one_request)):
-                waiting = _Waiting(0, request.level, request.due_s, next(self._numbers), request, left, on_decoded)
-                self._waiting.put(waiting)
+            left = iter(slots)
+            for _ in range(min(len(slots), self._most_of_one_request)):
+                self._waiting.put(_Waiting(0, request.level, request.due_s, next(self._numbers), left, on_decoded))
         self._decode(small)
         return small
 
-    def _work(self) -> None:
-        while True:
-            self._decode_next()
+    def close(self) -> None:
+        """End the threads, once each has decoded its item."""
+        for _ in self._threads:
+            self._waiting.put(_Waiting(inf, number=next(self._numbers)))
+        for thread in self._threads:
+            thread.join()
 
-    def _decode_next(self) -> None:
+    def _work(self) -> None:
+        while self._decode_next():
+            pass
+
+    def _decode_next(self) -> bool:
         """Wait for an item and decode it; what it holds is let go of before the next is waited for."""
         waiting = self._waiting.get()
         # A request that has expired meanwhile is answered.
-        if waiting.request.is_complete or (item := next(waiting.items, None)) is None:
-            return
-        self._decode([item])
+        if (slot := next(waiting.slots, None)) is None or slot.request.is_complete:
+            return waiting.taken < inf
+        self._decode([slot])
         self._waiting.put(waiting._replace(taken=waiting.taken + 1, number=next(self._numbers)))
-        waiting.on_decoded([item])
+        waiting.on_decoded([slot])
+        return True
 
-    def _decode(self, items: Sequence[Arrived]) -> None:
-        slots = [item.slot for item in items]
+    def _decode(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)
 
 
-def size_of(payload: Payload) -> int:
+def _size(payload: Payload) -> int:
     """Count the bytes or characters of a payload's input."""
     value = payload.value
     return sum(map(_bytes, value.values())) if isinstance(value, Mapping) else _bytes(value)

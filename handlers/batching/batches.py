@@ -11,8 +11,9 @@ from math import inf
 
 from handlers.batching.engine import Line
 from handlers.batching.policy import Policy
-from handlers.batching.request_queue import QueuedItem, Rank
+from handlers.batching.request_queue import Rank
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead, micro_batches
+from handlers.protocol.requests import Slot
 
 # Share of the latency target that a micro-batch may take: a request that arrives just after one starts waits for it and
 # then for its own.
@@ -47,12 +48,9 @@ class Limits:
         return cls(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)
 
     def shared(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
-        """Leave the other streams their part of the work, and make a micro-batch one of several: see WAVES.
+        """Leave the other streams their part of the ready tokens, and make a micro-batch one of several: see WAVES.
 
-        Args:
-            tokens: those that are ready, without padding.
-            line: how long micro-batches take.
-            busy_s: for how long each stream is still busy; 0 for the one that takes this micro-batch.
+        `busy_s` is for how long each stream is still busy; 0 for the one that takes this micro-batch.
         """
         token_s = max(line.token_s, 1e-12)
         # This stream's part, so that all of them end together.
@@ -61,7 +59,7 @@ class Limits:
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 
 
-def select(ranked: Sequence[tuple[Rank, QueuedItem]], limits: Limits, line: Line, now_s: float) -> Sequence[QueuedItem]:
+def select(ranked: Sequence[tuple[Rank, Slot]], limits: Limits, line: Line, now_s: float) -> Sequence[Slot]:
     """Choose the items of the micro-batch to run next from all ready items, at least one, by rank and then urgency."""
     first = ranked[0][0]
     urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ITEMS])]
@@ -71,7 +69,7 @@ def select(ranked: Sequence[tuple[Rank, QueuedItem]], limits: Limits, line: Line
     return _with_riders(chosen, (item for _, item in ranked[len(urgent) :]), limits, line)
 
 
-def _in_time(items: list[QueuedItem], line: Line, now_s: float) -> list[QueuedItem]:
+def _in_time(items: list[Slot], line: Line, now_s: float) -> list[Slot]:
     """Return as many of the items as leave the first one in time; all of them where it is late even alone."""
     due_s = items[0].request.deadline_s
     for count in range(len(items), 0, -1):
@@ -80,9 +78,7 @@ def _in_time(items: list[QueuedItem], line: Line, now_s: float) -> list[QueuedIt
     return items
 
 
-def _with_riders(
-    chosen: Sequence[QueuedItem], others: Iterable[QueuedItem], limits: Limits, line: Line
-) -> Sequence[QueuedItem]:
+def _with_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: Limits, line: Line) -> Sequence[Slot]:
     """Add items of lower ranks that need little padding and little time."""
     items = list(chosen)
     longest, group = max(item.cost.length for item in items), items[0].cost.group
@@ -97,6 +93,6 @@ def _with_riders(
     return items
 
 
-def padded_tokens(items: Sequence[QueuedItem]) -> int:
+def padded_tokens(items: Sequence[Slot]) -> int:
     """Count the padded tokens of a micro-batch of these items."""
     return len(items) * max(item.cost.length for item in items)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from handlers.batching.request_queue import QueuedItem
+from handlers.protocol.requests import Slot
 
 # Every micro-batch makes what was learned from those before it count for so much less: the latest fifty decide.
 FORGETTING = 0.98
@@ -41,9 +41,6 @@ class LatencyModel:
     line / seconds - 1, linear in both coefficients, so the normal equations are two, and five sums hold all that is
     known. A micro-batch that was interrupted and took ten times as long has a relative error of at most one: it hardly
     moves the line.
-
-    Attributes:
-        line: as it is fitted now.
     """
 
     def __init__(self, seeds: Iterable[tuple[int, float]] = ()) -> None:
@@ -85,32 +82,20 @@ def _added(sums: Sequence[float], tokens: int, seconds: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningBatch:
-    """A micro-batch in the engine.
+    """A micro-batch in the engine."""
 
-    Attributes:
-        items: what it holds; nothing where it only prepares the engine.
-        tokens: padded tokens of all items.
-        predicted_s: how long it should take.
-        is_wide: whether it takes the whole engine.
-        started_s: when it started.
-        ended: items that the engine has ended before the others.
-    """
-
-    items: Sequence[QueuedItem]
-    tokens: int
+    items: Sequence[Slot]  # none if it only prepares the engine
+    tokens: int  # padded ones of all items
     predicted_s: float
-    is_wide: bool
+    is_wide: bool  # whether it takes the whole engine
     started_s: float
-    ended: set[QueuedItem] = field(default_factory=set)
+    ended: set[Slot] = field(default_factory=set)  # before the others
 
 
 class Streams:
     """The streams of one engine, and what runs on them.
 
-    Attributes:
-        wide, narrow: how long micro-batches take on the whole engine, and on a stream beside others.
-        count: micro-batches that may run at the same time.
-        running: those that run now.
+    `wide` and `narrow` know how long micro-batches take on the whole engine, and on a stream beside others.
     """
 
     def __init__(
@@ -158,7 +143,7 @@ class Streams:
         part = Line(self.count * wide.fixed_s, self.count * wide.token_s)
         return min(self.narrow.line, part, key=lambda line: line.at(tokens))
 
-    def begin(self, items: Sequence[QueuedItem], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
         """Note that a micro-batch starts."""
         predicted_s = self.model(is_wide=is_wide).line.at(tokens)
         self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
@@ -180,12 +165,9 @@ class Streams:
 
 
 def done_in_s(busy_s: Sequence[float], work_s: float, micro_batches: int) -> float:
-    """Return in how many seconds streams are done with equal micro-batches; 0 without any.
+    """Return in how many seconds streams that are busy for so long first are done with equal micro-batches.
 
-    Args:
-        busy_s: for how long each stream is busy first; at least one.
-        work_s: all of the work, in seconds of one stream.
-        micro_batches: their number; each goes to the stream that is free first.
+    `work_s` is all of the work, in seconds of one stream; each micro-batch goes to the stream that is free first.
     """
     free_s = list(busy_s)
     heapify(free_s)

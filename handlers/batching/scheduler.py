@@ -24,7 +24,7 @@ priority has its own: low priorities are late because they are overtaken, which 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
@@ -32,7 +32,9 @@ from math import ceil, inf
 from handlers.batching.batches import Limits, padded_tokens, select
 from handlers.batching.engine import RunningBatch, Streams, done_in_s
 from handlers.batching.policy import Policy
-from handlers.batching.request_queue import QueuedItem, RequestQueue, ScheduledRequest, Work
+from handlers.batching.request_queue import RequestQueue, Work
+from handlers.errors import ItemError
+from handlers.protocol.requests import Request, Slot
 from handlers.warm_up import Step
 
 # What an answer changes of its priority's allowance, as shares of the target: where more comes than can be
@@ -58,13 +60,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Scheduler:
-    """The queue of one worker, and its engine.
-
-    Attributes:
-        policy: what the worker is held to.
-        streams: of its engine.
-        queue: the requests that wait.
-    """
+    """The queue of one worker, and its engine."""
 
     policy: Policy
     streams: Streams
@@ -89,23 +85,18 @@ class Scheduler:
         """Whether a micro-batch has run for longer than that."""
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
 
-    def admit(self, request: ScheduledRequest, tokens: float) -> Refusal | None:
-        """Take a request in, or say why not.
+    def admit(self, request: Request, tokens: float) -> Refusal | None:
+        """Take in a request that has just come, or return why not; `tokens` estimates the lengths of all its items.
 
-        Args:
-            request: what came, now; slots that failed already are not counted.
-            tokens: estimate of the lengths of all its items together.
-
-        Returns:
-            None where it is admitted: its items are to be decoded, and each goes to `RequestQueue.decoded`.
+        The items of one that is admitted are to be decoded; each goes to `RequestQueue.decoded`.
         """
         now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
-        request.tokens = tokens
+        request.work = tokens
         request.deadline_s = now_s + min(policy.max_latency_s, request.timeout_s)
-        request.due_s = min(request.deadline_s, now_s + policy.patience_s)
+        request.due_s = min(request.deadline_s, now_s + self.queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
-        items = sum(not slot.is_failed for slot in request.slots)
+        items = sum(not isinstance(slot.outcome, ItemError) for slot in request.slots)
         # An empty queue takes any number.
         if queue.items and queue.items + items > policy.max_queue_items:
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
@@ -118,12 +109,12 @@ class Scheduler:
         queue.add(request)
         return None
 
-    def _overloaded(self, request: ScheduledRequest, items: int) -> Refusal | None:
+    def _overloaded(self, request: Request, items: int) -> Refusal | None:
         """Refuse a request of so many items whose answer would come too late."""
         now_s, policy = request.arrived_s, self.policy
         ahead = self.queue.ahead(request.level, request.due_s, now_s)
-        work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.tokens), now_s)
-        expected_s = work_s + self._allowances[request.level] * policy.patience_s
+        work_s = self._done_in_s(Work(ahead.items + items, ahead.tokens + request.work), now_s)
+        expected_s = work_s + self._allowances[request.level] * self.queue.patience_s
         if now_s + expected_s <= request.deadline_s:
             return None
         is_idle = not ahead.items and not any(running.items for running in self.streams.running)
@@ -136,12 +127,12 @@ class Scheduler:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The answer would take about {1000 * expected_s:.0f} ms; {limit}."
         room_s = now_s + expected_s - allowed_s
-        if self._done_in_s(Work(items, request.tokens), inf) > allowed_s:
+        if self._done_in_s(Work(items, request.work), inf) > allowed_s:
             # Not even an idle engine would be in time: it takes no turn from those whom waiting helps.
             return Refusal("Overloaded", message, room_s - now_s)
         # Requests that are refused one after the other come again as far apart as the engine needs for each.
-        turn_s = self._turn_s + self.streams.expected(request.tokens).token_s * request.tokens / self.streams.count
-        self._turn_s = room_s if turn_s > now_s + MOST_TURN * policy.patience_s else max(room_s, turn_s)
+        turn_s = self._turn_s + self.streams.expected(request.work).token_s * request.work / self.streams.count
+        self._turn_s = room_s if turn_s > now_s + MOST_TURN * self.queue.patience_s else max(room_s, turn_s)
         return Refusal("Overloaded", message, self._turn_s - now_s)
 
     def _tries_anyway(self, timeout_s: float) -> bool:
@@ -154,7 +145,7 @@ class Scheduler:
         self._hurried = (self._hurried + 1) % HURRIED_TRY
         return self._hurried == 0
 
-    def answered(self, request: ScheduledRequest, now_s: float) -> bool:
+    def answered(self, request: Request, now_s: float) -> bool:
         """Learn from an answer that is complete; whether it came by its deadline."""
         is_in_time = now_s <= request.deadline_s
         if request.deadline_s < inf and not request.is_tried:
@@ -162,30 +153,40 @@ class Scheduler:
             self._allowances[request.level] = min(MOST_ALLOWANCE, max(0.0, allowance))
         return is_in_time
 
+    def cancel(self, request: Request) -> None:
+        """Forget a request: what waits of it never runs, and the results of what runs are dropped."""
+        self.queue.remove(request)
+        for slot in request.slots:
+            slot.is_over = True
+        request.is_complete = True
+
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the micro-batch that is to run now; None where there is none, or no stream is free for it.
 
-        Args:
-            now_s: the time.
-            most_on_whole: the most items, for a thread that has only the whole engine to run them on, while nothing
-                runs; None for a stream's thread.
+        `most_on_whole` is the most items for a thread that has only the whole engine, while nothing runs.
         """
         ready = self.queue.ready_work
         if not ready.items or not self.streams.free:
             return None
         is_wide = most_on_whole is not None or self.streams.is_wide(*ready)
+        if ready.items == 1:
+            (item,) = self.queue.ready
+            return self._begin((item,), item.cost.length, now_s, is_wide=is_wide)
         line = self.streams.model(is_wide=is_wide).line
         limits = Limits.of(self.policy, line)
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.shared(ready.tokens, line, [0.0] if is_wide else self.streams.residuals_s(now_s))
         items = select(self.queue.ranked(now_s), limits, line, now_s)
-        self.queue.take(items)
-        return self.streams.begin(items, padded_tokens(items), now_s, is_wide=is_wide)
+        return self._begin(items, padded_tokens(items), now_s, is_wide=is_wide)
 
-    def ended(self, running: RunningBatch, item: QueuedItem) -> None:
+    def _begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+        self.queue.take(items)
+        return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
+
+    def ended(self, running: RunningBatch, item: Slot) -> None:
         """Note that the engine has ended one item, while others of its micro-batch go on."""
         running.ended.add(item)
         item.request.running -= 1
@@ -206,9 +207,7 @@ class Scheduler:
     def _done_in_s(self, work: Work, now_s: float) -> float:
         """Return how long it takes until what runs and then so much work is done, in micro-batches of `next_batch`.
 
-        Args:
-            work: what is to be done.
-            now_s: the time; infinity where nothing runs any more.
+        `now_s` is infinity if nothing runs any more.
         """
         streams = self.streams
         if not streams.running and work.items and streams.is_wide(*work):
@@ -216,9 +215,11 @@ class Scheduler:
         else:
             busy_s = streams.residuals_s(now_s)
             line = streams.expected(work.tokens / max(1, work.items))
-        limits = Limits.of(self.policy, line)
-        max_tokens = limits.shared(work.tokens, line, busy_s).max_tokens
-        # An item alone in its micro-batch may be longer than any limit.
-        needed = max(ceil(work.items / limits.max_items), ceil(work.tokens / max_tokens), len(busy_s))
-        micro_batches = min(work.items, needed)
+        micro_batches = work.items
+        if micro_batches > 1:
+            limits = Limits.of(self.policy, line)
+            max_tokens = limits.shared(work.tokens, line, busy_s).max_tokens
+            # An item alone in its micro-batch may be longer than any limit.
+            needed = max(ceil(work.items / limits.max_items), ceil(work.tokens / max_tokens), len(busy_s))
+            micro_batches = min(work.items, needed)
         return done_in_s(busy_s, micro_batches * line.fixed_s + work.tokens * line.token_s, micro_batches)

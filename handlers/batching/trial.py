@@ -65,8 +65,7 @@ def on_engine(task: AnyTask, engine: Engine) -> AnyTask:
 def chosen(figures: Mapping[Candidate, tuple[float, float]]) -> Candidate:
     """Return the candidate with the least product of both times, or the likeliest unless another is clearly better.
 
-    Args:
-        figures: seconds of an item alone and among many; at least one, the likeliest first.
+    The figures are seconds of an item alone and among many; the likeliest comes first.
     """
     products = {candidate: alone_s * item_s for candidate, (alone_s, item_s) in figures.items()}
     likeliest, best = next(iter(products)), min(products, key=products.__getitem__)
@@ -228,13 +227,10 @@ class Trial:
 
 
 def measure(tasks: Sequence[Task], item: Any, full: Callable[[float], int], beside: Payload | None) -> Seeds:
-    """Time a micro-batch of one item, and a full one that repeats it.
+    """Time a micro-batch of one item, and a full one that repeats it, on the whole engine or on all streams at once.
 
-    Args:
-        tasks: one on the whole engine, or one on each stream, which run side by side.
-        item: decoded and prepared.
-        full: returns how many items a full one has, where an item takes so many seconds.
-        beside: what another thread decodes over and over while the full one runs; None for no such thread.
+    `full` returns how many items a full one has if an item takes so many seconds. Another thread decodes `beside` over
+    and over while the full one runs.
     """
     tokens, item_s = tasks[0].cost(item).length, _seconds(tasks, [item])
     size = full(item_s)

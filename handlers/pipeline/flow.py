@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from importlib import import_module
@@ -51,14 +52,16 @@ from handlers.metrics import (
     execution_event,
     item_event,
 )
+from handlers.pipeline.limits import excess
 from handlers.pipeline.micro_batches import micro_batches
-from handlers.pipeline.slots import FinishedMicroBatch, Slot, attempt, excess, server_timing
 from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
 from handlers.protocol.metadata import METADATA_HEADER
-from handlers.protocol.requests import Allowance, Payload, Request, failed
+from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import Form, OneItem, Reply
+from handlers.protocol.rows import failed, read_headers
+from handlers.protocol.terms import TERMS
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,19 @@ NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute e
 SlotListener = Callable[[Slot], None]
 
 
+@dataclass(slots=True, eq=False)
+class FinishedMicroBatch:
+    """A micro-batch that went through the model, until it is split."""
+
+    slots: list[Slot]  # those of its items that were not over before it, in order
+    outputs: Outputs  # the engine's, for these: arrays of shape (B, ...)
+    seconds: float  # that `collate` and `forward` took
+    size: int  # how many items it had, with those that were over before
+    collate_s: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_split: bool = False
+
+
 class Pipeline:
     """The steps for one task on one engine. It records what the steps did and how long they took."""
 
@@ -86,70 +102,64 @@ class Pipeline:
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
     def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
-        """Answer rows together, in classic mode.
+        """Answer rows together, in classic mode: one body for each.
 
-        Args:
-            rows: one for each request.
-            context: TorchServe's: request headers in, statuses and response headers out.
-            limit_s: seconds after which no item is decoded and no micro-batch begun.
-
-        Returns:
-            One body for each row.
+        TorchServe's context has request headers, and takes statuses and response headers. After `limit_s` seconds no
+        item is decoded and no micro-batch begun.
         """
         ends_s = time.perf_counter() + limit_s
         requests = [self.unpack(row, context.get_all_request_header(index)) for index, row in enumerate(rows)]
-        of_request = [[Slot(payload) for payload in request.payloads] for request in requests]
-        slots = [slot for each in of_request for slot in each]
+        slots = [slot for request in requests for slot in request.slots]
         if self._pool is not None and len(slots) > 1:
             list(self._pool.map(self.decode, slots, repeat(ends_s)))
         else:
             for slot in slots:
                 self.decode(slot, ends_s)
-        self._limit(of_request)
+        self._limit(requests)
         self.prepare(slots)
-        self._limit(of_request)
+        self._limit(requests)
         finished = [part for micro_batch in self.plan(slots) for part in self.run(micro_batch, ends_s)]
         for part in finished:
             self.split(part)
-        replies = [self.answer(request, each) for request, each in zip(requests, of_request, strict=True)]
-        return [respond(context, index, reply) for index, reply in enumerate(replies)]
+        return [respond(context, index, self.answer(request)) for index, request in enumerate(requests)]
 
     # -- unpack ------------------------------------------------------------------------------------------------------
 
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-        """Take a row apart. A bug in the hook is this request's own error; a request for metadata has no items."""
+    def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
+        """Take a row apart into slots; `sent` has its headers as TorchServe has them, see `read_headers`.
+
+        A bug in the hook is this request's own error. A request for metadata has no items.
+        """
         came_s = time.perf_counter()
-        names = {name.lower() for name, value in headers.items() if isinstance(value, str)}
+        headers = read_headers(sent)
+        explain = headers.get(EXPLAIN)
         # Predictions have EXPLAIN, so no client's header makes a description of one.
-        is_described = headers.get(DESCRIBE) == "True" and EXPLAIN not in headers
-        if METADATA_HEADER in names or is_described:
+        if METADATA_HEADER in headers or (explain is None and headers.get(DESCRIBE) == "True"):
             _import_grpc()
-            return Request((), self._task.metadata)
+            return Request((), self._task.metadata, came_s=came_s)
         try:
-            request = (
-                failed(headers, NO_EXPLANATION) if headers.get(EXPLAIN) == "True" else self._task.unpack(row, headers)
-            )
+            request = failed(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
-        request.came_s = came_s
-        # A request by TorchServe's own gRPC has no headers.
-        request.is_grpc = not names
+        request.came_s, request.is_grpc = came_s, not headers
+        if terms := {each: headers[each] for each in TERMS if each in headers}:
+            request.terms = {**request.terms, **terms}
         if len(request.payloads) > 1:
             allowance = Allowance()
             for payload in request.payloads:
                 if isinstance(payload, Payload):
                     payload.allowance = allowance
+        # Each payload lives until it is decoded, in its slot, and no longer.
+        request.slots, request.payloads = [Slot(payload) for payload in request.payloads], ()
         return request
 
     # -- decode, prepare ---------------------------------------------------------------------------------------------
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
-        """Decode the payload in a slot. This is the only place that catches InvalidInput; any thread may call it.
+        """Decode the payload in a slot; an error in it stays. This is the only place that catches InvalidInput.
 
-        Args:
-            slot: holds a payload, or an error, which stays.
-            ends_s: after this time the item is given up, in seconds of `time.perf_counter`.
+        Any thread may call it. After `ends_s`, of `time.perf_counter`, the item is given up.
         """
         started_s = time.perf_counter()
         if not isinstance(slot.outcome, ItemError):
@@ -164,11 +174,15 @@ class Pipeline:
 
     def prepare(self, slots: Sequence[Slot]) -> None:
         """Prepare the items that are still good, in one call of the hook, and find what each costs."""
-        attempt([slot for slot in slots if not isinstance(slot.outcome, ItemError)], self._prepare, _give_up)
+        _attempt([slot for slot in slots if not isinstance(slot.outcome, ItemError)], self._prepare, _give_up)
         for slot in slots:
             if not isinstance(slot.outcome, ItemError):
                 try:
-                    slot.cost = self._task.cost(slot.outcome)
+                    slot.cost = cost = self._task.cost(slot.outcome)
+                    # A plan relies on both, and here the item that is at fault is still known.
+                    if cost.length < 1:
+                        raise ValueError(f"an item's length is {cost.length}; at least 1 is needed")
+                    hash(cost.group)
                 except Exception as error:
                     _give_up(slot, error)
 
@@ -183,36 +197,31 @@ class Pipeline:
 
     # -- plan --------------------------------------------------------------------------------------------------------
 
-    def _limit(self, of_request: Sequence[Sequence[Slot]]) -> None:
+    def _limit(self, requests: Sequence[Request]) -> None:
         """Fail all items of each request whose items are too much together."""
-        for slots in of_request:
-            if len(slots) > 1 and (error := excess(slots, self._task.config)):
-                for slot in slots:
+        for request in requests:
+            if len(request.slots) > 1 and (error := excess(request.slots, self._task.config)):
+                for slot in request.slots:
                     slot.outcome = error
 
     def plan(self, slots: Sequence[Slot]) -> list[list[Slot]]:
         """Put the items that are still good into micro-batches."""
-        good = [(slot, slot.cost) for slot in slots if slot.cost and not isinstance(slot.outcome, ItemError)]
+        good = [slot for slot in slots if not isinstance(slot.outcome, ItemError)]
         if len(good) < 2:
-            return [[slot] for slot, _ in good]
+            return [good] if good else []
         config = self._task.config
-        plan = micro_batches([cost for _, cost in good], config.max_items, config.max_tokens, self._task.overhead)
-        return [[good[index][0] for index in micro_batch] for micro_batch in plan]
+        plan = micro_batches([slot.cost for slot in good], config.max_items, config.max_tokens, self._task.overhead)
+        return [[good[index] for index in micro_batch] for micro_batch in plan]
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
     def run(
         self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
     ) -> list[FinishedMicroBatch]:
-        """Run a micro-batch, halving it where it fails.
+        """Run a micro-batch, halving it where it fails; return what ran, in parts, without the slots that failed alone.
 
-        Args:
-            slots: those of the micro-batch, all good.
-            ends_s: after this time no part is begun and the rest given up, in seconds of `time.perf_counter`.
-            listener: called for each item that the engine ends before the others, on the engine's threads.
-
-        Returns:
-            What ran: the whole micro-batch, or parts of it where it failed, without the slots that failed alone.
+        After `ends_s`, of `time.perf_counter`, no part is begun. `listener` is called for each item that the engine
+        ends before the others, on the engine's threads.
         """
         finished: list[FinishedMicroBatch] = []
 
@@ -221,7 +230,7 @@ class Pipeline:
                 raise OutOfTime
             finished.append(self._run(some, listener))
 
-        attempt(slots, step, _give_up)
+        _attempt(slots, step, _give_up)
         return finished
 
     def _run(self, slots: list[Slot], listener: SlotListener | None) -> FinishedMicroBatch:
@@ -232,7 +241,7 @@ class Pipeline:
         outputs = self._forward(inputs, slots, items, started_s, listener)
         ended_s = time.perf_counter()
         # Requests of items that the engine ended before may be answered by now.
-        left = [index for index, slot in enumerate(slots) if not slot.is_ended]
+        left = [index for index, slot in enumerate(slots) if not slot.is_over]
         for index in left:
             _note(slots[index], started_s, ended_s, len(slots))
         if len(left) < len(slots):
@@ -250,7 +259,7 @@ class Pipeline:
         def ended(index: int, outputs: Outputs) -> None:
             slot = slots[index]
             _note(slot, started_s, time.perf_counter(), len(slots))
-            slot.outputs, slot.is_ended = outputs, True
+            slot.outputs, slot.is_over = outputs, True
             listener(slot)
 
         return self._task.forward_reporting(inputs, items, ended)
@@ -287,19 +296,16 @@ class Pipeline:
 
     # -- answer ------------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, slots: Sequence[Slot]) -> Reply:
-        """Write the answer to a request, and count it and its items.
-
-        Args:
-            request: has the form of the answer.
-            slots: one for each payload of the request, in order.
-        """
-        started_s = time.perf_counter()
+    def answer(self, request: Request) -> Reply:
+        """Write the answer to a request, and count it and its items."""
+        started_s, slots = time.perf_counter(), request.slots
         reply = self._pack(request, slots)
         ended_s = time.perf_counter()
         encode_s = ended_s - started_s
         if slots:
-            queue_s = sum([slot.queue_s(request.came_s) for slot in slots if slot.batch_size])
+            # For each item, the time from its request's arrival to its micro-batch, but for decoding.
+            starts_s = [slot.decoded_at + slot.wait_s - slot.decode_s for slot in slots if slot.batch_size]
+            queue_s = sum([max(0.0, start_s - request.came_s) for start_s in starts_s])
             values = (encode_s, ended_s - request.came_s, queue_s)
             self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_answered, slots)])
         headers = {**reply.headers, **self._version, "Server-Timing": server_timing(slots, encode_s)}
@@ -342,6 +348,31 @@ def _is_writable(form: Form, slot: Slot) -> bool:
     return True
 
 
+def _attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
+    """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
+
+    Items that are over by then are left out. A step that raises must not have changed any other. Where time is up, all
+    others are given up at once.
+    """
+    if not slots:
+        return
+    try:
+        step(slots)
+    except OutOfTime as error:
+        # Halves would take longer still.
+        for slot in slots:
+            if not slot.is_over:
+                give_up(slot, error)
+    except Exception as error:
+        left = [slot for slot in slots if not slot.is_over]
+        if left and len(slots) == 1:
+            give_up(left[0], error)
+        else:
+            middle = len(left) // 2
+            _attempt(left[:middle], step, give_up)
+            _attempt(left[middle:], step, give_up)
+
+
 def _give_up(slot: Slot, error: Exception) -> None:
     """Fail an item that failed alone."""
     if isinstance(error, OutOfMemory | MemoryError):
@@ -371,6 +402,18 @@ def _answered(slot: Slot) -> Happened:
     if slot.batch_size:
         return item_event(error_type, has_run=True), (slot.decode_s, slot.wait_s)
     return item_event(error_type, has_run=False), (slot.decode_s,)
+
+
+def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
+    """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
+    decode_s, wait_s, forward_s, batch_size = 0.0, 0.0, 0.0, 0
+    for slot in slots:
+        decode_s, wait_s = max(decode_s, slot.decode_s), max(wait_s, slot.wait_s)
+        forward_s, batch_size = max(forward_s, slot.forward_s), max(batch_size, slot.batch_size)
+    return (
+        f"decode;dur={1000 * decode_s:.2f}, wait;dur={1000 * wait_s:.2f}, forward;dur={1000 * forward_s:.2f}, "
+        f'encode;dur={1000 * encode_s:.2f}, batch;desc="{batch_size}"'
+    )
 
 
 def _import_grpc() -> None:

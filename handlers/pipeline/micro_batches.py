@@ -7,6 +7,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from handlers.protocol.requests import Cost
+
+__all__ = ["OVERHEAD", "Cost", "Overhead", "micro_batches"]
+
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
@@ -28,53 +32,13 @@ class Overhead:
 OVERHEAD = Overhead()
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one item asks of a micro-batch.
-
-    Attributes:
-        length: its size along the padded axis, in tokens; 1 where nothing is padded.
-        group: the options that hold for a whole micro-batch; items share one only when their groups are equal.
-        work: what the model does for it altogether, in tokens, where that is more than its length: answers that are
-            generated.
-    """
-
-    length: int = 1
-    group: Hashable = None
-    work: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """What counts towards the budget of its request."""
-        return max(self.length, self.work)
-
-    def __post_init__(self) -> None:
-        """Check what a plan relies on, where the item that is at fault is still known.
-
-        Raises:
-            ValueError: the length is less than 1.
-            TypeError: the group cannot be hashed.
-        """
-        if self.length < 1:
-            raise ValueError(f"an item's length is {self.length}; at least 1 is needed")
-        hash(self.group)
-
-
 def micro_batches(
     costs: Sequence[Cost], max_items: int, max_tokens: int | None = None, overhead: Overhead = OVERHEAD
 ) -> list[list[int]]:
-    """Partition items into micro-batches.
+    """Partition items into micro-batches: lists of indices into `costs`, which hold each index exactly once.
 
-    Args:
-        costs: one per item.
-        max_items: the most items of a micro-batch, at least 1.
-        max_tokens: the most padded tokens of a micro-batch, its items times its longest; None for no limit. An item
-            that is longer on its own still gets a micro-batch of its own.
-        overhead: what one more micro-batch costs.
-
-    Returns:
-        Lists of indices into `costs`, which hold each index exactly once. Within a group shorter items come first, and
-        equal ones stand in their order of arrival.
+    Padded tokens are a micro-batch's items times its longest; an item with more than `max_tokens` gets a micro-batch of
+    its own. Within a group shorter items come first, and equal ones in their order of arrival.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, cost in enumerate(costs):

@@ -13,12 +13,16 @@ import torch
 from handlers.config import HandlerConfig, NoOptions
 from handlers.engines import Arrays, Engine, Listener, Outputs
 from handlers.errors import ItemError
-from handlers.pipeline.micro_batches import OVERHEAD, Cost, Overhead
-from handlers.protocol import requests, retrieval
+from handlers.pipeline.micro_batches import OVERHEAD, Overhead
+from handlers.protocol import retrieval, rows
 from handlers.protocol.fields import Fields
+from handlers.protocol.headers import Headers
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Model, OutputTensors, documents
-from handlers.protocol.requests import Items, Payload, Request, Shape
+from handlers.protocol.requests import UNIT_COST, Cost, Items, Payload, Request
+from handlers.protocol.rows import Shape
+
+API_HEADER = retrieval.HEADER.lower()
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")
@@ -71,11 +75,11 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Return what makes items of the contents of a request, once; `fields` does it by `inputs`."""
         return fields
 
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
         """Take one row apart, which is a request; few tasks override it."""
-        names_api = retrieval.HEADER.lower() in map(str.lower, headers)
-        request = retrieval.unpack(row, headers, self.shape) if names_api else None
-        return request or requests.unpack(row, headers, self.shape)
+        if API_HEADER in headers:
+            return retrieval.unpack(row, headers, self.shape)
+        return rows.unpack(row, headers, self.shape)
 
     @abc.abstractmethod
     def decode(self, payload: Payload) -> Item:
@@ -91,7 +95,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
         """Return what the item asks of a micro-batch: its length, and the group that it may share one with."""
-        return Cost()
+        return UNIT_COST
 
     @abc.abstractmethod
     def collate(self, items: Sequence[Item]) -> Arrays:

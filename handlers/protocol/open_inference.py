@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
 from handlers.protocol import tensors
+from handlers.protocol.bodies import is_inference
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded
 
@@ -27,7 +28,7 @@ BINARY_TYPE = "application/octet-stream"
 # The most inputs of a request in JSON; gRPC counts its fields. 90,000 took two seconds of the worker's only thread.
 MOST_TENSORS = 1000
 
-# These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.headers reads them.
+# These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.terms reads them.
 TERMS = frozenset({"priority", "timeout"})
 # These parameters are the protocol's own or Triton's scheduler's; all others are options of the task.
 PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
@@ -114,11 +115,6 @@ def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memor
     if not is_number or int(header) > len(view):
         raise MalformedTensor(f"{LENGTH_HEADER} must be a number of bytes, no more than the body's {len(view)}.")
     return view[: int(header)], view[int(header) :]
-
-
-def is_inference(document: Any) -> bool:
-    """Whether a JSON document is one of this protocol's requests, well-formed or not."""
-    return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)
 
 
 def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:

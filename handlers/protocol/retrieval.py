@@ -29,10 +29,11 @@ from handlers.errors import (
     UnknownShape,
     WrongOutput,
 )
-from handlers.protocol.bodies import body_of, check_count, parse_json
-from handlers.protocol.headers import header
-from handlers.protocol.requests import Payload, Request, Shape
+from handlers.protocol.bodies import check_count, parse_json
+from handlers.protocol.headers import Headers
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply, encode_padded
+from handlers.protocol.rows import Shape, body_of
 
 Api = Literal["embeddings", "rerank"]
 
@@ -144,11 +145,9 @@ def _usage(tokens: int) -> Mapping[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def unpack(row: Mapping[str, Any], headers: Mapping[str, Any], shape: Shape) -> Request | None:
-    """Take one row apart whose client asks for one of the APIs; see `requests.unpack`."""
-    asked = header(headers, HEADER)
-    if asked is None:
-        return None
+def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+    """Take one row apart whose client asks for one of the APIs; see `rows.unpack`."""
+    asked = headers[HEADER.lower()]
     try:
         reader = _READERS.get(asked)
         if reader is None:

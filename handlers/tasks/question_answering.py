@@ -73,7 +73,8 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
         )
         # A context that stands beside "instances" is sent once, and tokenised for each question.
-        payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
         return Passage(context, self.options(fields), question=question)
 
     def prepare(self, items: Sequence[Passage]) -> Sequence[Passage | ItemError]:

@@ -60,7 +60,8 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
                 f"max_tokens_per_doc: {most}; documents are cut where the model ends, {self.max_length}."
             )
         # A query is sent once, and tokenised for each document.
-        payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(query, options, pair=document)
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002

@@ -44,7 +44,8 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         if not self.takes_pairs:
             raise UnknownOption(f"text_pair: {UNCERTAIN_SEGMENTS}.")
         pair = read_text(item.options.text_pair, "text_pair", self.config.max_characters)
-        payload.allowance.take("characters", len(pair), self.config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(pair), self.config.max_request_characters)
         return replace(item, pair=pair)
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:

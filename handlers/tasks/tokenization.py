@@ -59,7 +59,8 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
         if options.max_length > self.max_length:
             raise UnknownOption(f"max_length: {options.max_length}; at most {self.max_length}.")
         text = text_of(payload, config.max_characters)
-        payload.allowance.take("characters", len(text), config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(text), config.max_request_characters)
         return Text(text, options)
 
     def prepare(self, items: Sequence[Source]) -> Sequence[Source | ItemError]:

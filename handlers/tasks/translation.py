@@ -18,6 +18,7 @@ from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read
 from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, InvalidText, ItemError, UnknownOption
 from handlers.pipeline.micro_batches import Cost, Overhead
+from handlers.protocol.headers import Headers
 from handlers.protocol.output_tensors import OutputTensors, columns
 from handlers.protocol.requests import Payload, Request
 from handlers.text.config import TranslationConfig, TranslationOptions
@@ -117,7 +118,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         options = {"src_lang": named or source, "split": "none", "tgt_lang": config.tgt_lang or target}
         return Payload("What went before decides what comes next.", options)
 
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
         """A text that is to be translated sentence by sentence becomes as many payloads."""
         return divided(super().unpack(row, headers), self._divided, self.config.max_sentences)
 
@@ -149,7 +150,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         """Check a text, or {"text": ...}, and its options."""
         sent = parse_options(TranslationOptions, payload.options)
         text = text_of(payload, self.config.max_characters)
-        payload.allowance.take("characters", len(text), self.config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(text), self.config.max_request_characters)
         source = self._source(text, sent)
         return SourceText(text, self._completed(sent, source, text), source=source)
 

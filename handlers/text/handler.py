@@ -83,7 +83,8 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Check a text, or {"text": ...}, and the options of the task."""
         options = self.options(payload.options)
         text = text_of(payload, self.config.max_characters)
-        payload.allowance.take("characters", len(text), self.config.max_request_characters)
+        if payload.allowance:
+            payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
 
     def options(self, sent: Mapping[str, Any]) -> Any:
@@ -92,6 +93,15 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         Raises:
             UnknownOption: lists every problem.
         """
+        if not sent:
+            return self._default_options
+        return self._options(sent)
+
+    @cached_property
+    def _default_options(self) -> Any:
+        return self._options({})
+
+    def _options(self, sent: Mapping[str, Any]) -> Any:
         names = [field.name for field in fields(self.options_class)]
         defaults = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
         return parse_options(self.options_class, {**defaults, **sent})

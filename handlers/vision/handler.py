@@ -7,6 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -85,9 +86,13 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
 
     def decode(self, payload: Payload) -> Seen:
         """Make pixels of an image that came as bytes, {"b64": ...} or pixels, and read the options."""
-        options = parse_options(self.options_class, payload.options)
+        options = parse_options(self.options_class, payload.options) if payload.options else self._no_options
         pixels, size = decode_image(payload.value, self.config, self.preprocessing, payload.allowance)
         return Seen(pixels, options, size)
+
+    @cached_property
+    def _no_options(self) -> Any:
+        return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[Seen]) -> Arrays:
         """Stack the items: `pixels`, (B, H, W, 3) uint8."""

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
-from handlers.protocol.requests import UNLIMITED, Allowance
+from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import orientation, strip
 from handlers.vision.preprocessing import Preprocessing
@@ -63,14 +63,16 @@ URL_SAFE = str.maketrans("-_", "+/")
 
 
 def decode_image(
-    value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance = UNLIMITED
+    value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """Decode one image: what the model sees, (H, W, 3) uint8, RGB; and the image's own size; see `opened`."""
     image, own = opened(value, config, allowance, preprocessing.least)
     return preprocessing.pixels(image), own
 
 
-def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -> tuple[Image.Image, tuple[int, int]]:
+def opened(
+    value: Any, config: PixelsConfig, allowance: Allowance | None, least: int
+) -> tuple[Image.Image, tuple[int, int]]:
     """Decode one image in whatever form it came.
 
     Args:
@@ -106,7 +108,7 @@ def opened(value: Any, config: PixelsConfig, allowance: Allowance, least: int) -
 
 
 def _decoded(
-    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance, least: int
+    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance | None, least: int
 ) -> tuple[Image.Image, tuple[int, int]]:
     if not body:
         raise EmptyInput("The image is empty.")
@@ -163,7 +165,7 @@ def _from_base64(text: Any) -> bytes:
         raise CorruptInput('"b64" is not valid base64.') from None
 
 
-def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance) -> Image.Image:
+def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
     height, width, _ = pixels.shape
@@ -171,11 +173,12 @@ def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance)
     return Image.fromarray(pixels)
 
 
-def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowance) -> None:
+def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowance | None) -> None:
     pixels, limit = width * height, config.max_pixels
     if pixels > limit:
         raise ImageTooLarge(f"The image has {width} x {height} = {pixels} pixels; max_pixels is {limit}.")
-    allowance.take("pixels", pixels, config.max_request_pixels)
+    if allowance:
+        allowance.take("pixels", pixels, config.max_request_pixels)
 
 
 def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_turned: bool) -> None:

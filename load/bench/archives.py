@@ -18,7 +18,7 @@ from deploy.build.archive import Recipe, run_archiver
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
-from handlers.batching.policy import CONTINUOUS
+from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, quietly
 
 # OpenVINO on the processor is what is compared, on a machine with a GPU too.

@@ -5,8 +5,8 @@ from zipfile import ZipFile
 import pytest
 import ts
 
-from handlers.batching.policy import with_mode
 from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
+from handlers.continuous.mode import with_mode
 from handlers.errors import InvalidConfig, UnknownOption
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions

@@ -14,11 +14,9 @@ from itertools import count
 from math import inf
 
 from handlers.batching.engine import RunningBatch
-from handlers.batching.request_queue import ScheduledRequest
 from handlers.batching.scheduler import Scheduler
-from handlers.batching.timing import Situation, Timing
-from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.slots import Slot
+from handlers.continuous.timing import Situation, Timing
+from handlers.protocol.requests import Cost, Request, Slot
 from tests.simulated.traffic import Clients, Machine, Outcome
 
 
@@ -44,12 +42,15 @@ class Simulated:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Request(ScheduledRequest):
+class _Request(Request):
     """A request that knows where its outcome stands."""
 
     index: int
-    is_refused: bool = False
     how: str = "done"
+
+
+def _is_complete(request: Request) -> bool:
+    return not (request.decoding or request.queued or request.running)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,15 +125,18 @@ class AdaptiveWorker:
         for index in indices:
             arrival = self.simulated.outcomes[index].arrival
             request = _Request(
-                slots=[Slot(None) for _ in range(arrival.items)],
+                payloads=(),
+                slots=[Slot(None, cost=Cost(arrival.length)) for _ in range(arrival.items)],
                 arrived_s=arrived_s,
                 priority=arrival.priority,
                 timeout_s=arrival.timeout_s,
                 index=index,
             )
+            for slot in request.slots:
+                slot.request = request
             self._in_flight[index] = request
             if refusal := self._scheduler.admit(request, arrival.items * arrival.length):
-                request.is_refused, request.how = True, refusal.reason
+                request.how, request.retry_after_s = refusal.reason, refusal.retry_after_s
                 self.simulated.outcomes[index].retry_after_s = refusal.retry_after_s
             elif arrival.decode_s and self._machine.exchange_s is not None:
                 self._decode(now_s, request, arrival.decode_s, is_alone=lone)
@@ -157,9 +161,8 @@ class AdaptiveWorker:
             self._at(running.ends_s, "finished", running)
 
     def _decoded(self, _: float, request: _Request) -> None:
-        length = self.simulated.outcomes[request.index].arrival.length
         for slot in request.slots:
-            self._scheduler.queue.decoded(request, slot, Cost(length))
+            self._scheduler.queue.decoded(slot)
 
     def _finished(self, now_s: float, running: _Running) -> None:
         if running not in self._running or now_s < running.ends_s:
@@ -180,7 +183,6 @@ class AdaptiveWorker:
     def _look(self, now_s: float) -> None:
         expired = [request for request in self._scheduler.queue.expire(now_s) if isinstance(request, _Request)]
         for request in expired:
-            request.decoding = request.queued = 0
             request.how = "expired"
         while batch := self._scheduler.next_batch(now_s):
             indices = tuple(item.request.index for item in batch.items if isinstance(item.request, _Request))
@@ -216,7 +218,7 @@ class AdaptiveWorker:
 
     def _answer(self, at_s: float, requests: Sequence[_Request], request_s: float = 0.0) -> float:
         """Answer complete requests one after the other from then on, and return the time of the last."""
-        complete = [request for request in requests if request.is_complete]
+        complete = [request for request in requests if _is_complete(request)]
         for request in complete:
             del self._in_flight[request.index]
             at_s += request_s
@@ -232,8 +234,8 @@ class AdaptiveWorker:
         return at_s
 
     def _situation(self) -> Situation:
-        complete = [request for request in self._in_flight.values() if request.is_complete]
-        refused_s = [request.arrived_s for request in complete if request.is_refused]
+        complete = [request for request in self._in_flight.values() if _is_complete(request)]
+        refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
         return Situation(
             in_flight=len(self._in_flight),
             complete=len(complete),

@@ -15,7 +15,7 @@ from math import inf
 from handlers.batching.engine import LatencyModel, Streams
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
-from handlers.batching.timing import Timing
+from handlers.continuous.timing import Timing
 from tests.simulated.adaptive import AdaptiveWorker, Simulated
 from tests.simulated.traffic import Arrival, Clients, Machine
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from deploy.build.archive import why_classic, with_mode
-from handlers.batching import policy
 from handlers.config import HandlerConfig, parse
+from handlers.continuous import mode
 from handlers.errors import InvalidConfig
 from tests.deploy.build.conftest import ArchiveSh
 
@@ -19,7 +19,7 @@ ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 def mode_of(config: dict[str, Any]) -> str:
     """The mode that a worker takes of such a model-config.yaml."""
     scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
-    return policy.with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
+    return mode.with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
 
 
 @pytest.mark.parametrize(

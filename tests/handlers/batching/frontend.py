@@ -60,6 +60,7 @@ class Frontend:
         self._ids = count()
         self._queue: deque[Sent] = deque()
         self._in_flight: dict[str, Sent] = {}
+        self._left: deque[Future[Answer]] = deque()
         self._is_closed = self._is_abandoned = False
         self._is_something_there = threading.Condition()
         self._ours, self._theirs = socket.socketpair()
@@ -102,6 +103,10 @@ class Frontend:
     def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
         """Send several that an idle worker sees in one exchange."""
         return [sent.answer for sent in self._sent(requests)]
+
+    def leave(self, answer: "Future[Answer]") -> None:
+        """Let the client of a request go away: the next exchange lacks it."""
+        self._left.append(answer)
 
     def send(self, body: Body, **headers: str) -> Answer:
         """Send one request, and return its answer."""
@@ -149,6 +154,7 @@ class Frontend:
 
     def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
+        self._in_flight = {id_: sent for id_, sent in self._in_flight.items() if sent.answer not in self._left}
         requests = {id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}
         self._ours.sendall(message(requests))
         for id_, received in read_answers(answers).items():

@@ -34,23 +34,23 @@ class State(NamedTuple):
     """How much a worker has to do.
 
     Attributes:
-        in_flight: requests that the frontend waits for.
+        in_flight: requests without a reply.
         waiting_items: items of theirs that have not started.
         running_batches: micro-batches in the engine.
-        unanswered_batches: micro-batches that ran and are not split into results yet.
+        unsplit_items: items that ran and are not split into results yet.
     """
 
     in_flight: int
     waiting_items: int
     running_batches: int
-    unanswered_batches: int
+    unsplit_items: int
 
 
 def state(handler: BatchHandler[Any, Any]) -> State:
-    shared = handler.worker.shared
-    with shared.lock:
-        running = len(shared.scheduler.streams.running)
-        return State(len(shared.in_flight), shared.scheduler.queue.items, running, len(shared.finished))
+    core = handler.core
+    with core.lock:
+        running = len(core.scheduler.streams.running)
+        return State(len(core.pending), core.scheduler.queue.items, running, len(core.unsplit))
 
 
 class Unwritable:

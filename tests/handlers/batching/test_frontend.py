@@ -11,11 +11,11 @@ import pytest
 from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
 from ts.service import Service
 
-from handlers.batching.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
+from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
 from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
-from handlers.protocol.bodies import MOST_FIELDS, body_of
 from handlers.protocol.responses import Reply
+from handlers.protocol.rows import MOST_FIELDS, body_of, read_headers
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import context
 
@@ -77,7 +77,7 @@ def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair,
     first, second = received(pair.link).values()
     assert first is not None and len(first.row) < MOST_FIELDS + 10 and len(first.headers) <= MOST_FIELDS + 1
     with pytest.raises(BodyTooLarge, match="more than 200 fields"):
-        body_of(first.row, first.headers, 10**9)
+        body_of(first.row, read_headers(first.headers), 10**9)
     assert second is not None and second.row["body"] == b"small"
     pair.send(message({**requests, "c": ({}, b"new")}))
     assert [sent is not None for sent in received(pair.link).values()] == [False, False, True]

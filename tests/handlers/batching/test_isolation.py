@@ -9,17 +9,7 @@ from typing import Any
 
 import pytest
 
-from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS, Arrivals, Arrived
-from handlers.batching.engine import LatencyModel, Streams
-from handlers.batching.in_flight import InFlightRequest
-from handlers.batching.policy import Policy
-from handlers.batching.scheduler import Refusal, Scheduler
-from handlers.batching.shared_state import SharedState
-from handlers.batching.timing import Timing
-from handlers.config import HandlerConfig
-from handlers.metrics import ABANDONED, Recorder
-from handlers.pipeline.micro_batches import Cost
-from handlers.pipeline.slots import Slot
+from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, state, wait_for
@@ -111,50 +101,6 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(tm
         steps.release(len(answers))
         assert taken[LEAST_THREADS:] == [b"11", b"12", b"13"]
         assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
-
-
-def scheduler() -> Scheduler:
-    return Scheduler(Policy(max_latency_s=10.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
-
-
-def in_flight(id_: str) -> InFlightRequest:
-    return InFlightRequest(id=id_, request=Request(()), slots=[Slot(None)], arrived_s=0.0)
-
-
-def test_waiting_request_that_the_next_exchange_lacks_never_runs() -> None:
-    recorder = Recorder()
-    shared = SharedState(scheduler(), Timing(8, has_target=True), recorder)
-    queued, decoding, kept = requests = [in_flight(id_) for id_ in "abc"]
-    for request in requests:
-        assert shared.scheduler.admit(request, 1.0) is None
-    shared.received("abc", requests, 0.0)
-    shared.scheduler.queue.decoded(queued, queued.slots[0], Cost())
-    shared.received("c", [], 0.0)
-    for request in (decoding, kept):
-        shared.scheduler.queue.decoded(request, request.slots[0], Cost())
-    batch = shared.scheduler.next_batch(0.0)
-    assert batch is not None and [item.request for item in batch.items] == [kept]
-    assert list(shared.in_flight) == ["c"]
-    assert [each.value for each in recorder.drain() if each.counter is ABANDONED] == [2]
-
-
-def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
-    shared = SharedState(scheduler(), Timing(8, has_target=True), Recorder())
-    refused, answered, running = requests = [in_flight(id_) for id_ in "abc"]
-    refused.refuse(Refusal("QueueFull", "full", 1.0), 503)
-    running.running = 1
-    shared.received("abc", requests, 0.0)
-    assert shared.take_due(with_refused=False).complete == [answered]
-    assert shared.take_due(with_refused=True).complete == [refused]
-
-
-def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
-    arrivals = Arrivals(scheduler(), Recorder(), HandlerConfig())
-    first, later = Request((Payload(b"x" * 10),)), Request((Payload(b"x" * 100), Payload(b"x")))
-    decoded = arrivals.arrived("a", first, {}, 0.0)
-    decoded.slots[0].cost = Cost(length=20)
-    arrivals.decoded([Arrived(decoded, decoded.slots[0], 10)])
-    assert arrivals.arrived("b", later, {}, 0.0).tokens == 202
 
 
 def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:

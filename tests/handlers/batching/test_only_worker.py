@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.models import ROOT
-from handlers.batching.worker import _claims, claim
+from handlers.continuous.only_worker import _claims, claim
 from handlers.errors import InvalidConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 
 OTHER = """
 import sys
-from handlers.batching.worker import claim
+from handlers.continuous.only_worker import claim
 claim(sys.argv[1], 0.0)
 print("claimed", flush=True)
 sys.stdin.read()

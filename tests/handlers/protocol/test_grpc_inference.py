@@ -20,11 +20,11 @@ from tritonclient.utils import np_to_triton_dtype
 from handlers.errors import INTERNAL_ERROR, ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
 from handlers.protocol.output_tensors import Model, OutputTensors, vectors
-from handlers.protocol.requests import Payload, Request, unpack
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
 from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol import test_open_inference
-from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
+from tests.handlers.protocol.test_open_inference import KOREAN, TEXT, unpack
 from tests.handlers.protocol.test_tensors import arrays
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}

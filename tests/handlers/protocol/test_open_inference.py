@@ -10,6 +10,7 @@ import pytest
 import tritonclient.http as triton
 
 from handlers.errors import ItemError, WrongOutput
+from handlers.protocol import rows
 from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import (
@@ -20,8 +21,9 @@ from handlers.protocol.output_tensors import (
     ranked,
     vectors,
 )
-from handlers.protocol.requests import Payload, Request, Shape, unpack
+from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
+from handlers.protocol.rows import Shape
 
 TEXT = Shape(
     Fields(frozenset({"text"}), max_instances=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
@@ -31,6 +33,10 @@ TEXT = Shape(
 IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
 
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
+
+
+def unpack(row: dict[str, Any], headers: dict[str, Any], shape: Shape) -> Request:
+    return rows.unpack(row, rows.read_headers(headers), shape)
 
 
 def tensor(name: str, array: Any, *, is_binary: bool = True) -> triton.InferInput:

@@ -226,13 +226,12 @@ from PIL import Image
 from handlers.errors import ImageTooLarge
 from handlers.vision.config import PixelsConfig
 from handlers.vision.images import opened
-from handlers.protocol.requests import UNLIMITED
 limits = PixelsConfig(max_pixels=10_000)
 for height in (100, 101, 201, 1000):
     body = io.BytesIO()
     Image.new("L", (100, height)).save(body, "PNG")
     try:
-        print(opened(body.getvalue(), limits, UNLIMITED, 16)[1])
+        print(opened(body.getvalue(), limits, None, 16)[1])
     except ImageTooLarge as error:
         print(error.code, error)
 """

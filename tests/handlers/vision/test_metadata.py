@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from handlers.errors import CorruptInput, ImageTooLarge
-from handlers.protocol.requests import UNLIMITED
 from handlers.vision.config import PixelsConfig
 from handlers.vision.images import opened
 from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip
@@ -62,7 +61,7 @@ def with_scans(scans: int) -> bytes:
 )
 def test_decode_a_file_of_more_parts_than_an_image_needs_is_refused(body: bytes) -> None:
     with pytest.raises(ImageTooLarge, match="more than"):
-        opened(body, LIMITS, UNLIMITED, 232)
+        opened(body, LIMITS, None, 232)
 
 
 def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
@@ -79,4 +78,4 @@ def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
     assert whole.startswith(b"\x89PNG")
     for size in (200, 1000, 5000, len(whole) // 2):
         with pytest.raises(CorruptInput):
-            opened(whole[:size], LIMITS, UNLIMITED, 232)
+            opened(whole[:size], LIMITS, None, 232)

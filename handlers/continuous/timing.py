@@ -20,28 +20,20 @@ HELD_S = 0.05
 SOON_S = 0.02
 # Seconds of work that the frontend's thread does itself, and the items of it: waking another thread, and an exchange
 # meanwhile, would take as long.
-QUICK_S, QUICK_ITEMS = 0.003, 16
+QUICK_S = 0.003
+QUICK_ITEMS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the worker knows when it asks whether to answer.
+    """What the worker knows when it asks whether to answer."""
 
-    Attributes:
-        in_flight: requests that the frontend waits for.
-        complete: those of them that could be answered now.
-        refused: those of the complete ones that were not admitted.
-        oldest_refusal_s: when the first of these came; infinity without any.
-        is_running: whether a micro-batch is in the engine.
-        queued_s: seconds that the engine needs for what is decoded.
-    """
-
-    in_flight: int
-    complete: int
-    refused: int = 0
-    oldest_refusal_s: float = inf
-    is_running: bool = False
-    queued_s: float = 0.0
+    in_flight: int  # requests that the frontend waits for
+    complete: int  # those of them that could be answered now
+    refused: int = 0  # those of the complete ones that were not admitted
+    oldest_refusal_s: float = inf  # when the first of these came
+    is_running: bool = False  # whether a micro-batch is in the engine
+    queued_s: float = 0.0  # that the engine needs for what is decoded
 
     @property
     def is_all_complete(self) -> bool:
@@ -51,24 +43,16 @@ class Situation:
 
 @dataclass(slots=True)
 class Timing:
-    """The rhythm of one worker.
+    """The rhythm of one worker."""
 
-    Attributes:
-        window: most requests in flight: the registration's batch_size.
-        has_target: whether there is a latency target.
-        received_s: when the last exchange brought its requests.
-    """
-
-    window: int
-    has_target: bool
-    received_s: float = -inf
+    window: int  # most requests in flight: the registration's batch_size
+    has_target: bool  # of latency
+    received_s: float = -inf  # when the last exchange brought its requests
 
     def arrived_s(self, now_s: float, in_flight: int) -> float:
         """Return when the requests that an exchange brings now arrived at the frontend, on average.
 
-        Args:
-            now_s: the time.
-            in_flight: requests that were left unanswered; the frontend waits for arrivals only where there are none.
+        The frontend waits for arrivals only if none was left unanswered.
         """
         return (self.received_s + now_s) / 2 if in_flight else now_s
 

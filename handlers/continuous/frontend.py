@@ -23,8 +23,8 @@ from http import HTTPStatus
 from io import BufferedReader
 from typing import Any, cast
 
-from handlers.protocol.bodies import MOST_FIELDS
 from handlers.protocol.responses import Reply
+from handlers.protocol.rows import MOST_FIELDS
 
 INTEGER = struct.Struct("!i")
 PREDICT, END, OK = b"I", -1, 200
@@ -42,23 +42,14 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that was not in flight before.
+    """A request that was not in flight before, as TorchServe's own reader returns it."""
 
-    Attributes:
-        row: the value of each field by its name, undecoded.
-        headers: the request's, and for each field {"content-type": as sent}, as in TorchServe's own reader.
-    """
-
-    row: Mapping[str, bytes]
-    headers: Mapping[str, Any]
+    row: Mapping[str, bytes]  # the value of each field by its name
+    headers: Mapping[str, Any]  # the request's, and for each field {"content-type": as sent}
 
 
 class _Inbox:
-    """Reads from the stream of a connection.
-
-    Raises:
-        Disconnected: in every method, where the stream has ended.
-    """
+    """Reads from the stream of a connection; every method raises Disconnected if it has ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._stream = cast(BufferedReader, connection.makefile("rb", buffering=CHUNK_BYTES))
@@ -116,10 +107,6 @@ class Link:
         """Wait for the next message, and return the ids of all requests in flight, in the frontend's order.
 
         `take` is called with the id of each request that was not in the last message, and with the request.
-
-        Raises:
-            Disconnected: there will be none.
-            ProtocolError: what came is none.
         """
         inbox = self._inbox
         if inbox.read(len(PREDICT)) != PREDICT:

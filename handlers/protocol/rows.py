@@ -1,0 +1,249 @@
+"""Take TorchServe's rows apart into items. Pure: no sockets, no context.
+
+    headers as TorchServe has them -> read_headers -> Headers
+    row (dict from TorchServe), Headers -> unpack -> Request: one payload per item, and the form of the answer
+    one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
+
+The media type selects the reader of a body (bodies.READERS); the task makes items of its contents (Items):
+
+    raw bytes, text                             Items.of_body
+    multipart or form, a field `data`           its own media type decides; other fields are options
+    JSON                                        Items.of_json
+    no type, or application/octet-stream        JSON if it parses as an object or list with fields of the task
+    POST /v2/models/M/infer through a gateway   JSON, whatever the type
+    {"inputs": [tensor, ...], ...}              Open Inference Protocol: tensors, Items.of_tensors
+    application/x-protobuf                      the same by gRPC (protocol.grpc_inference)
+
+`protocol.fields` has the items of most tasks, `tensor_models` those of a model of tensors.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from handlers.errors import (
+    BodyTooLarge,
+    EmptyInput,
+    InvalidInput,
+    ItemError,
+    MalformedJson,
+    UnknownShape,
+    UnsupportedMedia,
+)
+from handlers.protocol import open_inference
+from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
+from handlers.protocol.headers import Headers
+from handlers.protocol.output_tensors import Model
+from handlers.protocol.requests import Items, Request
+from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
+
+# The names under which TorchServe hands over a body and under which its handlers look for an input.
+BODY, DATA = "body", "data"
+# The most fields of a form, as many as the gateway lets through: a worker spends microseconds on each.
+MOST_FIELDS = 200
+# A proxy that rewrites paths, as Envoy does, sends the original one in this header; clients cannot.
+ORIGINAL_PATH = "x-envoy-original-path"
+# The media types of a task that takes texts alone.
+TEXT = ("text/plain",)
+# Characters of a body in which JSON begins; white space may stand before it.
+_HEAD = 64
+UTF8_CHARSETS = ("", "utf-8", "utf8")
+CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
+LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a task accepts."""
+
+    items: Items
+    max_body_bytes: int  # of all fields together, if it is a form
+    model: Model = field(default_factory=Model)
+    inputs: frozenset[str] = frozenset()
+    max_instances: int = 1
+    api: str | None = None  # that of handlers.protocol.retrieval
+    media_types: tuple[str, ...] = ()  # of bodies other than JSON and forms; see `Hooks`
+
+
+def read_headers(sent: Mapping[str, Any]) -> Headers:
+    """Read a request's headers as TorchServe has them: values, and for each field {"content-type": as sent}.
+
+    Clients have their own case, and TorchServe's depends on the path.
+    """
+    headers = Headers()
+    headers.types = {}
+    for name, value in sent.items():
+        if not isinstance(value, str):
+            headers.types[name] = value.get("content-type", "") if isinstance(value, Mapping) else ""
+        elif (lowered := name.lower()) == name or lowered not in headers:
+            headers[lowered] = value
+    return headers
+
+
+def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+    """Take one row apart."""
+    is_protobuf = _is_protobuf(headers)
+    length = None if is_protobuf else headers.get(LENGTH_HEADER)
+    try:
+        _, value, sent = body_of(row, headers, shape.max_body_bytes)
+        if not isinstance(value, bytes | bytearray | str):
+            return _from_json(value, sent, shape)
+        if is_protobuf:
+            return _from_grpc(value, sent.options, shape)
+        if length is not None:
+            document, binary = open_inference.split(value, length)
+            return _from_inference(parse_json(document), binary, sent.options, shape)
+        if _is_inference_path(headers):
+            return _from_inference(parse_json(value), memoryview(b""), sent.options, shape)
+        return _from_body(value, sent, shape)
+    except InvalidInput as error:
+        return Request((ItemError.of(error),), _error_form(headers, shape.model))
+
+
+def failed(headers: Headers, error: ItemError) -> Request:
+    """Return a request that fails as a whole, with an answer in the form that its headers imply."""
+    return Request((error,), _error_form(headers, Model()))
+
+
+def _error_form(headers: Headers, model: Model) -> Form:
+    if _is_protobuf(headers):
+        return GrpcErrors()
+    is_inference = headers.get(LENGTH_HEADER) is not None or _is_inference_path(headers)
+    return open_inference.Inference(model) if is_inference else OneItem()
+
+
+def _is_inference_path(headers: Headers) -> bool:
+    """Whether the path that a gateway has rewritten was the Open Inference Protocol's."""
+    return headers.get(ORIGINAL_PATH, "").startswith("/v2/models/")
+
+
+def _is_protobuf(headers: Headers) -> bool:
+    return _content_type(headers, BODY)[0] == PROTOBUF
+
+
+def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
+    """Find the body of a row: the name of its field, its value, and what came with it.
+
+    The value is bytes or text, at least one byte of it, or JSON that TorchServe has decoded.
+    """
+    if len(row) > MOST_FIELDS:
+        raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
+    codings = headers.get("content-encoding", "").lower().split(",")
+    if any(coding.strip() not in ("", "identity") for coding in codings):  # RFC 9110, 8.4: names without regard to case
+        raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
+    size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+    if size > max_body_bytes:
+        raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
+    name, options = _input_field(row)
+    value = row[name]
+    if isinstance(value, bytes | bytearray | str) and not value:
+        raise EmptyInput("The body is empty.")
+    media_type, charset = _content_type(headers, name)
+    reader = reader_of(media_type)
+    if charset not in UTF8_CHARSETS and reader in ("json", "text") and isinstance(value, bytes | bytearray):
+        value = decode(value, charset)
+    return name, value, BodyInfo(options, media_type, reader)
+
+
+def _content_type(headers: Headers, name: str) -> tuple[str, str]:
+    """Return the media type of one field and its charset, both in lower case; "" if its client stated none."""
+    media_type, charset = _media_type(headers.types.get(name, ""))
+    # TorchServe drops the parameters of a body's type; the request's own header has them.
+    sent = headers.get("content-type") if media_type and not charset else None
+    of_header = _media_type(sent) if sent else ("", "")
+    return of_header if of_header[0] == media_type else (media_type, charset)
+
+
+@lru_cache(maxsize=256)
+def _media_type(content_type: str) -> tuple[str, str]:
+    media_type, _, parameters = content_type.lower().partition(";")
+    found = CHARSET.search(parameters)
+    return media_type.strip(), found[1] if found else ""
+
+
+def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name the field that carries the input, and take the others as options."""
+    if BODY in row or DATA in row:
+        name = BODY if BODY in row else DATA
+    elif len(row) == 1:
+        (name,) = row
+        if name.startswith("{") or not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
+            raise UnknownShape("The body came as a form without values. For JSON, send Content-Type: application/json.")
+    elif row:
+        raise UnknownShape(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
+    else:
+        raise EmptyInput("The body is empty, or a form without fields. For JSON, send Content-Type: application/json.")
+    options = {other: value for other, value in row.items() if other != name}
+    if options:
+        check_count(options)
+    return name, {other: form_value(value) for other, value in options.items()}
+
+
+def _from_body(value: bytes | bytearray | str, sent: BodyInfo, shape: Shape) -> Request:
+    if sent.reader == "json":
+        return _from_json(parse_json(value), sent, shape)
+    if sent.reader == "form":
+        # TorchServe parses a form, unless its type is in capitals or lacks the boundary.
+        raise UnsupportedMedia("The form cannot be parsed: send multipart/form-data, in lower case, with a boundary.")
+    if sent.reader in ("unknown", "text") and _is_json(document := _parsed(value), sent, shape):
+        return _from_json(document, sent, shape)
+    if sent.reader == "other" and shape.media_types == TEXT:
+        raise UnsupportedMedia(
+            "Content-Type: this model accepts text/plain, application/json, multipart/form-data, "
+            "application/x-www-form-urlencoded and application/octet-stream."
+        )
+    return shape.items.of_body(value, sent)
+
+
+def _parsed(value: bytes | bytearray | str) -> Any:
+    """Return the JSON object or list that a body contains; None for any other body."""
+    head = value[:_HEAD] if isinstance(value, str) else value[:_HEAD].decode("utf-8", "ignore")
+    try:
+        return parse_json(value) if head.lstrip(BOM + " \t\r\n")[:1] in ("{", "[") else None
+    except MalformedJson:
+        return None
+
+
+def _is_json(document: Any, sent: BodyInfo, shape: Shape) -> bool:
+    """Whether a client that did not state JSON sent it: no text has the fields of a request by chance."""
+    if document is None or is_inference(document):
+        return document is not None
+    if sent.reader == "text":
+        return False
+    fields = {*shape.inputs, "instances"}
+    if any(
+        isinstance(each, dict) and fields & each.keys()
+        for each in ([document] if isinstance(document, dict) else document)
+    ):
+        return True
+    # An object of unknown fields is an error, except as a text.
+    return isinstance(document, dict) and not (sent.content_type and shape.media_types == TEXT)
+
+
+def _from_json(document: Any, sent: BodyInfo, shape: Shape) -> Request:
+    if is_inference(document):
+        return _from_inference(document, memoryview(b""), sent.options, shape)
+    return shape.items.of_json(document, sent)
+
+
+def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any], shape: Shape) -> Request:
+    try:
+        return _with_items(open_inference.read_json(document, binary, shape.model), options, shape)
+    except InvalidInput as error:
+        return Request((ItemError.of(error),), open_inference.Inference(shape.model))
+
+
+def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape: Shape) -> Request:
+    # protobuf is a tenth of a second of a worker's start, for requests that may never come.
+    from handlers.protocol import grpc_inference  # noqa: PLC0415
+
+    message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    return _with_items(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
+
+
+def _with_items(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:
+    shared = {**options, **read.parameters}
+    check_count(shared)
+    return Request(shape.items.of_tensors(read.tensors, shared), read.form, terms=read.terms)

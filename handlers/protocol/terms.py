@@ -1,0 +1,71 @@
+"""What a request asks of the scheduler: the headers X-Priority and X-Timeout-Ms, and the Open Inference Protocol's
+parameters priority and timeout. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+from handlers.errors import InvalidPriority, InvalidTimeout
+
+PRIORITY_HEADER = "x-priority"
+TIMEOUT_HEADER = "x-timeout-ms"
+# The headers, by their names in lower case.
+TERMS = (PRIORITY_HEADER, TIMEOUT_HEADER)
+# int() raises for thousands of digits, and no level has more than these.
+MOST_DIGITS = 9
+# The parameter `timeout` is an integer of 64 bits.
+LONGEST_TIMEOUT_US = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a client asks for beside its answer.
+
+    Attributes:
+        priority: level of the request, 1 being first; None where it does not say.
+        timeout_s: how long the client will wait; infinity where it does not say.
+    """
+
+    priority: int | None = None
+    timeout_s: float = inf
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Any], priority_levels: int) -> "Terms":
+        """Read headers and parameters.
+
+        Args:
+            sent: may have the headers, PRIORITY_HEADER and TIMEOUT_HEADER, and the parameters "priority", a level, and
+                "timeout", in microseconds; 0 of either says nothing, as in Triton. The header's priority comes first,
+                since a proxy may have set it; of two timeouts the shorter counts.
+            priority_levels: how many there are.
+
+        Raises:
+            InvalidPriority: the value is not a level there is.
+            InvalidTimeout: the value is not a time above 0.
+        """
+        level, timeout_us = sent.get("priority", 0), sent.get("timeout", 0)
+        if type(level) is not int or not 0 <= level <= priority_levels:
+            raise InvalidPriority(
+                f"priority must be a whole number from 1 (first) to {priority_levels}, or 0 for the model's own."
+            )
+        if type(timeout_us) is not int or not 0 <= timeout_us <= LONGEST_TIMEOUT_US:
+            raise InvalidTimeout("timeout must be a whole number of microseconds above 0, or 0 for the model's own.")
+        if (text := sent.get(PRIORITY_HEADER)) is not None:
+            level = int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else 0
+            if not 1 <= level <= priority_levels:
+                raise InvalidPriority(f"X-Priority must be a whole number from 1 (first) to {priority_levels}.")
+        header_s = inf if (text := sent.get(TIMEOUT_HEADER)) is None else _seconds(text)
+        return cls(level or None, min(header_s, timeout_us / 1e6 or inf))
+
+
+def _seconds(timeout_ms: str) -> float:
+    try:
+        # Python reads 1_000 and the digits of every script.
+        milliseconds = float(timeout_ms) if timeout_ms.isascii() and "_" not in timeout_ms else 0.0
+    except ValueError:
+        milliseconds = 0.0
+    if not (isfinite(milliseconds) and milliseconds > 0):
+        raise InvalidTimeout("X-Timeout-Ms must be a number of milliseconds above 0.")
+    return milliseconds / 1000

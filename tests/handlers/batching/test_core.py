@@ -1,0 +1,162 @@
+"""The core without any server before it: requests from other threads and event loops, cancelled ones, and its end."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.batching.arrivals import Arrivals
+from handlers.batching.core import Core
+from handlers.batching.engine import LatencyModel, Streams
+from handlers.batching.policy import Policy
+from handlers.batching.scheduler import Scheduler
+from handlers.config import HandlerConfig
+from handlers.continuous.exchanges import InFlight, due
+from handlers.metrics import ABANDONED, Recorder
+from handlers.protocol.requests import Cost, Payload, Request, Slot
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, state, wait_for
+
+HEADERS = {"host": "localhost"}
+
+
+@pytest.fixture(params=[GatedHandler, ThreadedHandler])
+def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
+    handler = started(request.param, tmp_path, max_batch_items=1)
+    handler.reporter.stop()
+    # What running the model to be ready has left.
+    handler.reporter.recorder.drain()
+    handler.module.batches.clear()
+    yield handler
+    handler.gate.set()
+    handler.slow_gate.set()
+
+
+def unpacked(core: Core, body: bytes, **headers: str) -> Request:
+    return core.pipeline.unpack({"body": body}, {**HEADERS, **headers})
+
+
+def abandoned(handler: GatedHandler) -> float:
+    return sum(each.value for each in handler.reporter.recorder.drain() if each.counter == ABANDONED)
+
+
+def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler) -> None:
+    core, split_on = handler.core, set[Any]()
+    split = handler.split
+
+    def noting(*given: Any) -> Any:
+        split_on.add(threading.current_thread())
+        return split(*given)
+
+    handler.split = noting  # type: ignore[assignment,method-assign]
+
+    async def ask(body: bytes) -> tuple[int, bytes]:
+        write = await asyncio.wrap_future(core.submit(unpacked(core, body)))
+        reply = write()
+        return reply.status, reply.body
+
+    async def ask_all() -> list[tuple[int, bytes]]:
+        return await asyncio.gather(*map(ask, (b"2", b"x", b"", b'{"instances": [{"number": 4}, {"number": 6}]}')))
+
+    good, bad, empty, listed = asyncio.run(ask_all())
+    assert (good, bad[0], empty[0], listed) == ((200, b"4.0"), 422, 400, (200, b'{"predictions":[8.0,12.0]}'))
+    assert split_on == {threading.main_thread()}
+    assert handler.forgets()
+
+
+def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:
+    core = handler.core
+    split: list[Any] = []
+    handler.split, own = lambda outputs, items: split.append([*items]) or own(outputs, items), handler.split  # type: ignore[method-assign,func-returns-value]
+    handler.gate.clear()
+    handler.slow_gate.clear()
+    requests = [unpacked(core, body) for body in (b"2", b"4", b"slow6", b"8")]
+    futures = [core.submit(request) for request in requests[:2]]
+    handler.wait(running=1, waiting=1)
+    if isinstance(handler, ThreadedHandler):
+        futures.append(core.submit(requests[2]))
+    futures.append(core.submit(requests[3]))
+    for request in requests[:3]:
+        core.cancel(request)
+    core.cancel(requests[0])
+    handler.gate.set()
+    handler.slow_gate.set()
+    assert futures.pop().result(TIMEOUT_S)().body == b"16.0"
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(TIMEOUT_S)
+    wait_for(handler.forgets)
+    assert handler.module.batches == [[2], [8]]
+    assert split == [[8]]
+    assert abandoned(handler) == len(futures)
+
+
+def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
+    core = handler.core
+    handler.gate.clear()
+    busy = core.submit(unpacked(core, b"2"))
+    handler.wait()
+    late = core.submit(unpacked(core, b"4", **{"X-Timeout-Ms": "50"}))
+    assert late.result(TIMEOUT_S)().status == 504
+    assert not busy.done()
+    handler.gate.set()
+    assert busy.result(TIMEOUT_S)().body == b"4.0"
+    assert handler.module.batches == [[2]]
+
+
+def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(handler: GatedHandler) -> None:
+    core, before = handler.core, {*threading.enumerate()}
+    handler.gate.clear()
+    futures = [core.submit(unpacked(core, body)) for body in (b"2", b"4")]
+    handler.wait(waiting=1)
+    closing = threading.Thread(target=core.close)
+    closing.start()
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(TIMEOUT_S)
+    handler.gate.set()
+    closing.join(TIMEOUT_S)
+    with pytest.raises(RuntimeError, match="closed"):
+        core.submit(unpacked(core, b"6"))
+    assert handler.module.batches == [[2]]
+    ended = {thread.name for thread in before - {*threading.enumerate()}}
+    assert ended == {"decode", "engine", "watch"}
+
+
+def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: GatedHandler) -> None:
+    with Frontend(handler) as frontend:
+        handler.gate.clear()
+        busy = frontend.submit(b"2")
+        handler.wait()
+        gone, kept = frontend.submit(b"4"), frontend.submit(b"6")
+        handler.wait(waiting=2)
+        frontend.leave(gone)
+        wait_for(lambda: state(handler).in_flight == 2)
+        handler.gate.set()
+        assert [busy.result(TIMEOUT_S).body, kept.result(TIMEOUT_S).body] == [4, 12]
+    assert handler.module.batches == [[2], [6]]
+    assert abandoned(handler) == 1
+
+
+def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
+    refused, answered, running = (InFlight(Request(()), Future()) for _ in range(3))
+    refused.request.is_complete = answered.request.is_complete = True
+    refused.request.retry_after_s = 1.0
+    in_flight = {"a": refused, "b": answered, "c": running}
+    assert due(in_flight, with_refused=False) == ["b"]
+    assert due(in_flight, with_refused=True) == ["a", "b"]
+
+
+def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
+    scheduler = Scheduler(Policy(max_latency_s=10.0, max_items=8), Streams(LatencyModel([(1, 0.1), (8, 0.4)])))
+    arrivals = Arrivals(scheduler, Recorder(), HandlerConfig())
+    first, later = (Request((), slots=[Slot(Payload(b"x" * size)) for size in sizes]) for sizes in ([10], [100, 1]))
+    arrivals.admit(first)
+    first.slots[0].cost = Cost(length=20)
+    arrivals.note(first.slots)
+    arrivals.admit(later)
+    assert later.work == 202
