@@ -255,7 +255,10 @@ def _maps(got: Sequence[NDArray[Any]], exact: Sequence[Array]) -> float:
     best = logits.max(0)
     taken = np.take_along_axis(logits, classes.astype(np.intp)[None], 0)[0]
     likeliest = 1 / np.exp(logits - best).sum(0)
-    return max(difference(taken, best, float(np.abs(logits).max())), difference(probabilities, likeliest, 1.0))
+    largest = float(np.abs(logits).max())
+    # A small error of large logits is a large one of a probability, and of its logarithm a small one.
+    rounded = difference(np.log(probabilities), np.log(likeliest), largest)
+    return max(difference(taken, best, largest), min(rounded, difference(probabilities, likeliest, 1.0)))
 
 
 def _sets(got: Sequence[Array], exact: Sequence[Array]) -> float:
