@@ -11,10 +11,11 @@ import transformers
 
 from deploy.build.precision import fidelity
 from deploy.build.sources import source
-from deploy.build.stagers import vision
+from deploy.build.stagers import detection, vision
 from deploy.models import Model
 from handlers.errors import InvalidConfig, Unfaithful
 from handlers.vision.preprocessing import Preprocessing
+from tests import tiny_detector
 from tests.deploy.build.conftest import ArchiveSh
 from tests.nightly import image_families
 from tests.tiny_image_text import VISION
@@ -54,6 +55,32 @@ def test_archive_of_torchvision_agrees_and_other_weights_or_pixels_do_not(
             fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
     finally:
         preprocessing.write(folder)
+
+
+@pytest.mark.parametrize("queries", [20, tiny_detector.QUERIES])
+def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_does_not(
+    queries: int, tmp_path: Path
+) -> None:
+    weights, other, folder = (tmp_path / name for name in ("weights", "other", "archive"))
+    for path in (weights, other, folder):
+        path.mkdir()
+    tiny_detector.detector(weights)
+    network = transformers.AutoModelForObjectDetection.from_pretrained(weights)
+    network.config.num_queries = queries
+    with torch.no_grad():
+        network.model.enc_score_head.weight.zero_()
+        network.save_pretrained(weights)
+        network.model.decoder.class_embed[-1].bias[0] += 0.1
+    network.save_pretrained(other)
+    transformers.AutoImageProcessor.from_pretrained(weights).save_pretrained(other)
+    entry = Model("tiny", "object_detection", "1.0", tmp_path)
+    detection.stage(entry, source(entry, str(weights)), "openvino", folder)
+    fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
+    said = json.loads((tmp_path / "fidelity.json").read_text())
+    assert said["largest_error"] < 1e-4
+    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 alone and together" in said["said"]
+    with pytest.raises(Unfaithful, match=r"OpenVINO answers otherwise than the model, by .* for a picture of 640x480"):
+        fidelity.check(entry, source(entry, str(other)), "openvino", folder, tmp_path)
 
 
 def test_checkpoint_of_transformers_is_built_with_its_line(archive_sh: ArchiveSh) -> None:
