@@ -7,6 +7,7 @@ import contextlib
 import io
 import socket
 import urllib.error
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,18 @@ def class_count(model: Model, arch: str, state: StateDict, **options: Any) -> in
     heads = [name for name, shape in two.items() if shape != three[name] and not AUXILIARY.match(name)]
     sizes = {state[name].shape[:1] for name in heads if name in state}
     if len(sizes) != 1 or not all(sizes):
-        raise WeightsUnavailable(f"{model.name}: the weights have no {heads[0]}, the head of {arch}; rename theirs so")
+        like = {name: [other for other in state if _is_like(other, state[other], name, two)] for name in heads}
+        # A head in a Sequential: its layers without weights, such as an activation, are unknown.
+        renames = [f'state["{name}"] = state.pop("{others[0]}")' for name, others in like.items() if len(others) == 1]
+        way_out = "; rename theirs so" + (" if only dropout lies before it: " * bool(renames)) + "; ".join(renames)
+        raise WeightsUnavailable(f"{model.name}: the weights have no {heads[0]}, the head of {arch}{way_out}")
     return sizes.pop()[0]
+
+
+def _is_like(other: str, tensor: torch.Tensor, name: str, own: Mapping[str, torch.Size]) -> bool:
+    """Whether a tensor that the network does not have may be its head."""
+    is_named = other not in own and other.rpartition(".")[2] == name.rpartition(".")[2]
+    return is_named and tensor.shape[1:] == own[name][1:]
 
 
 def _published(model: Model, arch: str, name: str) -> StateDict:

@@ -57,4 +57,7 @@ def of_torchvision(state: Mapping[str, Any], arch: str, classes: int, preprocess
 def of_checkpoint(checkpoint: Path, preprocessing: Preprocessing) -> PixelClassifier:
     """Load a checkpoint of transformers, in fp32; InvalidConfig if it has no head."""
     classifier = load_strictly("AutoModelForImageClassification", checkpoint, dtype=torch.float32)
+    if classifier.config.model_type == "efficientnet" and classifier.config.pooling_type == "mean":
+        # transformers' window is larger than the map, which OpenVINO refuses; it averages the whole map.
+        classifier.efficientnet.pooler = torch.nn.AdaptiveAvgPool2d(1)
     return PixelClassifier(classifier, preprocessing).eval()

@@ -113,7 +113,10 @@ def save(name: str, folder: Path) -> Path:
 
 
 def _enliven(network: torch.nn.Module, side: int) -> None:
-    """Give batch norms the statistics of noise: with those of fresh ones all answers of a deep network are alike."""
+    """Give batch norms the statistics of noise, and heads of zeros weights: fresh networks answer all images alike."""
+    for weight in network.parameters():
+        if weight.ndim > 1 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.3)
     norms = [each for each in network.modules() if isinstance(each, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # a cumulative average

@@ -1,6 +1,7 @@
 """Weights in the forms that training programs save: each is loaded as it was, or refused in one line."""
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
     assert class_count(Model("own", "image_classification", "1", tmp_path), ARCH, found) == 5
+
+
+def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path: Path) -> None:
+    network = torchvision.models.get_model("resnet18", num_classes=5)
+    network.fc = torch.nn.Sequential(torch.nn.Dropout(), network.fc)
+    remedy = 'state["fc.weight"] = state.pop("fc.1.weight"); state["fc.bias"] = state.pop("fc.1.bias")'
+    with pytest.raises(WeightsUnavailable, match=f"the head of resnet18; .* dropout .*: {re.escape(remedy)}"):
+        class_count(Model("own", "image_classification", "1", tmp_path), "resnet18", network.state_dict())
 
 
 @pytest.mark.parametrize(
