@@ -1,5 +1,6 @@
 """The model list: examples/models.yaml, or one of the user's, and the folder of each model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,10 @@ MODEL_LIST = ROOT / "examples" / "models.yaml"
 # What an archive carries a model for; `auto` stands for both.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
+
+# The keys of an entry.
+REQUIRED = frozenset({"handler", "version"})
+KEYS = REQUIRED | {"weights", "made_by"}
 
 # The task whose models say of themselves what others are configured with.
 TENSORS = "tensors"
@@ -80,11 +85,13 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, Mapping):
+            raise InvalidConfig("expected a mapping of model names to entries")
         found = {name: _model(path.parent, name, entry) for name, entry in entries.items()}
-    except (yaml.YAMLError, ValueError) as error:
+    except FileNotFoundError:
+        raise InvalidConfig(f"no model list {path}") from None
+    except (yaml.YAMLError, ValueError, InvalidConfig) as error:
         raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
-    except (AttributeError, TypeError) as error:
-        raise InvalidConfig(f"{path.name}: an entry is no {{handler, version, weights}}: {error}") from error
     for model in found.values():
         if not all(isinstance(text, str) for text in (model.name, model.handler, model.version)):
             raise InvalidConfig(f"{path.name}: {model.name}: handler and version must be text; quote a number")
@@ -93,9 +100,15 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     return found
 
 
-def _model(folder: Path, name: str, entry: dict[str, Any]) -> Model:
+def _model(folder: Path, name: str, entry: Any) -> Model:
     check_name(name)
-    check_name(str(entry.get("version")))
+    try:
+        check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}")
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error}") from None
+    if missing := REQUIRED - entry.keys():
+        raise InvalidConfig(f"{name}: {' and '.join(sorted(missing))} missing")
+    check_name(str(entry["version"]))
     if isinstance(entry.get("weights"), str):
         entry = {**entry, "weights": {"path": entry["weights"]}}
     return Model(name=name, folder=folder / name, **entry)

@@ -4,7 +4,7 @@
 fields of a request             -> parse_options(cls, ...) -> options, or one UnknownOption that lists every problem
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import field
 from difflib import get_close_matches
 from inspect import signature
@@ -175,18 +175,20 @@ class NoOptions:
     """The options of a task that has none."""
 
 
-def check_names(settings: Any) -> None:
-    """Check the names at the top of a model-config.yaml; TorchServe silently ignores those that it does not know.
+def check_names(
+    settings: Any,
+    known: Set[str] = FRONTEND_NAMES | WORKER_NAMES,
+    otherwise: str = "settings of a task belong under handler:",
+) -> None:
+    """Check the names at the top of a model-config.yaml, where TorchServe ignores others, or of another mapping.
 
     Raises:
-        InvalidConfig: lists every unknown name, with the nearest known one, or the place of a task's settings.
+        InvalidConfig: lists every unknown name, with the nearest known one, or else with `otherwise`.
     """
     if not isinstance(settings, Mapping):
         raise InvalidConfig("expected a mapping of names to values")
-    known = FRONTEND_NAMES | WORKER_NAMES
-    place = "settings of a task belong under handler:"
     problems = [
-        f"{shown(str(name))}: unknown name ({_meant(str(name), known) or place})"
+        f"{shown(str(name))}: unknown name ({_meant(str(name), known) or otherwise})"
         for name in settings
         if name not in known
     ]

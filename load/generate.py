@@ -130,10 +130,11 @@ class Sender:
 
 
 def _type_of(answer: bytes) -> str | None:
-    """Return the `type` of an error's body; None if it has none."""
-    with contextlib.suppress(orjson.JSONDecodeError):
+    """Return the `type` of an error's body, of a list the first item's; None if it has none."""
+    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
         document = orjson.loads(answer)
-        return str(document["type"]) if isinstance(document, dict) and "type" in document else None
+        items = document.get("predictions") if isinstance(document, dict) else document
+        return str((items[0]["error"] if items else document)["type"])
     return None
 
 

@@ -68,7 +68,8 @@ def describe(path: Path) -> Description:
         config = yaml.safe_load(_read(path, name)) if name else None
         return Description(manifest["modelName"], str(manifest.get("modelVersion", "1.0")), config or {})
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, yaml.YAMLError) as error:
-        raise InvalidPayload(f"{path}: not an archive that can be read ({type(error).__name__})") from error
+        why = "no such file" if isinstance(error, FileNotFoundError) and not path.exists() else type(error).__name__
+        raise InvalidPayload(f"{path}: not an archive that can be read ({why})") from error
 
 
 def check_name(name: str) -> None:

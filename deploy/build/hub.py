@@ -27,7 +27,9 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @contextmanager
-def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_weights: bool = True) -> Iterator[Path]:
+def checkpoint(
+    model: Model, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
+) -> Iterator[Path]:
     """Give a folder with the checkpoint's served files, links among them, for as long as the context lasts.
 
     Args:
@@ -35,6 +37,7 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_we
         origin: where it comes from.
         with_code: whether the Python that it brings belongs to it.
         with_weights: whether its weights do.
+        lists_others: whether to print the files that are left out.
 
     Raises:
         WeightsUnavailable: it cannot be had, or only as a pickle that was not asked for by name.
@@ -63,7 +66,7 @@ def checkpoint(model: Model, origin: Source, *, with_code: bool = False, with_we
                 "the file itself; if there are several, load them in Python and write them with save_pretrained"
             )
         yield folder
-        if others := unserved_files(source, [*served, named]):
+        if lists_others and (others := unserved_files(source, [*served, named])):
             print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
 
 
@@ -106,7 +109,7 @@ def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
     except Exception as error:
         # Its own words go on about caches and environment variables for a page.
         raise WeightsUnavailable(
-            f"{model.name}: cannot fetch {hub_id} from the hub ({type(error).__name__}); "
+            f"{model.name}: cannot fetch {hub_id} from the hub ({type(error).__name__}), and no such folder is here; "
             "give --weights FOLDER, a downloaded copy"
         ) from error
 

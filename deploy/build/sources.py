@@ -81,7 +81,7 @@ def source(model: Model, choice: str | None) -> Source:
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")
     if choice is not None:
-        is_hub_id = HUB_ID.fullmatch(choice) and not Path(choice).exists()
+        is_hub_id = HUB_ID.fullmatch(choice) and not choice.endswith(MODELS) and not Path(choice).exists()
         return _hub(choice) if is_hub_id and task.takes_hub_ids else _path(model, Path(choice))
     return _listed(model, needs_weights=task.needs_weights)
 

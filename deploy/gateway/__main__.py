@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,20 +63,25 @@ def start(options: argparse.Namespace, settings: Settings) -> None:
             print_addresses(settings)
             check(options, settings)
             return
+        kept = {port for _, port in addresses(ports)}
+        check_ports(options.config, [each for each in addresses(settings.ports) if each[1] not in kept])
         print(f"gateway: its ports have changed; stopping process {pid} ...", flush=True)
         stop(options)
     alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
     if options.nodes == NODES.resolve() and not NODES.exists() and alone.server.pid() is not None:
         # It was started by hand; `make serve` would have written this.
         write(reachable([alone]))
-    check_ports(settings, is_envoy_up=Envoy(options.run).pid() is not None)
+    # An Envoy that outlived its supervisor is no other server, and a control process ends within seconds of it.
+    is_envoy_up = Envoy(options.run).pid() is not None
+    wanted = addresses(settings.ports)[: 2 if is_envoy_up else None]
+    check_ports(options.config, wanted, wait_s=CONTROL_S if is_envoy_up else 0.0)
     options.run.mkdir(parents=True, exist_ok=True)
     words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
     log = options.run / "gateway.log"
     child = started(["deploy.gateway", *words], log)
     deadline = time.monotonic() + START_S
     # Whoever was started at the same time may be the one that runs.
-    while (pid := running(options.run)) is None or not all(listens(*each) for each in addresses(settings)):
+    while (pid := running(options.run)) is None or not all(listens(*each) for each in addresses(settings.ports)):
         if (pid is None and child.poll() is not None) or time.monotonic() > deadline:
             said = log.read_text(errors="replace").strip().splitlines()[-1:]
             stop(options)
@@ -144,26 +150,21 @@ def stop(options: argparse.Namespace) -> bool:
     return was_running
 
 
-def addresses(settings: Settings) -> list[tuple[str, int]]:
+def addresses(ports: Ports) -> list[tuple[str, int]]:
     """Return the hosts and ports of the gateway: the control process' first, then Envoy's."""
-    ports = settings.ports
     internal = [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)]
     public = [(ports.address, ports.http), (ports.address, ports.grpc)]
     return [*internal, *public, (ports.internal_address, ports.probe)]
 
 
-def check_ports(settings: Settings, *, is_envoy_up: bool) -> None:
-    """Check that no other server listens there; an Envoy that outlived its supervisor is none.
-
-    Raises:
-        GatewayFailed: it names the ports.
-    """
-    wanted = addresses(settings)[: 2 if is_envoy_up else None]
-    # A control process ends within seconds of who supervised it.
-    deadline = time.monotonic() + (CONTROL_S if is_envoy_up else 0.0)
+def check_ports(config: Path, wanted: Iterable[tuple[str, int]], wait_s: float = 0.0) -> None:
+    """Raise GatewayFailed, with the ports, if a server listens there for longer than a wait."""
+    deadline = time.monotonic() + wait_s
     while taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
         if time.monotonic() > deadline:
-            raise GatewayFailed(f"{', '.join(taken)} taken by another server; gateway.yaml names other ports")
+            raise GatewayFailed(
+                f"{', '.join(taken)}: another server listens there; set other `ports` in {shown(config)}"
+            )
         time.sleep(0.1)
 
 

@@ -1,5 +1,7 @@
 """`make gateway` again: with the same settings, with other ports, and with another file."""
 
+import socket
+
 from deploy import sandbox
 from deploy.gateway.supervisor import listens
 from deploy.run.node import Node
@@ -14,6 +16,15 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
         assert (again.returncode, "already running" in again.stdout, own.http in again.stdout) == (0, True, True)
         before = int(own.http.rpartition(":")[2])
         ports = dict(zip(sandbox.GATEWAY_PORTS, sandbox.free_ports(5), strict=True))
+        with socket.create_server(("127.0.0.1", 0)) as other_server:
+            taken = other_server.getsockname()[1]
+            own.configure(ports={**ports, "http": taken})
+            refused = own.command("start")
+        assert (
+            refused.stderr
+            == f"gateway: 127.0.0.1:{taken}: another server listens there; set other `ports` in {own.config}\n"
+        )
+        assert (refused.returncode, listens("127.0.0.1", before)) == (1, True)
         own.configure(ports=ports)
         again = own.command("start")
         assert (again.returncode, again.stderr) == (0, "")

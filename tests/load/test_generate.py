@@ -245,7 +245,10 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_run_reports_the_first_refusal_as_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_list", [False, True])
+def test_run_reports_the_first_refusal_as_it_came(
+    is_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     count = 0
 
     async def answer(_request: web.Request) -> web.Response:
@@ -254,7 +257,8 @@ def test_run_reports_the_first_refusal_as_it_came(tmp_path: Path, capsys: pytest
         await asyncio.sleep(0.005)
         if count % 2:
             return web.json_response({"label": 1})
-        body = {"code": 429, "type": f"Refusal{count}", "message": "m"}
+        error = {"code": 429, "type": f"Refusal{count}", "message": "m"}
+        body = {"predictions": [{"error": error}, {"error": error}]} if is_list else error
         return web.json_response(body, status=429, headers={"Retry-After": "7"})
 
     with serving(answer) as url:

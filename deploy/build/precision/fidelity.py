@@ -94,7 +94,7 @@ def _check_texts(model: Model, origin: Source, task: Any, name: str) -> tuple[st
         What was compared, and the largest error.
     """
     settings = task.config
-    with checkpoint(model, origin, with_code=settings.trust_remote_code) as source:
+    with checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, OfLastToken):
             # Of one row, transformers itself finds the last token.

@@ -170,7 +170,7 @@ def _owner(model: Model, origin: Source, config: Any, task: Any) -> Iterator[Own
     if getattr(config, "arch", None) is not None:
         yield ARCHS[model.handler](model, origin, config, task)
         return
-    with checkpoint(model, origin) as source:
+    with checkpoint(model, origin, lists_others=False) as source:
         processors = load_processors(source)[:1]
         bare = {"do_resize": False, "do_center_crop": False}
         network = getattr(transformers, AUTO[model.handler]).from_pretrained(source, dtype=torch.float32).eval()

@@ -173,7 +173,9 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     ("listed", "words"),
     [
         ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
-        ("colours: {handler: tokenization, versoin: '1'}", "models.yaml: an entry is no {handler, version, weights}"),
+        ("colours: {handler: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
+        ("colours: {handler: tokenization}", "models.yaml: colours: version missing"),
+        ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
         ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; give --weights PATH"),
         ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
         ("a/b: {handler: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),

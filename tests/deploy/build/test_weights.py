@@ -81,8 +81,8 @@ def test_weights_that_do_not_fit_are_one_line(
     arch: str, state: dict[str, Any], labels: list[str] | None, words: str, archive_sh: ArchiveSh
 ) -> None:
     assert words in archive_sh.refused(*classifier(archive_sh, arch, state, labels))
-    missing = archive_sh.refused("flowers", "--weights", "missing.pt")
-    assert missing.startswith("flowers: no file missing.pt; give --weights PATH")
+    missing = archive_sh.refused("flowers", "--weights", "my/missing.pt")
+    assert missing.startswith("flowers: no file my/missing.pt; give --weights PATH")
 
 
 def test_random_weights_are_marked_untrained_loudly_and_are_always_the_same(archive_sh: ArchiveSh) -> None:
