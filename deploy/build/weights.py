@@ -98,8 +98,10 @@ def _random(arch: str, **options: Any) -> StateDict:
 
     Batch norms take their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
     """
+    threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(RANDOM_SEED)
+        torch.set_num_threads(1)  # the last digits of a sum depend on the number
         classifier = torchvision.models.get_model(arch, weights=None, **options)
         noise = torch.nn.functional.interpolate(torch.randn(8, 3, 7, 7), size=(224, 224), mode="bilinear")
         for module in classifier.modules():
@@ -111,5 +113,6 @@ def _random(arch: str, **options: Any) -> StateDict:
         *_, head_weight, head_bias = classifier.parameters()
         head_weight /= deviation
         head_bias /= deviation
+    torch.set_num_threads(threads)
     state: StateDict = classifier.state_dict()
     return state
