@@ -75,8 +75,8 @@ def _exported(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
         exported = torch.export.load(path)
     except Exception as error:
         raise InvalidConfig(
-            f"it is no program that torch.export.save wrote, or not one of tensors, in tuples or dictionaries, such as "
-            f"with transformers' outputs: {reason(error)}"
+            f"it is no program that torch.export.save wrote, or it returns a class of a library: {reason(error)}; for "
+            "transformers' outputs, export a module whose forward returns a tuple or dictionary of tensors"
         ) from error
     positional, keywords = exported.call_spec.in_spec.children()
     if keywords.num_leaves or positional.num_leaves != positional.num_children:
@@ -119,8 +119,8 @@ def _script(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
         script = torch.jit.load(path, map_location="cpu").eval()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidConfig(
-            "it is no TorchScript, as torch.jit.save writes it; a pickled model or a state dict is not taken, since "
-            "the one could run anything and the other is no model"
+            "it is no TorchScript; a pickled model could run anything and a state dict is no model: save "
+            "torch.jit.trace(model, example) with torch.jit.save, or export it to ONNX"
         ) from error
     arguments = [each for each in script.forward.schema.arguments[1:] if not each.has_default_value()]
     if others := [each.name for each in arguments if str(each.type) != "Tensor"]:

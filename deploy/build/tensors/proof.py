@@ -196,7 +196,11 @@ def _check(outputs: Any, signature: Signature, rows: int) -> None:
     try:
         checked_outputs(outputs, signature.outputs, rows, {})
     except WrongOutput as error:
-        way_out = " max_batch_size: 1 serves rows one by one" if rows > 1 else ""
+        way_out = (
+            " max_batch_size: 1 serves rows one by one"
+            if rows > 1
+            else " An output must have one row for each row of the inputs: leave a step such as NMS out of the file"
+        )
         raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}{way_out}") from error
 
 
