@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,10 @@ def test_only_one_module_imports_torchserve() -> None:
         if name.partition(".")[0] == "ts"
     }
     assert importers == {"torchserve.py"}
+
+
+def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
+    # pytest's own list has the name build.
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {part for path in (ROOT / "tests").rglob("test_*.py") for part in path.relative_to(ROOT).parts[:-1]}
+    assert not [folder for folder in folders for pattern in left_out if fnmatch(folder, pattern)]
