@@ -30,11 +30,10 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # What Pillow raises where an image has more than Image.MAX_IMAGE_PIXELS.
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
-# A scaled decode leaves the shorter side at least this many times as long as what
-# `Preprocessing` resizes it to. At 1 the blur of the DCT's
-# own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about as much as bf16
-# does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18 and MobileNetV2,
-# 120 crops).
+# A scaled decode leaves the shorter side at least this many times as long as `Preprocessing` resizes it to. At 1 the
+# blur of the DCT's own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about
+# as much as bf16 does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18
+# and MobileNetV2, 120 crops).
 SCALED_DECODE_MARGIN = 2
 
 # Bytes of memory that decoding may take for each of `max_pixels`: 400 MB at the default. Pillow takes one a pixel of

