@@ -5,7 +5,7 @@ BIN := .venv/bin
 # A worker that compiles torch and transformers anew takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve gateway stop archive lint check packages test test-all fuzz bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench soak lock help
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ packages: .venv/.installed ## install what test-all needs besides .venv; needs r
 	@tests/nightly/packages/perf_analyzer.sh >/dev/null
 	@tests/nightly/packages/prometheus.sh
 
-test-all: packages test ## run every test: image, Kubernetes, browser, soak, drills; an hour
+test-all: packages docs test ## run every test: image, Kubernetes, browser, soak, drills; an hour
 	@$(pytest) -n 0 --tier nightly $(if $(CI),--strict-tier) tests/nightly
 
 EXAMPLES ?= 2000
@@ -68,6 +68,14 @@ SEED ?= 1
 fuzz: .venv/.installed ## send malformed requests; EXAMPLES=2000 SEED=1
 	@EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz --hypothesis-seed $(SEED) \
 		tests/hostile tests/nightly/test_hostile_gateway.py
+
+docs: .venv/.installed ## write the reference pages and the site, build/site
+	@$(BIN)/python -m docs.diagrams
+	@$(BIN)/python -m docs.generate
+	@rm -rf build/pages build/site && mkdir -p build/pages
+	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' docs/results.json deploy/gateway.yaml LICENSE | grep -v CHANGELOG \
+		| xargs cp --parents -t build/pages
+	@$(BIN)/zensical build --strict --clean
 
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)

@@ -5,10 +5,18 @@ import re
 from deploy.models import ROOT
 
 # Pages whose shell blocks run in this order in one shell: tests/e2e/test_readme.py.
-RUN_PAGES = ("README.md", "docs/write-a-task.md", "docs/gateway.md", "docs/adaptive.md", "docs/operations.md")
+RUN_PAGES = (
+    "README.md",
+    "docs/tutorials/write-a-task.md",
+    "docs/how-to/gateway.md",
+    "docs/how-to/latency-target.md",
+    "docs/how-to/roll-out.md",
+    "docs/reference/metrics.md",
+    "docs/how-to/production.md",
+)
 PAGES = (
     "README.md",
-    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.models import ROOT
 
-VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop"}
+VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
 MAINS = [path for folder in ("deploy", "load", "client") for path in sorted((ROOT / folder).rglob("__main__.py"))]
 MODULES = [".".join(path.parent.relative_to(ROOT).parts).removeprefix("client.") for path in MAINS]
 

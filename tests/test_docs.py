@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_shell_blocks_stand_on_pages_that_are_run() -> None:
 
 def test_tutorial_shows_the_custom_task_whole() -> None:
     source = ROOT / "examples" / "custom-task" / "colour_names.py"
-    assert source.read_text(encoding="utf-8") in blocks("docs/write-a-task.md", "python")
+    assert source.read_text(encoding="utf-8") in blocks("docs/tutorials/write-a-task.md", "python")
 
 
 def test_entries_of_readmes_model_list_are_whole(tmp_path: Path) -> None:
@@ -63,3 +64,10 @@ def test_entries_of_readmes_model_list_are_whole(tmp_path: Path) -> None:
 
 def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 170
+
+
+@pytest.mark.parametrize("module", ["docs.generate", "docs.diagrams"])
+def test_generated_pages_and_diagrams_are_those_of_the_code(module: str) -> None:
+    command = [sys.executable, "-m", module, "--check"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")

@@ -49,7 +49,7 @@ class Metadata:
         max_batch_size: the most rows that one request may carry; 0 where it is not known.
         precision: the arithmetic that serves, as in "bf16"; empty where it is not known.
         proofs: by precision, how near its answers are to those in fp32 as the archive's builder measured: "measure"
-            (see docs/precision.md), "agreement" (0..1), "largest_change" (or None), "samples",
+            (see docs/explanation/precision.md), "agreement" (0..1), "largest_change" (or None), "samples",
             "least".
     """
 

@@ -72,7 +72,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         prog="archive.sh",
         description="Build archives of a model list.",
         epilog="CACHE_DIR names a folder for exported graphs; without it they are kept in .exports of the model store. "
-        "docs/precision.md explains int8 and the proofs.",
+        "docs/explanation/precision.md explains int8 and the proofs.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
     parser.add_argument("--all", action="store_true", help="every model of the list")

@@ -3,7 +3,7 @@
 gateway.yaml ──────────────────────────────────────────────> Settings
 its nodes, or the addresses of its name, or nodes.json ────> nodes
 
-docs/gateway.md says what each setting is for, and deploy/gateway.yaml has all of them with their defaults.
+docs/reference/gateway.md says what each setting is for, and deploy/gateway.yaml has all of them with their defaults.
 """
 
 import ipaddress

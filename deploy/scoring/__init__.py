@@ -1,4 +1,4 @@
-"""Scores a Ray Dataset with an archive, without a server: the extra `ray` of pyproject.toml, docs/kubernetes.md.
+"""Score a Ray Dataset with an archive, without a server: docs/how-to/bulk-scoring.md, extra `ray` of pyproject.toml.
 
     Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
 

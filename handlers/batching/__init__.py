@@ -11,6 +11,6 @@
     engine         what runs, and how long micro-batches take
     policy         the archive's settings
 
-docs/architecture.md has the rules of the scheduler, each with what it is worth. The package knows no server:
+docs/explanation/batching.md has the rules of the scheduler, each with what it is worth. The package knows no server:
 handlers.continuous is TorchServe's. It may import handlers.pipeline and what is below it.
 """

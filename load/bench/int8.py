@@ -1,6 +1,6 @@
 """int8 against the faster of fp32 and bf16: what it gains, served and in process.
 
-Whether the answers are near enough is the builder's proof, which stands below the table; docs/precision.md.
+Whether the answers are near enough is the builder's proof, which stands below the table; docs/explanation/precision.md.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol through the gateway, as docs/gateway.md has it row by row.
+"""The Open Inference Protocol through the gateway, as docs/reference/open-inference.md has it row by row.
 
 tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
     -> Envoy -> a real TorchServe with a model in classic mode, one in adaptive mode, and one of every datatype
@@ -435,7 +435,7 @@ def test_tensors_and_embeddings_are_json_whatever_their_type(lab: Clients) -> No
 def test_description_and_explanation_of_torchserve_are_no_predictions(
     server: Server, models: tuple[str, ...], lab: Clients
 ) -> None:
-    """Of a description of an adaptive model TorchServe never lets go: docs/adaptive.md warns of it."""
+    """Of a description of an adaptive model TorchServe never lets go: docs/explanation/adaptive.md warns of it."""
     described = f"{server.settings.management_url}/models/{LANGUAGES}?customized=true"
     (found,) = requests.get(described, timeout=TIMEOUT_S).json()
     assert LANGUAGES in json.dumps(found["customizedMetadata"])

@@ -1,4 +1,4 @@
-"""Tables of docs/models.md that say what archive.sh makes of tiny checkpoints, a row a family and a column a task.
+"""Write docs/reference/model-families.md: how archive.sh builds a tiny checkpoint of each family for each task.
 
 rows of a table -> save a checkpoint, stage it as archive.sh does -> engine, padding, largest error -> a cell
 cells           -> write: the page, row by row -> worse: what a new cell loses against the page's
@@ -20,7 +20,7 @@ from deploy.build.sources import source
 from deploy.models import ROOT, Model
 from handlers.errors import InvalidConfig
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "reference" / "model-families.md"
 # What a cell begins with, the best first.
 RESULTS = ("OpenVINO", "CTranslate2", "OpenVINO, exact", "CTranslate2, greedy", "torch", "torch, exact", "refused", "")
 # Errors of fp32 below this differ by noise, and others by less than this factor.

@@ -3,7 +3,7 @@
     Poisson arrivals -> Envoy -> two TorchServes with mobilenet-v2, as `make serve NODES=2` and `make gateway` have them
 
 What starts a process again is the gateway's own supervisor. Every answer is held against its photograph's. A table of
-what clients saw is printed; docs/operations.md has one. The disks are small tmpfs, so this needs root.
+what clients saw is printed; docs/how-to/production.md has one. The disks are small tmpfs, so this needs root.
 """
 
 import asyncio

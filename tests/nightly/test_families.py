@@ -1,4 +1,4 @@
-"""The sweep: what archive.sh makes of a tiny checkpoint of every family is what docs/models.md says, or better.
+"""Sweep: archive.sh builds a tiny checkpoint of every family as docs/reference/model-families.md reports, or better.
 
     .venv/bin/python -m tests.nightly.test_families             writes all tables of the page, row by row
     .venv/bin/python -m tests.nightly.test_families --missing   goes on with the rows that the page lacks

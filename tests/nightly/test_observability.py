@@ -199,4 +199,4 @@ def test_killed_node_is_reported_down(scene: Scene) -> None:
     assert "EnvoyDown" not in scene.prometheus.alerts()
     (down,) = (each for each in scene.prometheus.ask("alerts")["alerts"] if each["labels"]["alertname"] == "NodeDown")
     assert down["labels"]["node"] == "node-1"
-    assert down["annotations"]["runbook"] == "docs/operations.md#nodedown"
+    assert down["annotations"]["runbook"] == "docs/how-to/runbooks.md#nodedown"

@@ -59,9 +59,9 @@ def test_every_metric_that_is_asked_for_is_one_that_there_is() -> None:
 
 
 def test_every_alert_has_its_paragraph_and_is_tried_silent_firing_and_silent_again() -> None:
-    page = "docs/operations.md"
+    page = "docs/how-to/runbooks.md"
     alerts = [rule["alert"] for rule in rules("alert")]
-    assert re.findall(r"^### (\w+)$", prose(page), re.MULTILINE) == alerts
+    assert re.findall(r"^## (\w+)$", prose(page), re.MULTILINE) == alerts
     for rule in rules("alert"):
         path, _, anchor = rule["annotations"]["runbook"].partition("#")
         assert (path, anchor) == (page, rule["alert"].lower())

@@ -1,8 +1,8 @@
 """The two cases that are simulated: ResNet-152 and embeddings of texts of mixed lengths, with pinned pass times. Pure.
 
 Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
-the offline throughput of docs/results.md), with OpenVINO in bf16. What micro-batches take in between, a stream's part
-and an exchange are assumed.
+the offline throughput in docs/reference/results.md), with OpenVINO in bf16. The durations between those, a stream's
+share and an exchange are assumed.
 """
 
 import random

@@ -17,7 +17,7 @@ EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statis
 
 
 def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene) -> None:
-    """The rows of docs/gateway.md are tried by Triton's own clients in tests/e2e/test_conformance.py."""
+    """tests/e2e/test_conformance.py tries the rows of docs/reference/open-inference.md with Triton's clients."""
     version = "Request for unknown model: 'classifier' version 7 is not found; versions: 1.0"
     management = "the repository is not let through; the gateway's setting is management: true"
     for method, path, status, document in (

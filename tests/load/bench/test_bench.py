@@ -123,7 +123,7 @@ def test_results_json_has_the_figures_of_the_page_and_the_chart_and_readme_show_
         return found * 3 if len(found) == 1 else found
 
     for (what, ours, against, theirs, ratio, _), row in zip(
-        pages.table(pages.section("docs/results.md", "## The table")), rows, strict=True
+        pages.table(pages.section("docs/reference/results.md", "## The table")), rows, strict=True
     ):
         figures = [list((row[name] or {}).values()) for name in ("ours", "theirs", "ratio")]
         assert (what, against, [*map(numbers, (ours, theirs, ratio))]) == (row["measured"], row["against"], figures)

@@ -56,7 +56,7 @@ def test_image_has_what_serves_in_the_versions_of_the_lock_and_nothing_else(imag
     names = {path.name for path in (image.root / "app").iterdir()}
     assert names >= {"handlers", "deploy", "client", "examples"}
     assert names & {".git", ".venv", ".uv", "tests", "model_store", "build", "key_file.json", "logs"} == set()
-    # docs/kubernetes.md has the figure: what grows by a tenth is noticed. MiB.
+    # docs/how-to/kubernetes.md has the figure: what grows by a tenth is noticed. MiB.
     assert int(run("du", "--summarize", "--block-size=1M", "--one-file-system", image.root).split()[0]) < 7000
 
 

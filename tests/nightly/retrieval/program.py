@@ -29,7 +29,7 @@ def near(first: Any, second: Any) -> bool:
 
 
 class Clients:
-    """A method a row of the table in docs/requests.md; each raises where the client does not do what is asked."""
+    """One method for each row of docs/reference/openai.md's table; each raises if the client fails."""
 
     def __init__(self, root: str) -> None:
         self.root, self.v1 = root, f"{root}/v1"

@@ -36,7 +36,7 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
 
 
 def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
-    """What docs/gateway.md has of refusals: status, client, details, and the series that counts them."""
+    """What docs/reference/errors.md has of refusals: status, client, details, and the series that counts them."""
 
     def count(client: str, status: int, attempts: int = 0, flags: str = "-", grpc_status: str = "") -> float:
         """Of the counter that the gateway's metrics port returns; 0 before the first."""

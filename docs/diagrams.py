@@ -1,0 +1,144 @@
+"""Draw the diagrams of the documentation: python -m docs.diagrams [--check]
+
+Each diagram is a list of boxes, bars and arrows in pixels, on a white card that a dark page keeps.
+"""
+
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+IMAGES = Path(__file__).parent / "images"
+INK = "#1a1a1a"
+GREY = "#6b6b6b"
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PALE = "#f3f5f7"
+
+
+def text(x: float, y: float, words: str, *, size: int = 13, anchor: str = "middle", fill: str = INK) -> str:
+    """Return words at a place."""
+    return f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{fill}">{escape(words)}</text>'
+
+
+def box(place: tuple[float, float], size: tuple[float, float], lines: Sequence[str], fill: str = PALE) -> str:
+    """Return a box whose first line is its name."""
+    (x, y), (width, height) = place, size
+    ink = "white" if fill in (BLUE, GREEN) else INK
+    parts = [f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="{INK}"/>']
+    top = y + height / 2 - 8 * (len(lines) - 1) + 4
+    for number, line in enumerate(lines):
+        parts.append(text(x + width / 2, top + 16 * number, line, size=13 if number == 0 else 11, fill=ink))
+    return "".join(parts)
+
+
+def arrow(x: float, y: float, to_x: float, to_y: float, words: str = "") -> str:
+    """Return an arrow with words above its middle."""
+    line = f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{INK}" stroke-width="1.3" marker-end="url(#tip)"/>'
+    return line + (text((x + to_x) / 2, (y + to_y) / 2 - 7, words, size=11, fill=GREY) if words else "")
+
+
+def bar(x: float, y: float, width: float, words: str, fill: str) -> str:
+    """Return a bar of a timeline."""
+    return f'<rect x="{x}" y="{y}" width="{width}" height="24" rx="3" fill="{fill}"/>' + text(
+        x + width / 2, y + 16, words, size=11, fill="white"
+    )
+
+
+def card(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """Return the SVG file of a diagram."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="Inter, Helvetica, Arial, sans-serif" role="img" aria-label="{escape(title)}">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<path d="M0,0 L8,4 L0,8 z" fill="{INK}"/></marker></defs>'
+        f'<rect width="{width}" height="{height}" rx="8" fill="white"/>'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
+def draw_request_path() -> str:
+    """Draw a request's way from the client to the engine."""
+    parts = [
+        box((20, 60), (110, 60), ["client", "curl, gRPC"]),
+        arrow(130, 90, 190, 90, "HTTP"),
+        box((190, 60), (150, 60), ["gateway (optional)", "keys, limits, routes"], GREEN),
+        arrow(340, 90, 400, 90),
+        box((400, 60), (150, 60), ["TorchServe 0.12.0", "queue, batch of rows"], BLUE),
+        arrow(550, 90, 610, 90, "rows"),
+        f'<rect x="610" y="20" width="270" height="140" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
+        text(745, 38, "worker: one archive, BatchHandler", size=11, fill=GREY),
+        box((622, 50), (76, 80), ["decode", "each by", "itself"], ORANGE),
+        arrow(698, 90, 712, 90),
+        box((712, 50), (76, 80), ["run", "one pass", "for all"], ORANGE),
+        arrow(788, 90, 802, 90),
+        box((802, 50), (70, 80), ["split", "one", "response"], ORANGE),
+    ]
+    return card(900, 180, "A request's path: client, gateway, TorchServe, worker", parts)
+
+
+def draw_stock() -> str:
+    """Draw four requests with a stock handler that loops, and with one forward pass."""
+    parts = [text(20, 28, "Stock handler: the batch is a loop; one corrupt image fails all four", anchor="start")]
+    parts += [bar(20 + 170 * i, 42, 164, f"request {i + 1}", BLUE) for i in range(3)]
+    parts += [bar(530, 42, 164, "corrupt image", "#B00020"), arrow(694, 54, 740, 54)]
+    parts += [text(746, 58, "4 errors", anchor="start"), f'<line x1="20" y1="88" x2="860" y2="88" stroke="{PALE}"/>']
+    parts += [text(20, 116, "This project: each request is decoded by itself, then one forward pass", anchor="start")]
+    parts += [bar(20, 130 + 28 * i, 70, f"decode {i + 1}", GREEN) for i in range(3)]
+    parts += [
+        bar(20, 214, 70, "corrupt", "#B00020"),
+        arrow(90, 226, 740, 226),
+        text(746, 230, "1 error", anchor="start"),
+    ]
+    parts += [bar(100, 158, 240, "one forward pass for 1 to 3", BLUE), arrow(340, 170, 740, 170)]
+    parts += [
+        text(746, 174, "3 responses", anchor="start"),
+        text(20, 262, "time →", size=11, anchor="start", fill=GREY),
+    ]
+    return card(880, 276, "A stock handler against one forward pass", parts)
+
+
+def draw_modes() -> str:
+    """Draw classic and adaptive batching of the same arrivals."""
+    arrivals = (0, 20, 34, 150, 172, 190, 300)
+
+    def ticks(y: float) -> list[str]:
+        return [arrow(60 + x, y - 16, 60 + x, y) for x in arrivals]
+
+    parts = [text(20, 26, "Classic: TorchServe waits up to max_batch_delay, then hands over a batch", anchor="start")]
+    parts += [*ticks(60), bar(60, 62, 60, "delay", GREY), bar(120, 62, 150, "batch 1, 2, 3", BLUE)]
+    parts += [bar(274, 62, 150, "batch 4, 5, 6", BLUE), bar(428, 62, 60, "delay", GREY), bar(488, 62, 90, "7", BLUE)]
+    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine starts what waits", anchor="start")]
+    parts += [*ticks(164), bar(60, 166, 90, "1", BLUE), bar(154, 166, 110, "2, 3", BLUE)]
+    parts += [
+        bar(268, 166, 130, "4, 5, 6", BLUE),
+        bar(402, 166, 90, "7", BLUE),
+        text(60, 214, "time →", size=11, anchor="start", fill=GREY),
+    ]
+    return card(620, 228, "Classic and adaptive batching of the same arrivals", parts)
+
+
+DIAGRAMS = {"request-path": draw_request_path, "stock": draw_stock, "modes": draw_modes}
+
+
+def read(name: str) -> str:
+    """Return a diagram's file, or nothing if there is none."""
+    path = IMAGES / f"{name}.svg"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def main() -> int:
+    """Write each diagram; with --check, return 1 if a file is stale."""
+    stale = [name for name, draw in DIAGRAMS.items() if read(name) != draw()]
+    if "--check" in sys.argv[1:]:
+        sys.stderr.write("".join(f"diagrams: stale: {name}.svg; run `make docs`\n" for name in stale))
+        return int(bool(stale))
+    for name, draw in DIAGRAMS.items():
+        (IMAGES / f"{name}.svg").write_text(draw(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
