@@ -132,7 +132,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
 
     def _start_classic(self, window: int, trial: Trial) -> None:
         self.engine = trial.choose().arrangement.whole
-        prepare(self, self.sample(), min(window, self.config.max_items))
+        prepare(self, self.sample(), min(window, self.config.max_batch_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()

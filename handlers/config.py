@@ -26,7 +26,7 @@ TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are taken."
 # a list its own list of them.
 MOST_PROBLEMS = 5
 
-# Parsing is strict, since YAML already has types: `max_items: true` is a mistake, not a one.
+# Parsing is strict, since YAML already has types: `max_batch_items: true` is a mistake, not a one.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
@@ -53,6 +53,17 @@ FRONTEND_NAMES = frozenset({
 # And its Python package's (ts/), with those that its documentation has for handlers of one's own.
 WORKER_NAMES = frozenset({"handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching"})
 
+# Settings by their former names, with what an archive has in their place.
+RENAMED = {
+    "max_items": "now max_batch_items",
+    "max_tokens": "now max_batch_tokens",
+    "max_instances": "now max_request_items",
+    "max_batch_size": "now max_batch_items for one run of the model and max_request_items for one request",
+    "split_requests": "removed; max_request_items may exceed max_batch_items",
+}
+# Limits that belong to every mode, not to `scheduling:`.
+LIMITS = frozenset({"max_batch_items", "max_batch_tokens", "max_request_items", "max_request_tokens"})
+
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class SchedulingConfig:
@@ -63,8 +74,6 @@ class SchedulingConfig:
             flight, which needs TorchServe's continuousBatching; `auto` is adaptive where that is on, else classic.
         max_latency_ms: the target for the time from a request's arrival at the worker to its answer; None for none,
             so that nobody is refused for want of time.
-        max_batch_items, max_batch_tokens: the most items and padded tokens of a micro-batch in adaptive mode; None for
-            `max_items` and `max_tokens`.
         priority_levels: how many levels the header X-Priority may name; level 1 is served first.
         default_priority: the level of a request that names none; None for the middle one.
         queue_timeout_ms: the longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
@@ -82,8 +91,6 @@ class SchedulingConfig:
 
     mode: Literal["auto", "classic", "adaptive"] = "auto"
     max_latency_ms: Milliseconds | None = None
-    max_batch_items: Count | None = None
-    max_batch_tokens: Count | None = None
     priority_levels: Annotated[int, Field(ge=1, le=10)] = 1
     default_priority: Count | None = None
     queue_timeout_ms: Milliseconds | None = None
@@ -141,12 +148,12 @@ class HandlerConfig:
             fp32, bf16 where the hardware has it, and int8 where the archive has it; nothing that its proof refutes.
         threads: how many processor threads the engine has; 0 for one on every core this process may use.
         decode_threads: how many threads decode a batch's items; 0 for one on every core.
-        max_items: the most items of one micro-batch.
-        max_tokens: the most padded tokens of one micro-batch; None where nothing is padded.
-        max_instances: the most items of one request.
+        max_batch_items: the most items of one micro-batch, that is of one forward pass.
+        max_batch_tokens: the most padded tokens of one micro-batch; None if the task pads nothing.
+        max_request_items: the most items of one request.
         max_body_bytes: the most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
-        max_request_tokens: the most tokens of all items of one request, those that are to be generated included; None
-            where nothing is padded.
+        max_request_tokens: the most tokens of all items of one request, generated ones included; None if the task
+            pads nothing.
         max_groups: the most different sets of options that the items of one request may have, where these keep items
             from sharing a micro-batch.
         max_response_bytes: the most bytes of one answer (beyond TorchServe's `max_response_size` its worker would be
@@ -159,9 +166,9 @@ class HandlerConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     threads: Threads = 0
     decode_threads: Threads = 0
-    max_items: Count = 64
-    max_tokens: Count | None = None
-    max_instances: Count = 64
+    max_batch_items: Count = 64
+    max_batch_tokens: Count | None = None
+    max_request_items: Count = 64
     max_body_bytes: Count = 6 * 2**20
     max_request_tokens: Count | None = None
     max_groups: Count = 16
@@ -194,6 +201,13 @@ def check_names(
     ]
     if problems:
         raise InvalidConfig("; ".join(problems))
+
+
+def _place(name: str) -> str | None:
+    """Return where a known name belongs, or the new name of a former one."""
+    if name in FRONTEND_NAMES:
+        return "it belongs above handler:"
+    return "it belongs directly under handler:" if name in LIMITS else RENAMED.get(name)
 
 
 def _meant(name: str, known: Iterable[str]) -> str | None:
@@ -259,8 +273,7 @@ def _problems(error: ValidationError, most: int | None = None, cls: Callable[...
     for problem in problems:
         if cls is not None and problem["type"] == "unexpected_keyword_argument":
             name = str(problem["loc"][-1])
-            above = "it belongs above handler:" if name in FRONTEND_NAMES else None
-            advice = above or _meant(name, signature(cls).parameters)
+            advice = _place(name) or _meant(name, signature(cls).parameters)
             problem["msg"] = f"unknown name ({advice})" if advice else "unknown name"
     told = [
         f"{'.'.join(shown(str(part)) for part in problem['loc']) or 'all'}: {problem['msg']}"

@@ -49,14 +49,16 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
     outputs = task.output_tensors.renamed(given) if config.tensors.outputs else task.output_tensors
     own = Fields(
         task.inputs,
-        config.max_instances,
+        config.max_request_items,
         options=frozenset(field.name for field in fields(task.options_class)),
         item_dimensions=task.item_dimensions,
         tensors={tensor.name: key for key, tensor in inputs.items()},
     )
     model = Model(name, version, outputs, {given[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)
-    shape = Shape(items, config.max_body_bytes, model, task.inputs, config.max_instances, task.api, task.media_types)
+    shape = Shape(
+        items, config.max_body_bytes, model, task.inputs, config.max_request_items, task.api, task.media_types
+    )
     payload = task.sample()
     item = None if payload is None else next(iter(decoded(task, [payload])), None)
     metadata = Metadata(
@@ -68,7 +70,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         inputs=list(inputs.values()),
         outputs=outputs.metadata,
         max_batch_size=_most_rows(task, item),
-        max_instances=config.max_instances,
+        max_request_items=config.max_request_items,
         options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
         proofs={precision: proof.to_json() for precision, proof in archive_files.proofs(task.model_dir).items()},
@@ -101,7 +103,7 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
 
 def _most_rows(task: Task, item: Any) -> int:
     """Return how many rows like this item one request may have."""
-    most: int = task.config.max_instances
+    most: int = task.config.max_request_items
     tokens: int | None = task.config.max_request_tokens
     return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))
 

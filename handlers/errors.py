@@ -49,7 +49,7 @@ class TensorMismatch(InvalidInput):
 
 
 class BatchTooLarge(InvalidInput):
-    """The request has more rows than the model's `max_batch_size`; Triton answers it with 400 too."""
+    """The request has more rows than `max_request_items` of a model of tensors; Triton answers it with 400 too."""
 
 
 class UnknownOption(InvalidInput):
@@ -111,7 +111,7 @@ class TextTooLong(TooLarge):
 
 
 class TooManyInstances(TooLarge):
-    """The request holds more items than `max_instances`."""
+    """The request holds more items than `max_request_items`."""
 
 
 class WorkTooLarge(TooLarge):

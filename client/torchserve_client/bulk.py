@@ -26,7 +26,7 @@ from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, inputs_of, shown
 from torchserve_client.nodes import Nodes
 
-# Lines of a request: the smallest max_instances of this project's handlers.
+# Lines of a request: the smallest max_request_items of this project's handlers.
 LINES = 64
 # Batches in flight where each file is a request: one runs, one waits, one returns.
 BATCHES_IN_FLIGHT = 3

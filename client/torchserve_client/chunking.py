@@ -24,7 +24,7 @@ Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 # The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
 ERROR = "error"
 # The size of a chunk that no handler of this project refuses.
-MAX_INSTANCES = 64  # items: the smallest max_instances
+MAX_REQUEST_ITEMS = 64  # items: the smallest max_request_items
 MAX_BYTES = (
     3 * 2**18
 )  # three quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets
@@ -201,7 +201,7 @@ class ChunkingClient:
         """Return how many items of a model go into a chunk; its batch_size is asked for once."""
         if model not in self._batch_sizes:
             batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._batch_sizes[model] = min(batch_size, MAX_INSTANCES)
+            self._batch_sizes[model] = min(batch_size, MAX_REQUEST_ITEMS)
         return self._batch_sizes[model]
 
     def __enter__(self) -> Self:

@@ -141,7 +141,7 @@ BUILT_IN = {
         builder="deploy.build.stagers.tensors",
         settings="handlers.tensor_models.config:TensorsConfig",
         # What the file is held against: it is proven to batch.
-        export_settings=("inputs", "outputs", "constants", "max_batch_size", "warm_up"),
+        export_settings=("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
         mode="classic",
     ),
 }

@@ -1,4 +1,4 @@
-"""A model whose max_batch_size is 2, to try chunking with: it doubles numbers."""
+"""A model that doubles numbers and accepts two rows a request, to try chunking with."""
 
 import numpy as np
 

@@ -47,8 +47,8 @@ class Policy:
             queue_timeout_s = scheduling.queue_timeout_ms / 1000
         return cls(
             max_latency_s=max_latency_s,
-            max_items=scheduling.max_batch_items or config.max_items,
-            max_tokens=scheduling.max_batch_tokens or config.max_tokens,
+            max_items=config.max_batch_items,
+            max_tokens=config.max_batch_tokens,
             priority_levels=levels,
             default_priority=scheduling.default_priority or (levels + 1) // 2,
             queue_timeout_s=queue_timeout_s,

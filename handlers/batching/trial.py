@@ -80,7 +80,7 @@ class Trial:
         config, engine = task.config, task.engine
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"
-        self._most_items: int = min(window, config.scheduling.max_batch_items or config.max_items)
+        self._most_items: int = min(window, config.max_batch_items)
         self._first_s: float | None = None
         # What is decoded beside full micro-batches; None where nothing is.
         self._beside: Payload | None = None

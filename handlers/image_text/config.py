@@ -15,7 +15,7 @@ class ImageTextEmbeddingConfig(RetrievalConfig, PixelsConfig):
     """Settings of image and text embedding.
 
     Attributes:
-        max_tokens: the most padded tokens of one micro-batch; the patches of an image are tokens.
+        max_batch_tokens: the most padded tokens of one micro-batch; the patches of an image are tokens.
         is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
             it was trained so.
     """

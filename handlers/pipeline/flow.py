@@ -210,7 +210,9 @@ class Pipeline:
         if len(good) < 2:
             return [good] if good else []
         config = self._task.config
-        plan = micro_batches([slot.cost for slot in good], config.max_items, config.max_tokens, self._task.overhead)
+        plan = micro_batches(
+            [slot.cost for slot in good], config.max_batch_items, config.max_batch_tokens, self._task.overhead
+        )
         return [[good[index] for index in micro_batch] for micro_batch in plan]
 
     # -- run ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def instances_of(
     if not instances:
         raise EmptyInput('"instances" is empty.')
     if len(instances) > most:
-        raise TooManyInstances(f"{len(instances)} instances; max_instances is {most}.")
+        raise TooManyInstances(f"{len(instances)} instances; max_request_items is {most}.")
 
     def outcome(instance: Any) -> Payload | ItemError:
         try:
@@ -53,14 +53,14 @@ class Fields:
 
     Attributes:
         inputs: the names of the fields of a JSON object that are its value.
-        max_instances: the most items of one request.
+        max_request_items: the most items of one request.
         options: the names of the options of an item.
         item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
         tensors: the field of each input by the name of its tensor; nothing where tensors are named like the fields.
     """
 
     inputs: frozenset[str]
-    max_instances: int
+    max_request_items: int
     options: frozenset[str] = frozenset()
     item_dimensions: int = 0
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Fields:
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
-            return instances_of(document, sent.options, self.max_instances, self._payload, Instances())
+            return instances_of(document, sent.options, self.max_request_items, self._payload, Instances())
         return Request((self._payload(document, sent.options),))
 
     def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:
@@ -99,8 +99,8 @@ class Fields:
         (size,) = sizes
         if not size:
             raise EmptyInput("The tensors are empty.")
-        if size > self.max_instances:
-            raise TooManyInstances(f"The tensors hold {size} items; max_instances is {self.max_instances}.")
+        if size > self.max_request_items:
+            raise TooManyInstances(f"The tensors hold {size} items; max_request_items is {self.max_request_items}.")
         values = {input_name: list(columns[name]) for name, input_name in inputs.items()}
         own = {name: columns[name].tolist() for name in columns if name not in inputs}
         return tuple(self._item(values, own, index, options) for index in range(size))

@@ -41,9 +41,9 @@ class Metadata:
     mode: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
-    # The most rows of a request: `max_instances`, or as many short ones as `max_request_tokens` has room for.
+    # The most rows of a request: `max_request_items`, or as many short ones as `max_request_tokens` has room for.
     max_batch_size: int
-    max_instances: int
+    max_request_items: int
     # By name: "type" and further words of JSON Schema, "default" and maybe "description".
     options: Mapping[str, Any]
     accepts: Sequence[str]

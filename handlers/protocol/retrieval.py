@@ -177,7 +177,7 @@ def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     # A list of numbers is one text, as its tokens.
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts = given if is_list else [given]
-    _check_number("input", texts, shape.max_instances)
+    _check_number("input", texts, shape.max_request_items)
     # A model that takes images alone needs no word for them.
     modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
     if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
@@ -220,7 +220,7 @@ def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     query, given = _required(sent, "query"), _required(sent, "documents")
     if not isinstance(given, list):
         raise UnknownShape("documents: must be a list of texts.")
-    _check_number("documents", given, shape.max_instances)
+    _check_number("documents", given, shape.max_request_items)
     top_n = sent.pop("top_n", None)
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise UnknownOption("top_n: must be a whole number above 0.")
@@ -247,4 +247,4 @@ def _check_number(name: str, items: Sequence[Any], most: int) -> None:
     if not items:
         raise EmptyInput(f"{name}: an empty list.")
     if len(items) > most:
-        raise TooManyInstances(f"{name}: {len(items)} items; max_instances is {most}.")
+        raise TooManyInstances(f"{name}: {len(items)} items; max_request_items is {most}.")

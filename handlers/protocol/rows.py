@@ -62,7 +62,7 @@ class Shape:
     max_body_bytes: int  # of all fields together, if it is a form
     model: Model = field(default_factory=Model)
     inputs: frozenset[str] = frozenset()
-    max_instances: int = 1
+    max_request_items: int = 1
     api: str | None = None  # that of handlers.protocol.retrieval
     media_types: tuple[str, ...] = ()  # of bodies other than JSON and forms; see `Hooks`
 

@@ -89,7 +89,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             self.rows,
             model,
             given=fields.tensors,
-            most_rows=self.config.max_instances,
+            most_rows=self.config.max_request_items,
         )
         return self._items
 

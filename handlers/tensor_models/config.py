@@ -1,12 +1,12 @@
 """Settings of models that take tensors and give tensors; see handlers.config."""
 
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Count, HandlerConfig, nested
+from handlers.config import SETTINGS, HandlerConfig, nested
 
 _Unsigned = Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = _Unsigned | Literal["INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES"]
@@ -72,16 +72,14 @@ class OutputConfig(TensorConfig):
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TensorsConfig(HandlerConfig):
     """Settings of a model of tensors. Of a fixed shape, an item is one row and counts one token; where dimensions are
-    free, it counts as many tokens as it has positions along them, so `max_tokens` is a budget of these.
+    free, it counts as many tokens as it has positions along them, so `max_batch_tokens` is a budget of these.
 
     Attributes:
         engine: see HandlerConfig; onnxruntime runs ONNX files, and `auto` takes it where OpenVINO cannot.
         precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is the faster
             of that and bf16, where the processor has bf16.
-        max_batch_size: the most rows of one request, as clients are told, and of one run of the model.
         allow_non_finite: whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU
             and max pooling turn NaN into a plausible number.
-        split_requests: whether a request may have up to `max_instances` rows, which are run `max_batch_size` at a time.
         inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a
             TorchScript file's, in their order.
         constants: the value of each input that every row shares, such as a scalar: requests do not have it.
@@ -91,21 +89,8 @@ class TensorsConfig(HandlerConfig):
 
     engine: Literal["auto", "openvino", "onnxruntime", "torch"] = "auto"  # type: ignore[assignment] # one more
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
-    max_batch_size: Count = 64
     allow_non_finite: bool = False
-    split_requests: bool = False
     inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)
     outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = ()
-
-    @model_validator(mode="after")
-    def _limit(self) -> "TensorsConfig":
-        """Let the limits of every task follow from `max_batch_size`."""
-        most = self.max_batch_size
-        object.__setattr__(self, "max_items", min(self.max_items, most))
-        if (self.scheduling.max_batch_items or 0) > most:
-            object.__setattr__(self, "scheduling", replace(self.scheduling, max_batch_items=most))
-        if not self.split_requests:
-            object.__setattr__(self, "max_instances", self.max_batch_size)
-        return self

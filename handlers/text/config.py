@@ -28,7 +28,7 @@ class TextConfig(HandlerConfig):
     """Settings that every task on a transformer has.
 
     Attributes:
-        max_tokens: the most padded tokens of one micro-batch, its items times its longest.
+        max_batch_tokens: the most padded tokens of one micro-batch, its items times its longest.
         max_length: the most tokens of one text, special ones included; None for what the model's own files say.
         max_characters: the most characters of one text; a longer one is refused before it is tokenised.
         truncation: whether to cut a text that is too long, instead of refusing it.
@@ -38,13 +38,13 @@ class TextConfig(HandlerConfig):
         max_request_characters: the most characters of all texts of one request, before they are tokenised.
     """
 
-    max_tokens: Count | None = 8192
+    max_batch_tokens: Count | None = 8192
     max_length: Count | None = None
     max_characters: Count = 50_000
     truncation: bool = False
     padding: Literal["longest", "max_length", "exact"] = "longest"
     trust_remote_code: bool = False
-    max_instances: Count = 256
+    max_request_items: Count = 256
     max_body_bytes: Count = 2**20
     max_request_characters: Count = 1_000_000
     max_request_tokens: Count | None = 65_536
@@ -54,7 +54,7 @@ class TextConfig(HandlerConfig):
 class RetrievalConfig(TextConfig):
     """Settings of a model that clients send whole lists; its limits have room for 2048 texts or documents at once."""
 
-    max_instances: Count = 2048
+    max_request_items: Count = 2048
     max_body_bytes: Count = 2**23
     max_request_characters: Count = 4_000_000
     max_request_tokens: Count | None = 524_288
@@ -117,13 +117,13 @@ class TokenizationConfig(TextConfig):
     """Settings of tokenization; `padding`, `max_length` and `truncation` hold where a request does not say.
 
     Attributes:
-        max_items: the most texts of one call of the tokenizer.
-        max_tokens: the most padded tokens of one micro-batch; None for any, since no model runs.
+        max_batch_items: the most texts of one call of the tokenizer.
+        max_batch_tokens: the most padded tokens of one micro-batch; None for any, since no model runs.
     """
 
     padding: Literal["longest", "max_length"] = "longest"
-    max_items: Count = 1024
-    max_tokens: Count | None = None
+    max_batch_items: Count = 1024
+    max_batch_tokens: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -155,8 +155,8 @@ class LanguageIdConfig(HandlerConfig):
     threshold: Share = 0.0
     label_prefix: bool = False
     max_characters: Count = 50_000
-    max_items: Count = 1024
-    max_instances: Count = 1024
+    max_batch_items: Count = 1024
+    max_request_items: Count = 1024
     max_body_bytes: Count = 2**20
 
 
@@ -264,7 +264,7 @@ class TranslationConfig(TextConfig):
         engine: `auto` takes CTranslate2 where the archive holds a converted model, else torch.
         precision: the engine's arithmetic. `auto` is int8 for CTranslate2 on a CPU, and bf16 where the hardware has it
             otherwise. CTranslate2 has names of its own besides, and of all those that the processor can.
-        max_tokens: the most padded source tokens of one micro-batch, counted once for every beam.
+        max_batch_tokens: the most padded source tokens of one micro-batch, counted once for every beam.
         src_lang, tgt_lang: the languages, as the model's own codes, where the request does not say. With a detector,
             `src_lang` is that of texts whose language is not certain, and `auto` stands for none.
         detector: a fastText model that identifies languages: the name of a file beside the configuration, or

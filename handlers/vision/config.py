@@ -90,7 +90,7 @@ class ObjectDetectionConfig(PixelsConfig):
         answer: `boxes` as transformers' pipeline answers, or `torchserve` as TorchServe's object_detector does.
     """
 
-    max_items: Count = 8
+    max_batch_items: Count = 8
     arch: Literal["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"] | None = None
     threshold: Share = 0.5
     top_k: Count | None = None
@@ -114,7 +114,7 @@ class ImageSegmentationConfig(PixelsConfig):
     """Settings of image segmentation.
 
     Attributes:
-        max_items: see `HandlerConfig`; the classes of all pixels of 16 images took SegFormer, of 150 classes, 6 GB.
+        max_batch_items: the most images of one micro-batch; 16 images and 150 classes took 6 GB with SegFormer.
         arch: the name of a network of torchvision.models.segmentation; None for a checkpoint of transformers.
         resize_size: the length that the shorter side is resized to, in pixels, where `arch` is given; the default is
             torchvision's. A checkpoint says its own.
@@ -126,7 +126,7 @@ class ImageSegmentationConfig(PixelsConfig):
             here of the whole image as the network sees it.
     """
 
-    max_items: Count = 4
+    max_batch_items: Count = 4
     arch: str | None = None
     resize_size: Side = 520
     mean: Channels = IMAGENET_MEAN

@@ -31,7 +31,7 @@ def entry(folder: Path) -> Model:
     parameters, given = ", ".join(DATATYPES), ", ".join(f"'{name}': {name}" for name in DATATYPES)
     (folder / "infer.py").write_text(f"def infer({parameters}):\n    return {{{given}}}\n")
     tensors = {name: {"datatype": name, "shape": SHAPE} for name in DATATYPES}
-    settings = {"max_batch_size": MOST_ROWS, "allow_non_finite": True, "inputs": tensors, "outputs": tensors}
+    settings = {"max_request_items": MOST_ROWS, "allow_non_finite": True, "inputs": tensors, "outputs": tensors}
     (folder / "model-config.yaml").write_text(yaml.safe_dump({"handler": settings}, sort_keys=False))
     return Model(NAME, "tensors", "1", folder, {"path": "infer.py"})
 

@@ -32,7 +32,9 @@ from tests.handlers.serving import DoublingHandler, context, serve, started
 
 @pytest.fixture(scope="module")
 def handler(tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
-    ready = started(DoublingHandler(), tmp_path_factory.mktemp("model"), {"max_items": 4, "max_instances": 10})
+    ready = started(
+        DoublingHandler(), tmp_path_factory.mktemp("model"), {"max_batch_items": 4, "max_request_items": 10}
+    )
     assert isinstance(ready, DoublingHandler)
     return ready
 
@@ -133,7 +135,7 @@ class FaultyHandler(DoublingHandler):
 def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler = started(FaultyHandler(), tmp_path, {"max_tokens": 8})
+    handler = started(FaultyHandler(), tmp_path, {"max_batch_tokens": 8})
     bodies = [b"2", b"unpackable", b"300", b"301", b"4", b"unpackable"]
     answers = serve(handler, bodies, [*[{}] * 5, HEADERS])
     assert [answer.status for answer in answers] == [200, 500, 500, 500, 200, 500]
@@ -240,7 +242,7 @@ def test_what_a_batch_has_no_time_left_for_is_503(
         decodes_in_threads = threads > 1
 
     handler = Threaded()
-    handler.worker_context = context(tmp_path, {"max_items": 1, "decode_threads": threads})
+    handler.worker_context = context(tmp_path, {"max_batch_items": 1, "decode_threads": threads})
     # A batch may take half of it.
     handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
@@ -331,7 +333,7 @@ def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> N
 def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
     is_altered: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    problem = "handler: max_itms: unknown name (did you mean max_items?)"
+    problem = "handler: max_batch_itms: unknown name (did you mean max_batch_items?)"
     if is_altered:
         (tmp_path / CONFIG).write_text("as built")
         build = Build("f1", "no weights", False, sums({CONFIG: tmp_path / CONFIG}))
@@ -339,7 +341,7 @@ def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
         (tmp_path / CONFIG).write_text("altered")
         problem = "this archive is not as it was built: changed: model-config.yaml"
     with pytest.raises(InvalidConfig, match=re.escape(problem)):
-        DoublingHandler().initialize(context(tmp_path, {"max_itms": 3}))
+        DoublingHandler().initialize(context(tmp_path, {"max_batch_itms": 3}))
     (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
     assert line.startswith(f"Cannot load model: InvalidConfig: {problem}")
 

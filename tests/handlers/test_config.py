@@ -8,6 +8,7 @@ import ts
 from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
 from handlers.continuous.mode import with_mode
 from handlers.errors import InvalidConfig, UnknownOption
+from handlers.tensor_models.config import TensorsConfig
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 
@@ -16,7 +17,7 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
     ("values", "words"),
     [
         ({1: 2}, ["mapping"]),
-        ({"arch": "a", "max_items": True}, ["max_items", "integer"]),
+        ({"arch": "a", "max_batch_items": True}, ["max_batch_items", "integer"]),
         ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
         ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
         ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
@@ -65,9 +66,40 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
         "top_k: unknown name (settings of a task belong under handler:)"
     )
     with pytest.raises(InvalidConfig) as below:
-        parse(HandlerConfig, {"batchSize": 8, "max_itms": 2, "scheduling": {"max_latency": 3}, "x": 1})
-    for word in ("batchSize: unknown name (it belongs above handler:)", "(did you mean max_items?)", "max_latency_ms?"):
+        parse(HandlerConfig, {"batchSize": 8, "max_batch_itms": 2, "scheduling": {"max_latency": 3}, "x": 1})
+    for word in (
+        "batchSize: unknown name (it belongs above handler:)",
+        "(did you mean max_batch_items?)",
+        "max_latency_ms?",
+    ):
         assert word in str(below.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_items": 8}, "max_items: unknown name (now max_batch_items)"),
+        ({"max_tokens": 8}, "max_tokens: unknown name (now max_batch_tokens)"),
+        ({"max_instances": 8}, "max_instances: unknown name (now max_request_items)"),
+        (
+            {"max_batch_size": 8},
+            "max_batch_size: unknown name (now max_batch_items for one run of the model and max_request_items for one "
+            "request)",
+        ),
+        (
+            {"split_requests": True},
+            "split_requests: unknown name (removed; max_request_items may exceed max_batch_items)",
+        ),
+        (
+            {"scheduling": {"max_batch_items": 8}},
+            "scheduling: max_batch_items: unknown name (it belongs directly under handler:)",
+        ),
+    ],
+)
+def test_former_name_of_a_limit_is_refused_with_the_new_one(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        parse(TensorsConfig, settings)
+    assert str(raised.value) == f"handler: {problem}"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +115,10 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
 def test_mode_left_open_is_adaptive_where_torchserve_lets_the_worker_choose(
     named: dict[str, str], settings: dict[str, Any], mode: str
 ) -> None:
-    config = with_mode(parse(HandlerConfig, {"scheduling": {"max_queue_items": 7, **named}, "max_items": 3}), settings)
-    assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_items) == (mode, 7, 3)
+    config = with_mode(
+        parse(HandlerConfig, {"scheduling": {"max_queue_items": 7, **named}, "max_batch_items": 3}), settings
+    )
+    assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_batch_items) == (mode, 7, 3)
 
 
 @pytest.mark.parametrize("values", [{"top_k": "many secrets"}, {"top_k": 0}, {"top_k": 1.5}, {"k": "many secrets"}])

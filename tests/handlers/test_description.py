@@ -37,7 +37,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "broken": 0,
     }
     (tmp_path / BUILD).write_text(Build("f1", "weights", False, {}, proofs={"int8": proof}).to_json())
-    handler = started(DoublingHandler(), tmp_path, {"max_instances": 10})
+    handler = started(DoublingHandler(), tmp_path, {"max_request_items": 10})
     handler.module.batches.clear()
     plain = {"host": "localhost"}
     rows: list[Any] = [b"2", {}, b"not a number", {"body": b"8"}]
@@ -54,7 +54,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "inputs": [tensor("number", "BYTES", -1, 1)],
         "outputs": [tensor("result", "BYTES", -1)],
         "max_batch_size": 10,
-        "max_instances": 10,
+        "max_request_items": 10,
         "options": {},
         "accepts": ["application/json"],
         "proofs": {"int8": proof},

@@ -28,7 +28,7 @@ from tests.hostile.requests import Request
 
 SIDE, CLASSES = 32, 7
 # Limits that a request reaches soon; fp32, so that an answer among others is the one alone to many digits.
-LIMITS: dict[str, Any] = {"decode_threads": 2, "max_instances": 8, "max_body_bytes": 64 * 1024}
+LIMITS: dict[str, Any] = {"decode_threads": 2, "max_request_items": 8, "max_body_bytes": 64 * 1024}
 ENGINE: dict[str, Any] = {"precision": "fp32", "threads": 1}
 
 

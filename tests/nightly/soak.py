@@ -137,13 +137,16 @@ def build(example: str, mode: str, store: Path) -> str:
     name = f"{example}-{mode}"
     entry = replace(model(example), name=name, folder=store / f".{name}")
     scheduling: dict[str, Any] = {"mode": mode}
-    config = {**model(example).config(), "jobQueueSize": QUEUE, "minWorkers": 1, "maxWorkers": 1}
+    settings = model(example).config()
+    handler = {**settings["handler"], "scheduling": scheduling}
+    config = {**settings, "jobQueueSize": QUEUE, "minWorkers": 1, "maxWorkers": 1}
     if mode == "adaptive":
         # OpenVINO keeps memory for the largest micro-batch, 2 GB for 64 images.
-        scheduling |= {"max_latency_ms": 2000, "queue_timeout_ms": 5000, "max_batch_items": 16, "warm_up_s": 1.0}
+        scheduling |= {"max_latency_ms": 2000, "queue_timeout_ms": 5000, "warm_up_s": 1.0}
+        handler["max_batch_items"] = 16
         config |= {"continuousBatching": True, "batchSize": 64, "maxBatchDelay": 1}
     entry.folder.mkdir(parents=True)
-    entry.config_path.write_text(yaml.safe_dump({**config, "handler": {**config["handler"], "scheduling": scheduling}}))
+    entry.config_path.write_text(yaml.safe_dump({**config, "handler": handler}))
     Recipe(entry, archive_format="no-archive", export_path=store, cache_path=shared()).build()
     return name
 

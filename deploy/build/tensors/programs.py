@@ -108,9 +108,9 @@ def _check_range(exported: Any, tensor: Tensor, value: torch.Tensor, config: Ten
     sizes: Sequence[Any] = value.shape
     size = sizes[at] if at < len(sizes) else 0
     bound = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
-    if bound is not None and bound.upper < config.max_batch_size:
+    if bound is not None and bound.upper < config.max_batch_items:
         raise InvalidConfig(
-            f"{tensor.name} was exported for at most {bound.upper} rows; max_batch_size is {config.max_batch_size}"
+            f"{tensor.name} was exported for at most {bound.upper} rows; max_batch_items is {config.max_batch_items}"
         )
 
 

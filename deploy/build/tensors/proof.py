@@ -55,7 +55,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
         NotRun: one row alone fails.
         InvalidConfig: rows together fail, or give other shapes or numbers than alone; or `warm_up` is wrong.
     """
-    count = min(ROWS, config.max_batch_size)
+    count = min(ROWS, config.max_batch_items)
     for given in zip(*(rows(signature, config, seed) for seed in range(count)), strict=True):
         sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in given[0].items())
         try:
@@ -73,7 +73,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
         except Exception as error:
             raise InvalidConfig(
                 f"it runs on one row, {sizes}, and not on {count} together: {_cause(error)}; its batch dimension is "
-                "fixed inside it; max_batch_size: 1 serves rows one by one"
+                "fixed inside it; max_batch_items: 1 serves rows one by one"
             ) from error
         _check(together, signature, count)
         _compare(alone, together, again, signature)
@@ -129,7 +129,7 @@ def agree(
                 compare(row, expected, words)
                 taken.append((row, expected))
         count += len(taken)
-        del taken[config.max_batch_size :]
+        del taken[config.max_batch_items :]
         compare(
             _joined([row for row, _ in taken], signature.inputs),
             _joined([expected for _, expected in taken], signature.outputs or {}),
@@ -188,7 +188,7 @@ def _compare(alone: list[Arrays], together: Arrays, again: Arrays, signature: Si
         if _is_equal(array, again[name], tolerance) and not _is_equal(array, expected, tolerance):
             raise InvalidConfig(
                 f"outputs.{name}: {len(alone)} rows together give other values than each alone, so it cannot be "
-                "batched; max_batch_size: 1 serves rows one by one"
+                "batched; max_batch_items: 1 serves rows one by one"
             )
 
 
@@ -197,7 +197,7 @@ def _check(outputs: Any, signature: Signature, rows: int) -> None:
         checked_outputs(outputs, signature.outputs, rows, {})
     except WrongOutput as error:
         way_out = (
-            " max_batch_size: 1 serves rows one by one"
+            " max_batch_items: 1 serves rows one by one"
             if rows > 1
             else " An output must have one row for each row of the inputs: leave a step such as NMS out of the file"
         )
@@ -236,7 +236,7 @@ def _joined(given: Sequence[Arrays], tensors: Mapping[str, Tensor]) -> dict[str,
     except ValueError:
         raise InvalidConfig(
             f"the sizes of {', '.join(dimensions)} depend on a row's numbers, so rows cannot share a run; "
-            "max_batch_size: 1 serves them one by one"
+            "max_batch_items: 1 serves them one by one"
         ) from None
 
 

@@ -73,7 +73,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
         "configFile": "model-config.yaml",
     }
     config = yaml.safe_load((folder / "model-config.yaml").read_text())
-    assert (config["batchSize"], config["handler"]) == (32, {"max_items": 32, "engine": "auto"})
+    assert (config["batchSize"], config["handler"]) == (32, {"max_batch_items": 32, "engine": "auto"})
 
 
 def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_sh: ArchiveSh, colours: Path) -> None:

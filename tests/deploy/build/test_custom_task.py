@@ -41,7 +41,10 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
         ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
         ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
         ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
-        ({"max_items: 32": "max_itmes: 32"}, "colours: handler: max_itmes: unknown name (did you mean max_items?)"),
+        (
+            {"max_batch_items: 32": "max_batch_itmes: 32"},
+            "colours: handler: max_batch_itmes: unknown name (did you mean max_batch_items?)",
+        ),
     ],
 )
 def test_task_that_cannot_be_served_is_one_line(
@@ -86,7 +89,7 @@ def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
     kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if trusted is not None:
-        spoil(colours, {**TRUSTING, "max_items: 32": f"trust_remote_code: {json.dumps(trusted)}"})
+        spoil(colours, {**TRUSTING, "max_batch_items: 32": f"trust_remote_code: {json.dumps(trusted)}"})
     source = archive_sh.folder / "source"
     for name in ("config.json", "model.safetensors", "modeling_own.py", "deep/types.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

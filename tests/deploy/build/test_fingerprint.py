@@ -97,7 +97,11 @@ def test_an_edit_changes_the_fingerprint_of_what_it_decides(
 def test_a_setting_an_engine_or_a_head_makes_another_export_only_where_the_graph_is_another(
     copy: Path, before: dict[str, Hashes]
 ) -> None:
-    for setting, is_changed in (("crop_size: 192", BOTH), ("max_items: 3", ARCHIVE), ("precision: bf16", ARCHIVE)):
+    for setting, is_changed in (
+        ("crop_size: 192", BOTH),
+        ("max_batch_items: 3", ARCHIVE),
+        ("precision: bf16", ARCHIVE),
+    ):
         with edited(copy / CONFIG, f"handler:\n  arch: mobilenet_v2\n  {setting}\n"):
             after = hashes_of(copy, IMAGES)
         assert (after[0] != before[IMAGES][0], after[1] != before[IMAGES][1]) == is_changed, setting

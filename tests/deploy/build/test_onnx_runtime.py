@@ -277,8 +277,8 @@ def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
     path = archive_sh.folder / "m.onnx"
     write(path, [linear(classlabels_ints=[0, 1, 2])], {"X": (Types.FLOAT, [1, 4])}, ONE_ROW)
     archive_sh.write_list("m", "tensors", "m.onnx")
-    assert archive_sh.refused("m").endswith("; max_batch_size: 1 serves rows one by one")
-    built(archive_sh, {"max_batch_size": 1})
+    assert archive_sh.refused("m").endswith("; max_batch_items: 1 serves rows one by one")
+    built(archive_sh, {"max_batch_items": 1})
     assert ask(worker(archive_sh), instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
     mod = CASES["mod"]
     write(path, *mod[:4])

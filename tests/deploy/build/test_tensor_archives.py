@@ -196,7 +196,7 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] has no dimension 0 to count rows"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
         ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
-        ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_size is 64"),
+        ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),
         ("m.pt", pair, None, "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must"),
         ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),
         ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, and not FP64"),

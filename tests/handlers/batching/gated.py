@@ -166,7 +166,12 @@ def started(
 ) -> GatedHandler:
     """Start a handler; `took` has the tokens and seconds of the micro-batches that it measured as it loaded."""
     handler = kind()
-    settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}, **(settings or {})}
+    settings = {
+        "max_batch_items": 8,
+        "max_request_items": 10,
+        "scheduling": {**SCHEDULING, **scheduling},
+        **(settings or {}),
+    }
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     handler.worker_context.manifest = {"model": {"modelVersion": version}}

@@ -124,7 +124,7 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
 def started(model_dir: Path, **scheduling: Any) -> SpellingHandler:
     """Start a handler in adaptive mode, whose engine runs freely."""
     handler = SpellingHandler()
-    settings = {"max_items": 8, "max_instances": 10, "scheduling": {**SCHEDULING, **scheduling}}
+    settings = {"max_batch_items": 8, "max_request_items": 10, "scheduling": {**SCHEDULING, **scheduling}}
     handler.worker_context = context(model_dir, settings, batch_size=64)
     handler.worker_context.model_yaml_config["continuousBatching"] = True
     # A micro-batch costs far more than what is in it, so all that wait share one.

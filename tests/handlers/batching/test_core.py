@@ -26,7 +26,7 @@ HEADERS = {"host": "localhost"}
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
-    handler = started(request.param, tmp_path, max_batch_items=1)
+    handler = started(request.param, tmp_path, {"max_batch_items": 1})
     handler.reporter.stop()
     # What running the model to be ready has left.
     handler.reporter.recorder.drain()

@@ -21,7 +21,7 @@ def listed(*values: Any) -> bytes:
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
-    handler = started(request.param, tmp_path, {"max_instances": 100, "max_groups": 1})
+    handler = started(request.param, tmp_path, {"max_request_items": 100, "max_groups": 1})
     yield handler
     handler.gate.set()
     handler.slow_gate.set()

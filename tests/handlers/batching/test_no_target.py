@@ -33,9 +33,9 @@ def test_policy_without_a_target_has_no_limit_of_waiting_but_one_that_was_named(
     assert (policy.max_latency_s, policy.queue_timeout_s) == (latency_s, queue_timeout_s)
 
 
-def test_policy_has_the_middle_priority_and_the_limits_of_the_scheduling_section() -> None:
-    section = SchedulingConfig(priority_levels=3, max_batch_items=4, max_batch_tokens=50)
-    policy = Policy.of(HandlerConfig(max_items=8, max_tokens=100, scheduling=section), OVERHEAD)
+def test_policy_has_the_middle_priority_and_the_limits_of_a_forward_pass() -> None:
+    section = SchedulingConfig(priority_levels=3)
+    policy = Policy.of(HandlerConfig(max_batch_items=4, max_batch_tokens=50, scheduling=section), OVERHEAD)
     assert (policy.default_priority, policy.max_items, policy.max_tokens) == (2, 4, 50)
 
 

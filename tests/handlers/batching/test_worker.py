@@ -102,7 +102,7 @@ def test_answers_are_classic_modes_in_any_order_and_nothing_is_kept_of_a_request
     handler: GatedHandler, tmp_path: Path
 ) -> None:
     classic = GatedHandler()
-    classic.worker_context = context(tmp_path, {"max_items": 8, "max_instances": 10})
+    classic.worker_context = context(tmp_path, {"max_batch_items": 8, "max_request_items": 10})
     classic.initialize(classic.worker_context)
     expected = [serve(classic, [body])[0][:2] for body in BODIES]
     assert sum(status == 200 for status, _ in expected) == 7
@@ -169,7 +169,7 @@ def test_item_at_fault_costs_the_others_of_its_micro_batch_nothing_but_time(
 
 @pytest.mark.parametrize("body", [b"unpackable", b"unwritable"])
 def test_request_that_meets_a_bug_fails_alone(start: Start, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    handler = start(max_batch_items=1)
+    handler = start(settings={"max_batch_items": 1})
     with Frontend(handler) as frontend:
         answers = frontend.submit_together([(b"4", {}), (body, {}), *((b"6", {}) for _ in range(20))])
         first, bad, *others = (answer.result(TIMEOUT_S) for answer in answers)
@@ -203,7 +203,7 @@ def number_by_json(number: float, **parameters: Any) -> tuple[Body, dict[str, st
 def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_never_run(
     start: Start, asking: Any
 ) -> None:
-    handler = start(max_batch_items=1)
+    handler = start(settings={"max_batch_items": 1})
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
         handler.gate.clear()
@@ -311,7 +311,7 @@ def test_bug_that_nothing_catches_and_an_engine_that_does_not_come_back_end_the_
 
 def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     # Others' metrics come between, of handlers that tests before have started.
-    handler = start(max_batch_items=1, max_queue_items=3, version="counted")
+    handler = start(settings={"max_batch_items": 1}, max_queue_items=3, version="counted")
     handler.reporter.stop()
     with caplog.at_level(logging.INFO, "ts.metrics"), Frontend(handler) as frontend:
         caplog.clear()

@@ -26,7 +26,7 @@ from handlers.protocol.responses import Reply
 from handlers.protocol.rows import Shape
 
 TEXT = Shape(
-    Fields(frozenset({"text"}), max_instances=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
+    Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
     max_body_bytes=1000,
     model=Model("classifier", "1.0", ranked(LABELS)),
 )

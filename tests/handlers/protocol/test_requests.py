@@ -15,7 +15,7 @@ from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.rows import Shape
 
 INSTANCES = Instances()
-SHAPE = Shape(Fields(frozenset({"b64"}), max_instances=3), max_body_bytes=100)
+SHAPE = Shape(Fields(frozenset({"b64"}), max_request_items=3), max_body_bytes=100)
 JSON = {"body": {"content-type": "application/json"}}
 
 

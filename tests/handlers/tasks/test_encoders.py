@@ -104,7 +104,7 @@ ALL: dict[str, Any] = {"top_k": None}
     [
         ("mean", {}, {}),
         ("mean", {"engine": "torch"}, {}),
-        ("mean", {"padding": "max_length", "max_items": 3}, {}),
+        ("mean", {"padding": "max_length", "max_batch_items": 3}, {}),
         pytest.param("mean", {"precision": "bf16"}, {}, marks=pytest.mark.bf16),
         ("first, normalized", {}, {}),
         *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),

@@ -46,7 +46,7 @@ def classifier(archive: Path, **settings: Any) -> ImageClassificationHandler:
 
 @pytest.fixture(scope="module")
 def handler(archive: Path) -> ImageClassificationHandler:
-    return classifier(archive, max_items=4, max_instances=6)
+    return classifier(archive, max_batch_items=4, max_request_items=6)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def staged(staged_example: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def handler(staged: Path) -> LanguageIdHandler:
-    ready = started(LanguageIdHandler(), staged, {"max_instances": 100})
+    ready = started(LanguageIdHandler(), staged, {"max_request_items": 100})
     assert isinstance(ready, LanguageIdHandler)
     return ready
 

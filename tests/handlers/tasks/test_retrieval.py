@@ -213,7 +213,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
         ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
         ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
-        ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_instances is 2048"),
+        ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_request_items is 2048"),
         ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),
         ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
         ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),

@@ -156,8 +156,8 @@ def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_pa
     # Micro-batches of two: the answers of the first are written when the second has run.
     said = Said((tensor("x", "FP32", -1, 2),))
     for handler in (
-        function(tmp_path / "function", BUFFER, max_batch_size=2),
-        scripted(tmp_path / "program", Remembering(), said, max_batch_size=2),
+        function(tmp_path / "function", BUFFER, max_batch_items=2),
+        scripted(tmp_path / "program", Remembering(), said, max_batch_items=2),
     ):
         given = NOISE.normal(size=(9, 1, 2)).astype(np.float32)
         got = answers(handler, [inference({"x": x}, True) for x in given])
@@ -168,19 +168,19 @@ def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_pa
 LENGTHS = "def infer(x):\n    return {'y': x, 'rows': np.full(len(x), len(x))}\n"
 
 
-def test_rows_over_max_batch_size_are_refused_or_split(tmp_path: Path) -> None:
+def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_items_refused(tmp_path: Path) -> None:
     rows = {"x": np.arange(5.0)}
     kinds = [inference(rows), inference(rows, True), (instances(*range(5)), {}), (inputs(x=[*range(5)]), {})]
-    strict = function(tmp_path / "strict", LENGTHS, max_batch_size=2)
+    strict = function(tmp_path / "strict", LENGTHS, max_request_items=2)
     for answer in answers(strict, kinds):
         assert answer.status == 400
         assert "The request has 5 rows; batch-size must be <= 2 for 'model'." in str(answer.body)
-    split = function(tmp_path / "split", LENGTHS, max_batch_size=2, split_requests=True, max_instances=5)
+    split = function(tmp_path / "split", LENGTHS, max_batch_items=2, max_request_items=5)
     for answer in answers(split, kinds)[:2]:
         got = columns(answer)
         assert got["y"].tolist() == rows["x"].tolist()
         assert set(got["rows"].tolist()) <= {1, 2}
-    assert (split.metadata.max_instances, strict.metadata.max_instances) == (5, 2)
+    assert (split.metadata.max_request_items, strict.metadata.max_request_items) == (5, 2)
     over = ask(split, instances(*range(6)))
     assert (over.status, over.body["message"]) == (400, "The request has 6 rows; batch-size must be <= 5 for 'model'.")
 

@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
         "seq": {"datatype": "FP64", "shape": [-1, -1], "pad": {"mask": "mask"}},
         "mask": {"datatype": "BOOL", "shape": [-1, -1]},
     },
-    "max_batch_size": 4,
+    "max_request_items": 4,
 }
 ROW: dict[str, Any] = {"x": [1.0, 2.0], "ids": 3, "text": ["a"], "seq": [1.0, 2.0, 3.0]}
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {

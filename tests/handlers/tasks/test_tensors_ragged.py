@@ -48,7 +48,7 @@ def sequences(*lengths: int) -> list[Any]:
 
 @in_both_modes
 def test_rows_of_different_lengths_share_a_micro_batch_and_get_their_own(mode: dict[str, Any], tmp_path: Path) -> None:
-    handler = function(tmp_path, PADDED, **PAD, max_tokens=12, **mode)
+    handler = function(tmp_path, PADDED, **PAD, max_batch_tokens=12, **mode)
     rows = sequences(3, 1, 5, 2, 9, 4)
     together, *alone = plainly(handler, instances(*rows), *(instances({"x": row}) for row in rows))
     got = together.body["predictions"]

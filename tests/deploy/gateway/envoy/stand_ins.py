@@ -30,7 +30,7 @@ METADATA: dict[str, Any] = {
     "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 1000]}],
     "max_batch_size": 16,
-    "max_instances": 16,
+    "max_request_items": 16,
     "options": {},
     "accepts": ["image/*"],
 }
