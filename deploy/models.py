@@ -32,7 +32,7 @@ class UnknownModel(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelEntry:
     """A model is one entry of the model list.
 
     Attributes:
@@ -77,7 +77,7 @@ class Model:
         return dict(config)
 
 
-def models(path: Path = MODEL_LIST) -> dict[str, Model]:
+def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
     """Read every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
 
     Raises:
@@ -100,7 +100,7 @@ def models(path: Path = MODEL_LIST) -> dict[str, Model]:
     return found
 
 
-def _model(folder: Path, name: str, entry: Any) -> Model:
+def _model(folder: Path, name: str, entry: Any) -> ModelEntry:
     check_name(name)
     try:
         check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}")
@@ -111,10 +111,10 @@ def _model(folder: Path, name: str, entry: Any) -> Model:
     check_name(str(entry["version"]))
     if isinstance(entry.get("weights"), str):
         entry = {**entry, "weights": {"path": entry["weights"]}}
-    return Model(name=name, folder=folder / name, **entry)
+    return ModelEntry(name=name, folder=folder / name, **entry)
 
 
-def model(name: str, path: Path = MODEL_LIST) -> Model:
+def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
     """Find one model of a list.
 
     Raises:

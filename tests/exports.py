@@ -13,7 +13,7 @@ from deploy.build.exports import Exports
 from deploy.build.fingerprint import export_fingerprint
 from deploy.build.sources import source
 from deploy.build.tasks import task_of
-from deploy.models import ROOT, Model, model
+from deploy.models import ROOT, ModelEntry, model
 
 # `make serve` and the bench keep theirs here as well.
 FOLDER = ROOT / "model_store" / ".exports"
@@ -40,7 +40,7 @@ def dated(folder: Path) -> Path:
     return folder
 
 
-def taken(entry: Model, weights: str | None, folder: Path) -> None:
+def taken(entry: ModelEntry, weights: str | None, folder: Path) -> None:
     """Put into an empty folder what the archive of a model with these weights holds, for both engines."""
     origin, task = source(entry, weights), task_of(entry)
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from deploy.build.sources import source
 from deploy.build.stagers.tensors import stage
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine
 from handlers.tasks.tensors import load_model
@@ -147,7 +147,7 @@ def staged(path: Path, settings: dict[str, Any] | None = None, engine: Engine = 
     place.mkdir(exist_ok=True)
     if settings is not None:
         (place / "model-config.yaml").write_text(yaml.safe_dump({"handler": settings}))
-    entry = Model("own", "tensors", "1", place, {"path": path.name})
+    entry = ModelEntry("own", "tensors", "1", place, {"path": path.name})
     folder = path.parent / f"staged-{engine}"
     folder.mkdir()
     stage(entry, source(entry, None), engine, folder)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from deploy.build.stagers.text import head_of
+from deploy.build.stagers.text import read_head
 from deploy.models import model
 from tests import exports
 
@@ -87,7 +87,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
         **{**sizes, **classes, **config},
     )
     torch.manual_seed(1)
-    network = getattr(transformers, head_of(task).auto_class).from_config(settings)
+    network = getattr(transformers, read_head(task).auto_class).from_config(settings)
     with torch.no_grad():
         head = getattr(network, "qa_outputs", None) or getattr(network, "classifier", None)
         if head is not None:

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from deploy.build.sources import source
-from deploy.build.weights import load
+from deploy.build.weights import load_weights
 from deploy.models import model
 from tests import exports
 
@@ -17,7 +17,7 @@ LABELS = ("sky", "wall", "cat", "cup", "road", "tree")
 def lraspp(folder: Path) -> Path:
     """Write the weights of the example, 13 MB; gives the file."""
     entry, file = model("image-segmentation"), folder / "lraspp.pt"
-    torch.save(load(entry, "lraspp_mobilenet_v3_large", source(entry, "random"), weights_backbone=None), file)
+    torch.save(load_weights(entry, "lraspp_mobilenet_v3_large", source(entry, "random"), weights_backbone=None), file)
     return file
 
 

@@ -13,7 +13,7 @@ from torch._utils import _rebuild_tensor_v2
 
 from deploy.build.sources import source
 from deploy.build.state_dicts import StateDict
-from deploy.build.weights import load
+from deploy.build.weights import load_weights
 from deploy.models import model
 
 FILE = "assets/2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
@@ -47,4 +47,4 @@ def resnet18() -> StateDict:
 def mobilenet_v2() -> StateDict:
     """ImageNet-1k weights of torchvision's mobilenet_v2, as examples/mobilenet-v2 serves them."""
     entry = model("mobilenet-v2")
-    return load(entry, "mobilenet_v2", source(entry, None))
+    return load_weights(entry, "mobilenet_v2", source(entry, None))

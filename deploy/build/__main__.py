@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, cache_of, defaults_of, report, why_classic
-from deploy.build.fingerprint import packed
+from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, defaults_of, find_cache_folder, report, why_classic
+from deploy.build.fingerprint import read_packed
 from deploy.build.precision.inputs import FEWEST, MOST
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import NotMade, WeightsUnavailable
-from deploy.models import MODEL_LIST, ROOT, TENSORS, Engine, Model, UnknownModel, model, models
+from deploy.models import MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -25,7 +25,7 @@ from handlers.tensor_models.signature import SIGNATURE, Said, Tensor, signed
 def main(arguments: list[str]) -> int:
     """Build what the command line names; 1 when one could not be built."""
     options = parsed(arguments)
-    cache_path, name = cache_of(os.environ), options.models.name
+    cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
         for name in list(models(options.models)) if options.all else options.names:
             started = time.monotonic()
@@ -135,7 +135,7 @@ def _share(text: str) -> float:
     return value
 
 
-def signature_of(model: Model, path: Path) -> str | None:
+def signature_of(model: ModelEntry, path: Path) -> str | None:
     """Write inputs and outputs, with their datatypes and shapes; None for any other task.
 
     Args:
@@ -156,9 +156,9 @@ def signature_of(model: Model, path: Path) -> str | None:
 
 def _said(path: Path) -> Said:
     try:
-        return Said.from_json(packed(path, SIGNATURE).decode())
+        return Said.from_json(read_packed(path, SIGNATURE).decode())
     except LookupError:
-        module = ast.parse(packed(path, f"{FOLDER}/{FILE}"))
+        module = ast.parse(read_packed(path, f"{FOLDER}/{FILE}"))
     (infer,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "infer")
     return Said(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
 

@@ -23,14 +23,14 @@ import yaml
 from deploy.build.exports import Exports
 from deploy.build.fingerprint import (
     archive_fingerprint,
-    build_of,
     handler_files,
+    read_build,
 )
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import Source, source
 from deploy.build.tasks import Mode, task_of
-from deploy.models import ROOT, Engine, Model
+from deploy.models import ROOT, Engine, ModelEntry
 from deploy.progress import step
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, sums
 from handlers.continuous.mode import CONTINUOUS, check_mode
@@ -91,7 +91,7 @@ class Recipe:
         wanted: what is asked for of precisions.
     """
 
-    entry: Model
+    entry: ModelEntry
     weights: str | None = None
     engine: Engine = "auto"
     archive_format: str = "zip-store"
@@ -121,7 +121,7 @@ class Recipe:
         """
         self.wanted.check(self.entry, self.chosen)
         origin = source(self.entry, self.weights)
-        build = build_of(self.path)
+        build = read_build(self.path)
         if build is None or build.fingerprint != self._fingerprint(origin):
             return None
         _check_quality(self.entry, build.label, self.min_chrf)
@@ -136,7 +136,7 @@ class Recipe:
         """
         self.wanted.check(self.entry, self.chosen)
         entry, origin = self.entry, source(self.entry, self.weights)
-        task, config = task_of(entry), archived(entry)
+        task, config = task_of(entry), complete_config(entry)
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
@@ -204,7 +204,7 @@ def _taken(stage: Path, name: str) -> dict[str, Any]:
     return said
 
 
-def _check_quality(entry: Model, label: Mapping[str, str | float], min_chrf: float | None) -> None:
+def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf: float | None) -> None:
     """Check that a converted model answers as the original does.
 
     Raises:
@@ -222,7 +222,7 @@ def _check_quality(entry: Model, label: Mapping[str, str | float], min_chrf: flo
         raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
 
 
-def _check_root(entry: Model, stage: Path, handler: str) -> None:
+def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
     """Check that nothing staged takes the name of what every archive has, or of a module that the worker needs.
 
     Raises:
@@ -275,13 +275,13 @@ def _replace(new: Path, path: Path) -> None:
     new.replace(path)
 
 
-def cache_of(environment: Mapping[str, str]) -> Path | None:
+def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
     """Tell where exported graphs are kept, as CACHE_DIR says; None where it says nothing."""
     folder = environment.get("CACHE_DIR")
     return Path(folder).resolve() if folder else None
 
 
-def archived(model: Model) -> dict[str, Any]:
+def complete_config(model: ModelEntry) -> dict[str, Any]:
     """Give a model's configuration as its archive has it; see `with_mode`."""
     return with_mode(model.name, model.config(), task_of(model).mode)
 
@@ -314,9 +314,9 @@ def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") 
     return completed
 
 
-def defaults_of(model: Model) -> str | None:
+def defaults_of(model: ModelEntry) -> str | None:
     """Describe the batch parameters that an archive has by default; None where model-config.yaml sets them."""
-    given, settings = model.config(), archived(model)
+    given, settings = model.config(), complete_config(model)
     added = [f"{key} {settings[key]}" for key in CLASSIC if given.get(key) is None and key in settings]
     mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
     return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None

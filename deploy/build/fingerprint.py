@@ -18,8 +18,8 @@ from pathlib import Path
 
 from deploy.build.sources import Source
 from deploy.build.task_file import attributes
-from deploy.build.tasks import Task, beside
-from deploy.models import ROOT, Engine, Model
+from deploy.build.tasks import Task, find_staged_files
+from deploy.models import ROOT, Engine, ModelEntry
 from handlers.archive_files import BUILD, Build
 from handlers.config import parse
 
@@ -63,7 +63,9 @@ def _named(root: Path, paths: list[Path]) -> dict[str, Path]:
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
-def archive_fingerprint(model: Model, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT) -> str:
+def archive_fingerprint(
+    model: ModelEntry, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT
+) -> str:
     """Hash everything that an archive is made from.
 
     Args:
@@ -82,7 +84,7 @@ def archive_fingerprint(model: Model, task: Task, origin: Source, packing: tuple
     return _digest(files, model.name, model.handler, origin.identity, packing)
 
 
-def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
+def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
     """Hash everything that decides what a built-in task stages; None where staging is as cheap as copying.
 
     The task's own code is not among it, except what its class states as attributes, such as the head of its model: an
@@ -94,7 +96,7 @@ def export_fingerprint(model: Model, task: Task, origin: Source, engine: Engine,
     settings = {name: getattr(config, name) for name in task.export_settings}
     files = {
         **imported(root, task.builder),
-        **{f"model/{name}": path for name, path in beside(model, task).items()},
+        **{f"model/{name}": path for name, path in find_staged_files(model, task).items()},
     }
     return _digest(files, model.handler, origin.identity, engine, settings, attributes(task.path))
 
@@ -104,7 +106,7 @@ DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.an
 
 
 def precision_fingerprint(
-    model: Model, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
+    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
 ) -> str:
     """Hash everything that decides the precisions of an archive, and what is found of them.
 
@@ -122,9 +124,9 @@ def precision_fingerprint(
     return _digest(files, export, facts, settings)
 
 
-def _own(model: Model, task: Task) -> dict[str, Path]:
+def _own(model: ModelEntry, task: Task) -> dict[str, Path]:
     config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
-    return {**config, **beside(model, task)}
+    return {**config, **find_staged_files(model, task)}
 
 
 def _digest(files: Mapping[str, Path], *facts: object) -> str:
@@ -136,15 +138,15 @@ def _digest(files: Mapping[str, Path], *facts: object) -> str:
     return digest.hexdigest()
 
 
-def build_of(path: Path) -> Build | None:
+def read_build(path: Path) -> Build | None:
     """Read build.json inside an archive; None where there is no archive of ours, or its build.json is damaged."""
     try:
-        return Build.from_json(packed(path, BUILD))
+        return Build.from_json(read_packed(path, BUILD))
     except (LookupError, ValueError):
         return None
 
 
-def packed(path: Path, name: str) -> bytes:
+def read_packed(path: Path, name: str) -> bytes:
     """Read one file of an archive of any format.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from deploy.build.tasks import loaded
+from deploy.build.tasks import load_task
 from handlers.engines.seq2seq import load_model, load_tokenizer
 from handlers.pipeline.micro_batches import micro_batches
 from handlers.protocol.requests import Payload
@@ -120,7 +120,7 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
     Raises:
         InvalidConfig: the archive cannot be loaded.
     """
-    task = loaded("translation", staged, config)
+    task = load_task("translation", staged, config)
     limit = min(NEW_TOKENS, task.lengths.limit)
     options = {**task.sample().options, "max_new_tokens": limit}
     reference = Reference(source, options, trust_remote_code=config.trust_remote_code)

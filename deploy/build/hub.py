@@ -19,7 +19,7 @@ import transformers
 
 from deploy.build.sources import Source, WeightsUnavailable, served_files, unserved_files
 from deploy.build.state_dicts import read_state
-from deploy.models import Model
+from deploy.models import ModelEntry
 from deploy.progress import step
 from handlers.archive_files import CHECKPOINT
 
@@ -27,8 +27,8 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @contextmanager
-def checkpoint(
-    model: Model, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
+def open_checkpoint(
+    model: ModelEntry, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
 ) -> Iterator[Path]:
     """Give a folder with the checkpoint's served files, links among them, for as long as the context lasts.
 
@@ -70,7 +70,7 @@ def checkpoint(
             print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
 
 
-def _check(model: Model, source: Path) -> None:
+def _check(model: ModelEntry, source: Path) -> None:
     """Raise WeightsUnavailable if a folder does not hold a whole model."""
     if (source / "adapter_config.json").is_file():
         raise WeightsUnavailable(
@@ -94,7 +94,7 @@ def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
         link.symlink_to(path.resolve())
 
 
-def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
+def _downloaded(model: ModelEntry, origin: Source, *, with_weights: bool) -> Path:
     hub_id = origin.location
     others = [*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
     try:
@@ -114,7 +114,7 @@ def _downloaded(model: Model, origin: Source, *, with_weights: bool) -> Path:
         ) from error
 
 
-def _convert(model: Model, path: Path, folder: Path) -> None:
+def _convert(model: ModelEntry, path: Path, folder: Path) -> None:
     """Read weights without running code, and write them with the names that transformers has, in safetensors."""
     state = read_state(model, path, _expected(folder))
     unshared = {name: tensor.clone().contiguous() for name, tensor in state.items()}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.build.sources import Source
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, reason
 from handlers.vision.config import OF_ARCH, ImageClassificationConfig
 from handlers.vision.preprocessing import Levels, Preprocessing, levels
@@ -50,7 +50,7 @@ def chosen_settings(config: ImageClassificationConfig, origin: Source) -> dict[s
     }
 
 
-def of_arch(model: Model, config: ImageClassificationConfig, origin: Source) -> Preprocessing:
+def of_arch(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> Preprocessing:
     """Complete a classifier's settings, and print those that the published transform has otherwise.
 
     Raises:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.build.tasks import in_package, task_of
+from deploy.build.tasks import find_in_package, task_of
 from deploy.build.tensors.files import companions, files_of
-from deploy.models import TENSORS, Model
+from deploy.models import TENSORS, ModelEntry
 
 RANDOM_SEED = 0
 
@@ -66,7 +66,7 @@ class Source:
         return self.kind != "random"
 
 
-def source(model: Model, choice: str | None) -> Source:
+def source(model: ModelEntry, choice: str | None) -> Source:
     """Decide where the weights come from.
 
     Args:
@@ -86,7 +86,7 @@ def source(model: Model, choice: str | None) -> Source:
     return _listed(model, needs_weights=task.needs_weights)
 
 
-def _listed(model: Model, *, needs_weights: bool) -> Source:
+def _listed(model: ModelEntry, *, needs_weights: bool) -> Source:
     """Take the weights that the list names."""
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
@@ -99,7 +99,7 @@ def _listed(model: Model, *, needs_weights: bool) -> Source:
         return _path(model, _beside(model, model.weights["path"]))
     if not {"package", "file"} <= model.weights.keys():
         raise WeightsUnavailable(f"{model.name}: the list names no weights; {_instead(model)}")
-    path = in_package(model.weights["package"], model.weights["file"])
+    path = find_in_package(model.weights["package"], model.weights["file"])
     if path is None:
         raise WeightsUnavailable(
             f"{model.name}: the package {model.weights['package']} is not installed; install it or {_instead(model)}"
@@ -107,7 +107,7 @@ def _listed(model: Model, *, needs_weights: bool) -> Source:
     return _path(model, path)
 
 
-def _instead(model: Model) -> str:
+def _instead(model: ModelEntry) -> str:
     return "give --weights PATH" if model.handler == TENSORS else "give --weights PATH or --weights random"
 
 
@@ -115,7 +115,7 @@ def _hub(hub_id: str, revision: str | None = None) -> Source:
     return Source("hub", hub_id, f"hub {hub_id}" + (f" at {revision}" if revision else ""), revision)
 
 
-def _beside(model: Model, name: str) -> Path:
+def _beside(model: ModelEntry, name: str) -> Path:
     """Find what the list names: beside itself, then in the model's own folder.
 
     Raises:
@@ -136,7 +136,7 @@ def _beside(model: Model, name: str) -> Path:
     )
 
 
-def _path(model: Model, path: Path) -> Source:
+def _path(model: ModelEntry, path: Path) -> Source:
     if path.is_dir():
         listed = files_of(path) if model.handler == TENSORS else filter(Path.is_file, sorted(path.rglob("*")))
         files = [_identity(file, path) for file in listed]

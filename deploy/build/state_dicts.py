@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from deploy.build.sources import WeightsUnavailable
-from deploy.models import Model
+from deploy.models import ModelEntry
 
 StateDict = dict[str, torch.Tensor]
 
@@ -28,7 +28,7 @@ NUMBERS: list[Any] = [np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.em
 NUMBERS += {type(np.dtype(code)) for code in np.typecodes["All"]}
 
 
-def read_state(model: Model, path: Path, expected: Collection[str]) -> StateDict:
+def read_state(model: ModelEntry, path: Path, expected: Collection[str]) -> StateDict:
     """Read the weights of one network.
 
     Args:

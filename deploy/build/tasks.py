@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from deploy.build.task_file import check_name, staged_files
-from deploy.models import ROOT, TENSORS, Model
+from deploy.models import ROOT, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 
 # Who forms the batches: TorchServe, or the worker.
@@ -147,7 +147,7 @@ BUILT_IN = {
 }
 
 
-def task_of(model: Model) -> Task:
+def task_of(model: ModelEntry) -> Task:
     """Find the task that serves a model.
 
     Raises:
@@ -180,7 +180,7 @@ def task_of(model: Model) -> Task:
     )
 
 
-def beside(model: Model, task: Task) -> dict[str, Path]:
+def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
     """Find the files beside a model's configuration, or named by it, that its task wants in the archive.
 
     A name or pattern that matches a folder stands for all files in it. The configuration itself is never among them.
@@ -194,11 +194,11 @@ def beside(model: Model, task: Task) -> dict[str, Path]:
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
     found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
-    named = ((setting, named_by(model, setting)) for setting in task.named_files)
+    named = ((setting, find_named_file(model, setting)) for setting in task.named_files)
     return found | {f"{setting}{path.suffix}": path for setting, path in named if path is not None}
 
 
-def in_package(package: str, file: str) -> Path | None:
+def find_in_package(package: str, file: str) -> Path | None:
     """Give the place of a file or folder inside a package, which is not imported; None where there is no package."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
@@ -206,7 +206,7 @@ def in_package(package: str, file: str) -> Path | None:
     return Path(found.submodule_search_locations[0]) / file
 
 
-def named_by(model: Model, setting: str) -> Path | None:
+def find_named_file(model: ModelEntry, setting: str) -> Path | None:
     """Find the file that a setting under `handler:` names: `NAME` beside the configuration, or {package, file}.
 
     Returns:
@@ -220,7 +220,7 @@ def named_by(model: Model, setting: str) -> Path | None:
     if isinstance(value, str):
         path, place = model.folder / value, f"{model.folder.name}/{value}"
     elif isinstance(value, Mapping) and value.keys() == {"package", "file"}:
-        path = in_package(str(value["package"]), str(value["file"]))
+        path = find_in_package(str(value["package"]), str(value["file"]))
         place = f"{value['file']} in a package {value['package']}"
     else:
         return None
@@ -229,7 +229,7 @@ def named_by(model: Model, setting: str) -> Path | None:
     return path
 
 
-def imported_quietly(name: str) -> ModuleType:
+def import_quietly(name: str) -> ModuleType:
     """Import a module that brings TorchServe's base class, which warns of optional packages that nobody asked for."""
     logging.disable(logging.WARNING)
     try:
@@ -242,13 +242,13 @@ def imported_quietly(name: str) -> ModuleType:
 
 def task_class(handler: str) -> Any:
     """Find the class of a built-in task by the task's name."""
-    module = imported_quietly(f"handlers.tasks.{handler}")
+    module = import_quietly(f"handlers.tasks.{handler}")
     classes = (each for each in vars(module).values() if isinstance(each, type))
     (found,) = (each for each in classes if each.__module__ == module.__name__)
     return found
 
 
-def loaded(handler: str, folder: Path, config: Any) -> Any:
+def load_task(handler: str, folder: Path, config: Any) -> Any:
     """Load a built-in task.
 
     Args:

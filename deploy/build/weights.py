@@ -16,7 +16,7 @@ import torchvision
 
 from deploy.build.sources import RANDOM_SEED, Source, WeightsUnavailable
 from deploy.build.state_dicts import StateDict, read_state
-from deploy.models import Model
+from deploy.models import ModelEntry
 from deploy.progress import step
 from handlers.vision.pixel_network import AUXILIARY
 
@@ -24,7 +24,7 @@ from handlers.vision.pixel_network import AUXILIARY
 NETWORK_TIMEOUT_S = 20
 
 
-def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
+def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -> StateDict:
     """Read the weights of a network of torchvision, which `get_model` builds with `options`.
 
     Raises:
@@ -36,19 +36,19 @@ def load(model: Model, arch: str, origin: Source, **options: Any) -> StateDict:
         return _random(arch, **options)
     if origin.kind == "torchvision":
         return _published(model, arch, origin.location)
-    return read_state(model, Path(origin.location), shapes(arch, **options))
+    return read_state(model, Path(origin.location), read_shapes(arch, **options))
 
 
-def shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
+def read_shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
     """Return the shapes of a network's weights by their names, without making them."""
     with torch.device("meta"):
         network = torchvision.models.get_model(arch, weights=None, **options)
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
-def class_count(model: Model, arch: str, state: StateDict, **options: Any) -> int:
+def count_classes(model: ModelEntry, arch: str, state: StateDict, **options: Any) -> int:
     """Read the number of classes off the head, which are the weights whose shape depends on that number."""
-    two, three = (shapes(arch, num_classes=count, **options) for count in (2, 3))
+    two, three = (read_shapes(arch, num_classes=count, **options) for count in (2, 3))
     heads = [name for name, shape in two.items() if shape != three[name] and not AUXILIARY.match(name)]
     sizes = {state[name].shape[:1] for name in heads if name in state}
     if len(sizes) != 1 or not all(sizes):
@@ -66,7 +66,7 @@ def _is_like(other: str, tensor: torch.Tensor, name: str, own: Mapping[str, torc
     return is_named and tensor.shape[1:] == own[name][1:]
 
 
-def _published(model: Model, arch: str, name: str) -> StateDict:
+def _published(model: ModelEntry, arch: str, name: str) -> StateDict:
     known = torchvision.models.get_model_weights(arch)
     if name not in known.__members__:
         raise WeightsUnavailable(

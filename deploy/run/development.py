@@ -13,7 +13,7 @@ from pathlib import Path
 
 import requests
 
-from deploy.build.archive import Archive, Recipe, cache_of, report
+from deploy.build.archive import Archive, Recipe, find_cache_folder, report
 from deploy.build.sources import WeightsUnavailable
 from deploy.models import ROOT, model
 from deploy.progress import show, step
@@ -32,7 +32,7 @@ WORKERS = 1
 
 def start(nodes: Sequence[LocalNode]) -> None:
     """Build the archive, start the nodes, register the model on all of them, and print the summary."""
-    name, built = archive(cache_of(os.environ))
+    name, built = archive(find_cache_folder(os.environ))
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
     register(nodes, name, built)

@@ -26,7 +26,7 @@ import transformers
 import yaml
 from PIL import Image
 
-from deploy.build.tasks import loaded, task_class
+from deploy.build.tasks import load_task, task_class
 from handlers.archive_files import CHECKPOINT
 from handlers.batching.trial import Trial
 from handlers.config import parse
@@ -151,7 +151,7 @@ def _task(folder: Path) -> Any:
     """Load the task of an unpacked archive, on the engine that a worker's trial chooses."""
     kind = _kind(folder)
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
-    task = loaded(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
+    task = load_task(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
     task.engine = Trial(task, TRIED).choose().arrangement.whole
     return task
 

@@ -19,7 +19,7 @@ import transformers
 import yaml
 
 from deploy.build.archive import Recipe
-from deploy.models import Model
+from deploy.models import ModelEntry
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CPU_ONLY, EXPORTS, STOCK
@@ -110,7 +110,7 @@ def built(case: Case, work: Path) -> Path:
     (folder / "model-config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     options: Any = {"archive_format": "no-archive", "export_path": work, "cache_path": EXPORTS}
     with quietly():
-        path = Recipe(Model(case.name, case.task, "1.0", folder), weights, **options).build().path
+        path = Recipe(ModelEntry(case.name, case.task, "1.0", folder), weights, **options).build().path
     for precision in (FP32, AUTO):
         archives.variant(path, f"{case.name}-{precision}", precision=precision)
     return path

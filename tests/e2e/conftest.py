@@ -21,7 +21,7 @@ import yaml
 
 from deploy import sandbox
 from deploy.build.archive import Recipe
-from deploy.models import Engine, Model, model
+from deploy.models import Engine, ModelEntry, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox, started
 from tests.exports import shared
@@ -74,7 +74,7 @@ def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
     def build(
-        name: str | Model,
+        name: str | ModelEntry,
         weights: str | None = None,
         *,
         engine: Engine = "openvino",

@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from deploy.models import Model
+from deploy.models import ModelEntry
 
 NAME = "echo"
 MOST_ROWS = 4
@@ -26,14 +26,14 @@ SHAPE = [-1, -1, 2]
 TEXTS = [b"", "räv 뉴스".encode(), b"\xff\x00\xfe", b"a" * 300]
 
 
-def entry(folder: Path) -> Model:
+def entry(folder: Path) -> ModelEntry:
     """Write the model's files into an empty folder."""
     parameters, given = ", ".join(DATATYPES), ", ".join(f"'{name}': {name}" for name in DATATYPES)
     (folder / "infer.py").write_text(f"def infer({parameters}):\n    return {{{given}}}\n")
     tensors = {name: {"datatype": name, "shape": SHAPE} for name in DATATYPES}
     settings = {"max_request_items": MOST_ROWS, "allow_non_finite": True, "inputs": tensors, "outputs": tensors}
     (folder / "model-config.yaml").write_text(yaml.safe_dump({"handler": settings}, sort_keys=False))
-    return Model(NAME, "tensors", "1", folder, {"path": "infer.py"})
+    return ModelEntry(NAME, "tensors", "1", folder, {"path": "infer.py"})
 
 
 def values(name: str, shape: tuple[int, ...], *, is_json: bool = False) -> NDArray[Any]:

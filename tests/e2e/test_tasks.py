@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
-from deploy.models import ROOT, Model
+from deploy.models import ROOT, ModelEntry
 from deploy.run.server import Server
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url
@@ -225,7 +225,7 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
     if case.known:
         assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known
     for mode, name in names.items():
-        described = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
+        described = requests.get(url(server, name), headers={"X-ModelEntry-Metadata": "1"}, timeout=60).json()
         assert (described["task"], described["mode"]) == (task, mode)
         together = dict(zip(order, send_together(server, name, [bodies[index] for index in order]), strict=True))
         for index, expected in enumerate(alone):
@@ -278,7 +278,7 @@ def test_classic_archive_without_settings_batches_after_a_plain_registration(
     text = "import time\n\n\ndef infer(x):\n    time.sleep(0.5)\n    return {'y': x * 2}\n"
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "infer.py").write_text(text)
-    name = archive(Model("slow", "tensors", "1", tmp_path / "slow", {"path": "infer.py"}))
+    name = archive(ModelEntry("slow", "tensors", "1", tmp_path / "slow", {"path": "infer.py"}))
     address = f"{server.settings.management_url}/models?url={name}&initial_workers=1&synchronous=true"
     assert "registered with 1 initial workers" in curl("-X", "POST", address)
     described = server.management.describe("slow")

@@ -17,7 +17,7 @@ from deploy.build.exports import Exports
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import source
-from deploy.models import ROOT, Model
+from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 
 PAGE = ROOT / "docs" / "reference" / "model-families.md"
@@ -75,7 +75,7 @@ def cell(build: Build) -> str:
         if build.task.startswith("image_"):
             (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
         saved = build.save(weights) or weights
-        model = Model("tiny", build.task, "1", own)
+        model = ModelEntry("tiny", build.task, "1", own)
         origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")
         try:
             engine = staging.stage(model, origin, "auto", PrecisionRequest(), exports=exports, folder=stage)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.build.__main__ import main
-from deploy.build.fingerprint import build_of
+from deploy.build.fingerprint import read_build
 from deploy.build.precision.comparisons import LEAD
 from deploy.models import ROOT
 from deploy.run.server import Server
@@ -176,7 +176,7 @@ def test_encoder_in_int8_is_proven_by_its_vectors(tmp_path: Path) -> None:
     places = ["--export-path", str(tmp_path / "store"), "--engine", "openvino"]
     # The task's own bar, on texts that are padded to each other's lengths.
     assert main(["sentence-embedding", *places, "--precision", "int8", *inputs]) == 0
-    build = build_of(tmp_path / "store" / "sentence-embedding.mar")
+    build = read_build(tmp_path / "store" / "sentence-embedding.mar")
     assert build is not None
     proof = read_proofs(build.proofs)["int8"]
     assert (proof.measure, proof.samples) == ("vectors", 100)

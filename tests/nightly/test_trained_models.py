@@ -8,7 +8,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.tasks.image_classification import ImageClassificationHandler
 from tests import exports, trained
 from tests.handlers.serving import serve, started
@@ -26,7 +26,7 @@ def staged(arch: str, folder: Path) -> Path:
     archive.mkdir()
     (own / "model-config.yaml").write_text(f"handler: {{arch: {arch}}}\n")
     torch.save(getattr(trained, arch)(), own / "weights.pt")
-    exports.taken(Model(arch, "image_classification", "1.0", own), str(own / "weights.pt"), archive)
+    exports.taken(ModelEntry(arch, "image_classification", "1.0", own), str(own / "weights.pt"), archive)
     return archive
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import open_checkpoint
 from deploy.build.precision import references
 from deploy.build.precision.inputs import IMAGES, PAIRS, QUESTIONS, TEXTS, sample_payloads
 from deploy.build.sources import Source
-from deploy.build.tasks import imported_quietly, loaded, task_of
-from deploy.models import Engine, Model
+from deploy.build.tasks import import_quietly, load_task, task_of
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
@@ -47,7 +47,7 @@ Row = tuple[list[int], list[int]]
 Answers = Mapping[int, Sequence[NDArray[Any]]]
 
 
-def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path) -> None:
+def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: Path) -> None:
     """Load an archive's files as a worker does, ask their sample, and hold texts' answers against the model's own.
 
     Args:
@@ -68,7 +68,7 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
     settings = replace(config, engine=runs if is_compared else engine, precision="fp32" if is_compared else "auto")
     name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
     try:
-        task = loaded(model.handler, folder, settings)
+        task = load_task(model.handler, folder, settings)
         if (sample := task.sample()) is not None:
             run(task, decoded(task, [sample]))
     except InvalidConfig:
@@ -79,7 +79,7 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
         (out / FIDELITY).write_text("{}")
         return
     if is_image:
-        images = imported_quietly("deploy.build.precision.image_fidelity")
+        images = import_quietly("deploy.build.precision.image_fidelity")
         said, worst = images.check(model, origin, config, task, name)
     else:
         said, worst = _check_texts(model, origin, task, name)
@@ -87,14 +87,14 @@ def check(model: Model, origin: Source, engine: Engine, folder: Path, out: Path)
     (out / FIDELITY).write_text(json.dumps({"said": said, "engine": runs, "largest_error": worst, "settings": found}))
 
 
-def _check_texts(model: Model, origin: Source, task: Any, name: str) -> tuple[str, float]:
+def _check_texts(model: ModelEntry, origin: Source, task: Any, name: str) -> tuple[str, float]:
     """Compare rows, and samples from the text on; the task has the padding with which they agree then.
 
     Returns:
         What was compared, and the largest error.
     """
     settings = task.config
-    with checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
+    with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, OfLastToken):
             # Of one row, transformers itself finds the last token.

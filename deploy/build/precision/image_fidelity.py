@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import open_checkpoint
 from deploy.build.precision.fidelity import TOLERANCE, difference
 from deploy.build.preprocessing import MOST_LEVELS, chosen_settings, load_processors, make_picture, run_processors
 from deploy.build.sources import Source
-from deploy.build.weights import load
-from deploy.models import Model
+from deploy.build.weights import load_weights
+from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
 from handlers.protocol.requests import Payload
 from handlers.vision.images import encoded
@@ -56,7 +56,7 @@ class Owner(NamedTuple):
     answer: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def check(model: Model, origin: Source, config: Any, task: Any, name: str) -> tuple[str, float]:
+def check(model: ModelEntry, origin: Source, config: Any, task: Any, name: str) -> tuple[str, float]:
     """Hold an archive's answers to pictures against those of the library that owns its model.
 
     Args:
@@ -166,11 +166,11 @@ def _exact(owner: Owner, size: tuple[int, int], pixels: NDArray[np.uint8]) -> li
 
 
 @contextmanager
-def _owner(model: Model, origin: Source, config: Any, task: Any) -> Iterator[Owner]:
+def _owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterator[Owner]:
     if getattr(config, "arch", None) is not None:
         yield ARCHS[model.handler](model, origin, config, task)
         return
-    with checkpoint(model, origin, lists_others=False) as source:
+    with open_checkpoint(model, origin, lists_others=False) as source:
         processors = load_processors(source)[:1]
         bare = {"do_resize": False, "do_center_crop": False}
         network = getattr(transformers, AUTO[model.handler]).from_pretrained(source, dtype=torch.float32).eval()
@@ -181,9 +181,9 @@ def _owner(model: Model, origin: Source, config: Any, task: Any) -> Iterator[Own
         )
 
 
-def _of_classifier(model: Model, origin: Source, config: Any, task: Any) -> Owner:
+def _of_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
     known, chosen = options(config.arch, task.preprocessing), chosen_settings(config, origin)
-    state = load(model, config.arch, origin, **known)
+    state = load_weights(model, config.arch, origin, **known)
     if chosen["transform_input"]:
         known["transform_input"] = True
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
@@ -199,8 +199,8 @@ def _of_classifier(model: Model, origin: Source, config: Any, task: Any) -> Owne
     )
 
 
-def _of_segmenter(model: Model, origin: Source, config: Any, task: Any) -> Owner:
-    state = load(model, config.arch, origin, weights_backbone=None)
+def _of_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+    state = load_weights(model, config.arch, origin, weights_backbone=None)
     classes = len(task.labels)
     empty = torchvision.models.get_model(config.arch, weights=None, weights_backbone=None, num_classes=classes)
     network = load_state(empty, state, config.arch)
@@ -212,8 +212,8 @@ def _of_segmenter(model: Model, origin: Source, config: Any, task: Any) -> Owner
     )
 
 
-def _of_ssd(model: Model, origin: Source, config: Any, task: Any) -> Owner:
-    state = load(model, config.arch, origin, weights_backbone=None)
+def _of_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+    state = load_weights(model, config.arch, origin, weights_backbone=None)
     empty = torchvision.models.get_model(config.arch, weights=None, weights_backbone=None, num_classes=len(task.labels))
     network = load_state(empty, state, config.arch)
     side = task.preprocessing.least

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
-from deploy.models import MODEL_LIST, Model
+from deploy.models import MODEL_LIST, ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
@@ -196,14 +196,14 @@ def left_out(path: Path, count: int, refused: Sequence[str]) -> str | None:
     return f"{path}: {len(refused)} of {count} inputs are left out: {first}"
 
 
-def sample_files(model: Model) -> list[Path]:
+def sample_files(model: ModelEntry) -> list[Path]:
     """Find the files that a model's samples are made from."""
     if model.handler in IMAGES:
         return _images(model.folder) or [path for folder in sorted(EXAMPLES.iterdir()) for path in _images(folder)]
     return [*_requests(model.folder), SENTENCES]
 
 
-def sample_payloads(model: Model, fields: Set[str]) -> list[Payload]:
+def sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     """Make samples of a model whose inputs have these names."""
     lines = (line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines())
     texts = [line for line in lines if line and not line.startswith("#")]

@@ -35,8 +35,8 @@ from deploy.build.precision.inputs import (
     truths,
 )
 from deploy.build.precision.request import PrecisionRequest
-from deploy.build.tasks import loaded, task_of
-from deploy.models import ROOT, Model
+from deploy.build.tasks import load_task, task_of
+from deploy.models import ROOT, ModelEntry
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
 from handlers.engines import Engine
@@ -61,7 +61,7 @@ STATISTICS_S, STATISTICS_RUNS, LEAST_CALIBRATING = 60.0, 8.0, 32
 TIMED = 8
 
 
-def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
+def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
     """Write proofs.json, and the int8 graph with a label where it was asked for.
 
     Args:
@@ -75,7 +75,7 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
         InvalidConfig: the inputs do not do, or int8 is not near enough.
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
-    task = loaded(model.handler, folder, exact_settings(model.handler, config))
+    task = load_task(model.handler, folder, exact_settings(model.handler, config))
     if not is_comparable(model.handler, task):
         if request.precision or request.validate:
             raise InvalidConfig(f"{model.name}: its answers are numbers, not labels: no agreement is defined")
@@ -114,12 +114,12 @@ def make(model: Model, request: PrecisionRequest, folder: Path, out: Path, *, is
     _write(out, proofs, len(arrays) if request.precision else None)
 
 
-def _say(model: Model, line: str) -> None:
+def _say(model: ModelEntry, line: str) -> None:
     # At once: the next line may be a minute away.
     print(f"{model.name}: {line}", flush=True)
 
 
-def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Taken]]:
+def _inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Taken]]:
     """Decode what is to calibrate and what is to validate.
 
     Raises:
@@ -137,7 +137,7 @@ def _inputs(model: Model, request: PrecisionRequest, task: Any) -> tuple[list[An
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
-def _truths(model: Model, validation: Sequence[Taken], task: Any) -> list[int] | None:
+def _truths(model: ModelEntry, validation: Sequence[Taken], task: Any) -> list[int] | None:
     """Return the numbers of the right classes, where the task has one for an input and all inputs have labels.
 
     Raises:
@@ -152,7 +152,7 @@ def _truths(model: Model, validation: Sequence[Taken], task: Any) -> list[int] |
         raise InvalidConfig(f"{model.name}: {error}") from None
 
 
-def _read(model: Model, path: Path, task: Any) -> list[Taken]:
+def _read(model: ModelEntry, path: Path, task: Any) -> list[Taken]:
     """Decode a folder's files or a file's lines, in an order that a seed decides."""
     inputs = some(listed(path))
     items, refused = decoded(task, inputs, is_text=model.handler not in IMAGES)
@@ -214,7 +214,7 @@ def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
             raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
 
 
-def _check(model: Model, made: Proof, bf16: Proof | None, *, is_trained: bool, is_default: bool) -> None:
+def _check(model: ModelEntry, made: Proof, bf16: Proof | None, *, is_trained: bool, is_default: bool) -> None:
     """Check that an int8 graph is as near as was asked for, or by default on enough samples.
 
     Raises:

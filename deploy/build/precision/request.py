@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS, listed
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.errors import InvalidConfig
 
 
@@ -29,7 +29,7 @@ class PrecisionRequest:
     validate: Path | None = None
     least: float | None = None
 
-    def check(self, model: Model, engine: Engine) -> None:
+    def check(self, model: ModelEntry, engine: Engine) -> None:
         """Check that a model can have it.
 
         Raises:
@@ -56,7 +56,7 @@ class PrecisionRequest:
             )
         self._check_paths(model)
 
-    def _check_paths(self, model: Model) -> None:
+    def _check_paths(self, model: ModelEntry) -> None:
         given = {"--calibrate": self.calibrate, "--validate": self.validate}
         paths = {option: path for option, path in given.items() if path is not None}
         for option, path in paths.items():
@@ -85,7 +85,7 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(sorted(flag for flag in line.split() if flag.startswith(("amx_", "avx"))))
 
 
-def _needed(model: Model) -> str:
+def _needed(model: ModelEntry) -> str:
     if model.handler in IMAGES:
         return "FOLDER, of images"
     if model.handler in QUESTIONS:

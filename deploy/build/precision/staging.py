@@ -16,8 +16,8 @@ from deploy.build.fingerprint import export_fingerprint, precision_fingerprint
 from deploy.build.precision.inputs import TASKS, sample_files
 from deploy.build.precision.request import PrecisionRequest, processor
 from deploy.build.sources import Source
-from deploy.build.tasks import BUILT_IN, imported_quietly, task_of
-from deploy.models import TENSORS, Engine, Model
+from deploy.build.tasks import BUILT_IN, import_quietly, task_of
+from deploy.models import TENSORS, Engine, ModelEntry
 from deploy.progress import step
 from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig, Unfaithful
@@ -26,7 +26,7 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 
 
 def stage(
-    model: Model, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
+    model: ModelEntry, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
 ) -> Engine:
     """Write what the task serves, and what was asked for of precisions.
 
@@ -66,13 +66,13 @@ def stage(
 
 
 def _stage(
-    model: Model, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
+    model: ModelEntry, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
 ) -> None:
     task = task_of(model)
 
     def make(empty: Path) -> None:
         with step(f"{model.name}: converting the model"):
-            imported_quietly(task.builder).stage(model, origin, engine, empty)
+            import_quietly(task.builder).stage(model, origin, engine, empty)
 
     key = export_fingerprint(model, task, origin, engine)
     if key is None:
@@ -82,11 +82,11 @@ def _stage(
 
     def check(empty: Path) -> None:
         with step(f"{model.name}: comparing with the original model"):
-            imported_quietly("deploy.build.precision.fidelity").check(model, origin, engine, folder, empty)
+            import_quietly("deploy.build.precision.fidelity").check(model, origin, engine, folder, empty)
         has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
         if has_graph and (origin.is_trained or request.precision):
             with step(f"{model.name}: comparing precisions"):
-                prove = imported_quietly("deploy.build.precision.prove")
+                prove = import_quietly("deploy.build.precision.prove")
                 prove.make(model, request, folder, empty, is_trained=origin.is_trained)
 
     if model.handler not in BUILT_IN or model.handler in (TENSORS, "translation"):

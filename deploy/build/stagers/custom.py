@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import open_checkpoint
 from deploy.build.sources import CODE, Source, WeightsUnavailable
-from deploy.build.tasks import beside, task_of
-from deploy.models import Engine, Model
+from deploy.build.tasks import find_staged_files, task_of
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
 from handlers.config import parse
@@ -23,7 +23,7 @@ from handlers.errors import InvalidConfig
 STATED = ("config_class", "inputs")
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - its `load` decides
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - its `load` decides
     """Copy what the task names, after its class and its settings are found to be sound.
 
     Raises:
@@ -36,20 +36,20 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  
     for pattern in task.files:
         if not any(model.folder.glob(pattern)):
             raise InvalidConfig(f"{model.name}: staged_files: no {pattern} in {model.folder.name}/")
-    for name, path in beside(model, task).items():
+    for name, path in find_staged_files(model, task).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
     is_code_trusted = bool(getattr(config, "trust_remote_code", False))
     _stage_weights(model, origin, folder / CHECKPOINT, with_code=is_code_trusted)
 
 
-def _stage_weights(model: Model, origin: Source, folder: Path, *, with_code: bool) -> None:
+def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code: bool) -> None:
     if origin.kind == "none":
         return
     if folder.exists():
         raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is where the weights go; use another name")
     if origin.kind == "hub":
-        with checkpoint(model, origin, with_code=with_code) as source:
+        with open_checkpoint(model, origin, with_code=with_code) as source:
             shutil.copytree(source, folder)
     elif origin.kind == "folder":
         code = None if with_code else shutil.ignore_patterns(f"*{CODE}")

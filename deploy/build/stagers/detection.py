@@ -7,12 +7,12 @@ import openvino
 import torch
 import transformers
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.preprocessing import of_processor
 from deploy.build.sources import Source
-from deploy.build.stagers.vision import export, labels_of
-from deploy.build.weights import load
-from deploy.models import Engine, Model
+from deploy.build.stagers.vision import export, read_labels
+from deploy.build.weights import load_weights
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
@@ -21,7 +21,7 @@ from handlers.vision.pixel_detector import PixelDetector, load_detector
 from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
@@ -31,15 +31,15 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     config = parse(ObjectDetectionConfig, model.config().get("handler"))
     detector: PixelDetector | PixelSsd
     if config.arch is not None:
-        state = load(model, config.arch, origin, weights_backbone=None)
+        state = load_weights(model, config.arch, origin, weights_backbone=None)
         detector, classes = load_ssd(state, config.arch)
         seen = detector.preprocessing
         # Numbers that no class has are all "N/A" in COCO.
-        labels = dict(enumerate(labels_of(model, config.arch, classes, are_unique=False)))
+        labels = dict(enumerate(read_labels(model, config.arch, classes, are_unique=False)))
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
-        with checkpoint(model, origin) as source:
+        with open_checkpoint(model, origin) as source:
             seen = of_processor(source)
             detector = load_detector(source, seen)
             labels = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import openvino
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.preprocessing import of_processor
 from deploy.build.sources import Source
 from deploy.build.stagers.text import export as export_text
 from deploy.build.stagers.vision import export as export_pixels
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.image_text.config import ImageTextEmbeddingConfig
 from handlers.image_text.towers import TEXT_GRAPH, load_towers
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the checkpoint, without its weights for `openvino`, how it sees images, and its graphs but for `torch`.
 
     Raises:
@@ -24,7 +24,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         InvalidConfig: the configuration is wrong, or the model is none that is served.
     """
     parse(ImageTextEmbeddingConfig, model.config().get("handler"))
-    with checkpoint(model, origin) as source:
+    with open_checkpoint(model, origin) as source:
         seen = of_processor(source)
         towers = load_towers(source, seen)
         seen.write(folder)

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from deploy.build.sources import Source, WeightsUnavailable
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.engines.fasttext import FastTextEngine
 from handlers.text.config import LanguageIdConfig
@@ -12,7 +12,7 @@ from handlers.text.config import LanguageIdConfig
 SUFFIXES = (".ftz", ".bin")
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it has one of its own
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it has one of its own
     """Write model.ftz or model.bin.
 
     Raises:

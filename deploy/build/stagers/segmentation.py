@@ -7,12 +7,12 @@ import openvino
 import torch
 import transformers
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.preprocessing import of_processor
 from deploy.build.sources import Source
-from deploy.build.stagers.vision import export, labels_of
-from deploy.build.weights import class_count, load
-from deploy.models import Engine, Model
+from deploy.build.stagers.vision import export, read_labels
+from deploy.build.weights import count_classes, load_weights
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
@@ -21,7 +21,7 @@ from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, load
 from handlers.vision.preprocessing import Preprocessing, levels
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
@@ -32,13 +32,13 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:
         seen = Preprocessing(config.resize_size, None, "bilinear", levels(config.mean), levels(config.std))
-        state = load(model, config.arch, origin, weights_backbone=None)
-        labels = labels_of(model, config.arch, class_count(model, config.arch, state, weights_backbone=None))
+        state = load_weights(model, config.arch, origin, weights_backbone=None)
+        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, weights_backbone=None))
         segmenter = of_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
-        with checkpoint(model, origin) as source:
+        with open_checkpoint(model, origin) as source:
             seen = of_processor(source)
             names = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             labels = [*names.values()]

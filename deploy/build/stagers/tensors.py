@@ -25,7 +25,7 @@ from deploy.build.tensors.graphs import Graph, Unreadable, read_graph, shape_of,
 from deploy.build.tensors.onnx import ZIPMAP, read_onnx
 from deploy.build.tensors.programs import Program, converted, read_program
 from deploy.build.tensors.proof import NotRun, Run, agree, prove, rows
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
 from handlers.engines.onnx import FILE as ONNX
@@ -48,7 +48,7 @@ WRONG_ENGINE = {
 }
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the model, and what it says of itself.
 
     Raises:
@@ -126,7 +126,7 @@ def _stage_or_name(make: Callable[[], None], run: Run, said: Said, config: Tenso
         raise Unfaithful(str(error), instead) from error
 
 
-def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+def _stage_onnx(model: ModelEntry, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
     """Write OpenVINO's graph of an ONNX file, or with `onnxruntime` the file itself."""
     if engine == "onnxruntime":
         _stage_file(model, path, config, folder)
@@ -148,7 +148,7 @@ def _stage_onnx(model: Model, path: Path, config: TensorsConfig, engine: Engine,
         _stage_or_name(make, own.run, said, config, "onnxruntime")
 
 
-def _stage_file(model: Model, path: Path, config: TensorsConfig, folder: Path) -> None:
+def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Path) -> None:
     for file in (path, *companions(path)):
         if not file.resolve().is_relative_to(path.parent.resolve()):
             raise InvalidConfig(f"its external data must lie in its folder; {file} does not")
@@ -163,7 +163,7 @@ def _stage_file(model: Model, path: Path, config: TensorsConfig, folder: Path) -
         print(f"{model.name}: answers lack {', '.join(left_out)}, a sequence or map; {ZIPMAP}")
 
 
-def _stage_program(model: Model, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
     program, said = read_program(path, config)
     if said.outputs is None:
         said = _with_outputs(program, said, config)

@@ -11,10 +11,10 @@ import openvino
 import torch
 import transformers
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.tasks import beside, task_class, task_of
-from deploy.models import Engine, Model
+from deploy.build.tasks import find_staged_files, task_class, task_of
+from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.errors import Unfaithful, reason
@@ -27,7 +27,7 @@ from handlers.text.sentence_modules import read_modules
 WINDOWS = ("sliding_window", "local_attention")
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the checkpoint, without its weights for `openvino`, and model.xml with model.bin, but for `torch`.
 
     Raises:
@@ -35,19 +35,19 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
     """
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
-    if origin.kind == "folder" and head_of(model.handler).is_pooled:
+    if origin.kind == "folder" and read_head(model.handler).is_pooled:
         # A model of words, not of a transformer, has no config.json: its modules are named first.
         read_modules(Path(origin.location))
-    with checkpoint(model, origin, with_code=config.trust_remote_code) as source:
+    with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
-            encoder = load_encoder(head_of(model.handler), source, trust_remote_code=config.trust_remote_code)
+            encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
-    for name, path in beside(model, task_of(model)).items():
+    for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
 
 
-def head_of(task: str) -> Head:
+def read_head(task: str) -> Head:
     """Read what the class of a built-in task says of its model's head.
 
     Args:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.sources import Source
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.text.config import TokenizationConfig
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it needs none
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it needs none
     """Write the checkpoint without its weights.
 
     Raises:
@@ -17,5 +17,5 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  
         InvalidConfig: the configuration is wrong.
     """
     config = parse(TokenizationConfig, model.config().get("handler"))
-    with checkpoint(model, origin, with_code=config.trust_remote_code, with_weights=False) as source:
+    with open_checkpoint(model, origin, with_code=config.trust_remote_code, with_weights=False) as source:
         pack(source, folder, with_weights=False)

@@ -22,10 +22,10 @@ import transformers
 from ctranslate2.converters import TransformersConverter
 
 from deploy.build.generation import TEXTS, find_differences
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.sources import Source
-from deploy.build.tasks import loaded, named_by
-from deploy.models import MODEL_LIST, Engine, Model
+from deploy.build.tasks import find_named_file, load_task
+from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
@@ -54,7 +54,7 @@ MOST_SAMPLES = 4
 BATCH = 16
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the converted model where CTranslate2 has its family, else the weights; and tokenizer and configuration.
 
     The detector of languages that the configuration names goes beside it.
@@ -67,11 +67,11 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if engine == "openvino":
         # What exports decoders with their caches, optimum-intel, holds transformers back at 5.5.
         raise InvalidConfig(f"{model.name}: translation runs on CTranslate2 or torch; give --engine torch, or none")
-    if path := named_by(model, DETECTOR):
+    if path := find_named_file(model, DETECTOR):
         shutil.copyfile(path, folder / f"{DETECTOR}{path.suffix}")
         load_detector(folder)
     texts = read_samples(model.folder)
-    with checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
+    with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
         exact = Path(work)
         (exact / CHECKPOINT).symlink_to(source.resolve())
         # Both are told the language, so neither needs a detector.
@@ -232,17 +232,17 @@ def similarity(staged: Path, exact: Path, config: TranslationConfig, texts: Sequ
         InvalidConfig: the model does not take one of the texts.
     """
     greedy = replace(config, num_beams=1)
-    ours, theirs = answers(staged, greedy, texts), answers(exact, replace(greedy, precision="fp32"), texts)
+    ours, theirs = translate(staged, greedy, texts), translate(exact, replace(greedy, precision="fp32"), texts)
     return float(sacrebleu.CHRF().corpus_score(ours, [theirs]).score)
 
 
-def answers(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> list[str]:
+def translate(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> list[str]:
     """Ask an archive's files as its worker would, on the CPU.
 
     Raises:
         InvalidConfig: see `similarity`.
     """
-    task = loaded("translation", folder, config)
+    task = load_task("translation", folder, config)
     options = task.sample().options
     items = decoded(task, [Payload(text, options) for text in texts])
     if len(items) != len(texts):

@@ -13,11 +13,11 @@ import torch
 import torchvision
 import transformers
 
-from deploy.build.hub import checkpoint, pack
+from deploy.build.hub import open_checkpoint, pack
 from deploy.build.preprocessing import of_arch, of_processor
 from deploy.build.sources import Source, WeightsUnavailable
-from deploy.build.weights import class_count, load
-from deploy.models import TENSORS, Engine, Model
+from deploy.build.weights import count_classes, load_weights
+from deploy.models import TENSORS, Engine, ModelEntry
 from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
@@ -27,7 +27,7 @@ from handlers.vision.pixel_classifier import of_checkpoint, of_torchvision, opti
 from handlers.vision.preprocessing import Preprocessing
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
 
     Raises:
@@ -39,13 +39,13 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
     if config.arch is not None:
         seen = of_arch(model, config, origin)
         known = options(config.arch, seen)
-        state = load(model, config.arch, origin, **known)
-        labels = labels_of(model, config.arch, class_count(model, config.arch, state, **known))
+        state = load_weights(model, config.arch, origin, **known)
+        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, **known))
         classifier = of_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
-        with checkpoint(model, origin) as source:
+        with open_checkpoint(model, origin) as source:
             labels = _labels_of_checkpoint(model, source)
             seen = of_processor(source)
             classifier = of_checkpoint(source, seen)
@@ -56,7 +56,7 @@ def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:
         openvino.save_model(export(classifier, seen, ("logits",)), folder / GRAPH, compress_to_fp16=False)
 
 
-def _check_source(model: Model, config: ImageClassificationConfig, origin: Source) -> None:
+def _check_source(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> None:
     """Raise InvalidConfig if the weights have another form than the settings say."""
     if config.arch is None:
         is_bare = origin.kind == "file" and not (Path(origin.location).parent / "config.json").is_file()
@@ -71,7 +71,7 @@ def _check_source(model: Model, config: ImageClassificationConfig, origin: Sourc
         )
 
 
-def _labels_of_checkpoint(model: Model, source: Path) -> list[str]:
+def _labels_of_checkpoint(model: ModelEntry, source: Path) -> list[str]:
     """Read the labels; InvalidConfig if two classes have the same name, or transformers has only a wrapper for it."""
     said = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if said.get("model_type") == "timm_wrapper" or "pretrained_cfg" in said:
@@ -113,7 +113,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
     return graph
 
 
-def labels_of(model: Model, arch: str, class_count: int, *, are_unique: bool = True) -> list[str]:
+def read_labels(model: ModelEntry, arch: str, class_count: int, *, are_unique: bool = True) -> list[str]:
     """Name the classes: by the model's own file, or as torchvision's weights do where the count fits."""
     own = model.folder / "index_to_name.json"
     if own.is_file():
@@ -132,7 +132,7 @@ def labels_of(model: Model, arch: str, class_count: int, *, are_unique: bool = T
     return _checked_names(model, labels) if are_unique else labels
 
 
-def _checked_names(model: Model, labels: list[str]) -> list[str]:
+def _checked_names(model: ModelEntry, labels: list[str]) -> list[str]:
     if len(set(labels)) != len(labels):
         raise WeightsUnavailable(f"{model.name}: two classes have the same name; an answer could not hold both")
     return labels

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from deploy.build.tensors.files import ModelFile
 from deploy.build.tensors.proof import NotRun, prove, rows
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.engines.function import FOLDER, FunctionEngine, load_function
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Said, Tensor, signed
 
 
-def stage_function(model: Model, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
+def stage_function(model: ModelEntry, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
     """Copy the function and what belongs to it.
 
     Raises:
@@ -34,7 +34,7 @@ def stage_function(model: Model, file: ModelFile, config: TensorsConfig, folder:
     _remove_others(target, names)
 
 
-def _run(model: Model, folder: Path, config: TensorsConfig) -> None:
+def _run(model: ModelEntry, folder: Path, config: TensorsConfig) -> None:
     function = load_function(folder)
     signature = signed(Said(tuple(Tensor(name) for name in function.inputs)), config)
     if not rows(signature, config):

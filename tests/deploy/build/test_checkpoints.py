@@ -10,10 +10,10 @@ import huggingface_hub
 import pytest
 import transformers
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import open_checkpoint
 from deploy.build.sources import source
-from deploy.build.tasks import loaded
-from deploy.models import Model, model
+from deploy.build.tasks import load_task
+from deploy.models import ModelEntry, model
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig
 from tests.deploy.build.conftest import ArchiveSh
@@ -41,7 +41,7 @@ def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_t
     others = ["README.md", "pytorch_model.bin", "checkpoint-500/config.json", "checkpoint-500/model.safetensors"]
     lay(tmp_path, *wanted, *others, "modeling_own.py", "vocab.py/x.py")
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
-    with checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=with_code) as folder:
+    with open_checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=with_code) as folder:
         assert served(folder) == wanted | ({"modeling_own.py", "vocab.py/x.py"} if with_code else set())
         # Nothing is copied.
         assert all((folder / name).is_symlink() for name in wanted)
@@ -64,10 +64,10 @@ def test_checkpoint_of_the_hub_is_of_the_revision_that_the_list_names_and_fetche
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     identities = set()
     for named in ({"hub": "a/b"}, {"hub": "a/b", "revision": "v1"}, {"hub": "a/b", "revision": "v2"}):
-        entry = Model(MODEL.name, MODEL.handler, MODEL.version, MODEL.folder, weights=named)
+        entry = ModelEntry(MODEL.name, MODEL.handler, MODEL.version, MODEL.folder, weights=named)
         origin = source(entry, None)
         identities.add(origin.identity)
-        with checkpoint(entry, origin, with_weights=with_weights) as folder:
+        with open_checkpoint(entry, origin, with_weights=with_weights) as folder:
             wanted = {"config.json", "tokenizer.json"} | (weights if with_weights else set())
             assert served(folder) == served(tmp_path) == wanted
     assert asked == [("a/b", None), ("a/b", "v1"), ("a/b", "v2")]
@@ -108,10 +108,10 @@ def test_trusted_code_of_a_checkpoint_is_served_from_off_the_workers_path_and_re
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(archive_sh.folder / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = TextClassificationConfig(trust_remote_code=True, engine="torch")
-    task = loaded("text_classification", archive, settings)
+    task = load_task("text_classification", archive, settings)
     (item,) = task.prepare([task.decode(Payload("A text."))])
     ((answer,),) = task.split(task.forward(task.collate([item]), [item]), [item])
     assert answer["label"] in ("NO", "YES")
     assert list((archive_sh.folder / "modules").rglob("json.py"))
     with pytest.raises(ValueError, match="trust_remote_code"):
-        loaded("text_classification", archive, replace(settings, trust_remote_code=False))
+        load_task("text_classification", archive, replace(settings, trust_remote_code=False))

@@ -14,7 +14,7 @@ from onnx import TensorProto as Types
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from deploy.build.fingerprint import build_of
+from deploy.build.fingerprint import read_build
 from deploy.build.tensors.proof import agree
 from handlers.engines.onnx import OnnxEngine
 from handlers.errors import InvalidConfig
@@ -142,7 +142,7 @@ def test_onnx_file_that_openvino_does_not_run_exactly_answers_as_the_reference(
     lines = built(archive_sh)
     assert lines[0].startswith(f"m: ONNX Runtime runs it: m.onnx: {why}")
     assert lines[2].endswith(": ONNX Runtime runs the file as it is")
-    build = build_of(archive_sh.store / "m")
+    build = read_build(archive_sh.store / "m")
     assert build is not None
     assert build.fidelity["engine"] == "onnxruntime"
     handler = worker(archive_sh)

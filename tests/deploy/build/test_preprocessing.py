@@ -13,14 +13,14 @@ from PIL import Image
 
 from deploy.build.preprocessing import of_arch, of_processor
 from deploy.build.sources import Source
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.pixel_network import PixelNetwork
 from handlers.vision.preprocessing import Preprocessing
 from tests.photographs import path
 
-TINY = Model("tiny", "image_classification", "1.0", Path())
+TINY = ModelEntry("tiny", "image_classification", "1.0", Path())
 FILE = Source("file", "weights.pt", "")
 NAMES = ("chelsea", "rocket")
 SQUARE = {"height": 32, "width": 32}

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 import torchvision
 
-from deploy.build.hub import checkpoint
+from deploy.build.hub import open_checkpoint
 from deploy.build.sources import WeightsUnavailable, source
-from deploy.build.stagers.text import head_of
+from deploy.build.stagers.text import read_head
 from deploy.build.state_dicts import read_state
-from deploy.build.weights import class_count, shapes
-from deploy.models import Model
+from deploy.build.weights import count_classes, read_shapes
+from deploy.models import ModelEntry
 from handlers.text.encoders import load_encoder
 from tests.tiny_models import checkpoint as tiny_checkpoint
 
@@ -55,7 +55,7 @@ FORMS: dict[str, Callable[[State], Any]] = {
 def read(folder: Path, saved: Any) -> State:
     path = folder / "weights.pth"
     torch.save(saved, path)
-    return read_state(Model("own", "image_classification", "1", folder), path, shapes(ARCH))
+    return read_state(ModelEntry("own", "image_classification", "1", folder), path, read_shapes(ARCH))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -64,7 +64,7 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
     found = read(tmp_path, FORMS[form](state))
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
-    assert class_count(Model("own", "image_classification", "1", tmp_path), ARCH, found) == 5
+    assert count_classes(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, found) == 5
 
 
 def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path:
     network.fc = torch.nn.Sequential(torch.nn.Dropout(), network.fc)
     remedy = 'state["fc.weight"] = state.pop("fc.1.weight"); state["fc.bias"] = state.pop("fc.1.bias")'
     with pytest.raises(WeightsUnavailable, match=f"the head of resnet18; .* dropout .*: {re.escape(remedy)}"):
-        class_count(Model("own", "image_classification", "1", tmp_path), "resnet18", network.state_dict())
+        count_classes(ModelEntry("own", "image_classification", "1", tmp_path), "resnet18", network.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_pickle_of_an_older_encoder_without_a_pooler_is_embedded(tmp_path: Path)
     older = {name: tensor for name, tensor in state.items() if not name.startswith("pooler.")}
     buffers = {"embeddings.position_ids": torch.arange(192)[None]}
     torch.save(FORMS["Lightning"](older | buffers), folder / "last.ckpt")
-    entry = Model("own", "sentence_embedding", "1", tmp_path)
-    with checkpoint(entry, source(entry, str(folder / "last.ckpt"))) as made:
-        found = load_encoder(head_of("sentence_embedding"), made).model.state_dict()
+    entry = ModelEntry("own", "sentence_embedding", "1", tmp_path)
+    with open_checkpoint(entry, source(entry, str(folder / "last.ckpt"))) as made:
+        found = load_encoder(read_head("sentence_embedding"), made).model.state_dict()
     assert all(torch.equal(found[name], older[name]) for name in older)

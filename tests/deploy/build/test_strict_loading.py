@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 
 from deploy.build.__main__ import main
 from deploy.build.sources import WeightsUnavailable
-from deploy.build.stagers.vision import labels_of
-from deploy.build.tasks import loaded
-from deploy.models import Model
+from deploy.build.stagers.vision import read_labels
+from deploy.build.tasks import load_task
+from deploy.models import ModelEntry
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig
 from handlers.text.config import TextClassificationConfig
@@ -71,7 +71,7 @@ def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path:
     config.unlink()
     config.write_text(json.dumps({**content, "id2label": labelled(0, 1)}))
     with pytest.raises(InvalidConfig, match="names 2 labels, the model has 6 outputs"):
-        loaded("text_classification", folder, TextClassificationConfig(engine="openvino"))
+        load_task("text_classification", folder, TextClassificationConfig(engine="openvino"))
 
 
 def test_folder_with_a_bare_sentencepiece_model_has_a_tokenizer(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_labels_of_torchserves_own_example_are_told_apart_and_a_list_may_lie_any
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = Model("own", "image_classification", "1", Path("own"))
+    model = ModelEntry("own", "image_classification", "1", Path("own"))
     model.folder.mkdir()
     names = {"0": ["n1", "crane"], "1": ["n2", "tench"], "2": ["n3", "crane"]}
     (model.folder / "index_to_name.json").write_text(json.dumps(names))
-    assert labels_of(model, "resnet18", 3) == ["crane (n1)", "tench", "crane (n3)"]
+    assert read_labels(model, "resnet18", 3) == ["crane (n1)", "tench", "crane (n3)"]
     with pytest.raises(
         WeightsUnavailable, match=r"4 classes; name them in own/index_to_name\.json, from 0 to 3; there"
     ):
-        labels_of(model, "resnet18", 4)
+        read_labels(model, "resnet18", 4)

@@ -17,7 +17,7 @@ from torchvision.transforms import functional
 
 from deploy.build.sources import source
 from deploy.build.stagers.vision import stage
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.tasks.image_classification import ImageClassificationHandler
 from tests.handlers.serving import Answer, serve, started
 from tests.nightly import image_families
@@ -33,7 +33,7 @@ NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
     (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS}))
-    entry = Model("small", "image_classification", "1.0", own)
+    entry = ModelEntry("small", "image_classification", "1.0", own)
     stage(entry, source(entry, "random"), "auto", folder)
     return folder
 
@@ -145,7 +145,7 @@ def test_checkpoint_of_transformers_answers_as_its_pipeline(engine: str, problem
     config = json.loads((weights / "config.json").read_text())
     (weights / "config.json").write_text(json.dumps({**config, "problem_type": problem}))
     (own / "model-config.yaml").write_text("handler: {}")
-    entry = Model("small", "image_classification", "1.0", own)
+    entry = ModelEntry("small", "image_classification", "1.0", own)
     stage(entry, source(entry, str(weights)), "auto", folder)
     settings = {"precision": "fp32", "threads": 1, "scaled_decode": False, "engine": engine}
     handler = started(ImageClassificationHandler(), folder, settings)

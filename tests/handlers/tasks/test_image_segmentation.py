@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import exports, tiny_segmenter
@@ -52,7 +52,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind, weights in (("torchvision", None), ("transformers", tmp_path_factory.mktemp("checkpoint"))):
         own, folders[kind] = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp(kind)
         (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS[kind]}))
-        entry = Model("tiny", "image_segmentation", "1.0", own)
+        entry = ModelEntry("tiny", "image_segmentation", "1.0", own)
         exports.taken(entry, "random" if weights is None else str(tiny_segmenter.segmenter(weights)), folders[kind])
     return folders
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.image_text.towers import configuration
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
@@ -39,7 +39,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
             weights = tiny_image_text.checkpoint(tmp_path_factory.mktemp("weights"), kind)
             own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
             (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS}))
-            entry = Model("tiny", "image_text_embedding", "1.0", own)
+            entry = ModelEntry("tiny", "image_text_embedding", "1.0", own)
             exports.taken(entry, str(weights), folder)
             made[kind] = weights, folder
         return made[kind]

@@ -15,7 +15,7 @@ from torchvision.transforms.functional import to_tensor
 
 from deploy.build.sources import source
 from deploy.build.stagers.detection import stage
-from deploy.models import Model, model
+from deploy.models import ModelEntry, model
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
 from handlers.vision.pixel_ssd import RULES
 from tests import exports, tiny_detector
@@ -88,7 +88,7 @@ def ssdlite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     (own / "model-config.yaml").write_text(json.dumps({"handler": {**SETTINGS, "arch": tiny_detector.SSDLITE}}))
     names = ["__background__", *tiny_detector.LABELS]
     (own / "index_to_name.json").write_text(json.dumps({str(index): name for index, name in enumerate(names)}))
-    entry = Model("tiny", "object_detection", "1.0", own)
+    entry = ModelEntry("tiny", "object_detection", "1.0", own)
     stage(entry, source(entry, str(file)), "auto", folder)
     return folder, network
 

@@ -10,7 +10,7 @@ import transformers
 
 from deploy.build.sources import source
 from deploy.build.stagers import translation
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.engines.seq2seq import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
 from tests.handlers.batching.gated import SCHEDULING
@@ -32,7 +32,7 @@ def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], 
     """What archive.sh puts into an archive."""
     (folder / name).mkdir(parents=True)
     (folder / name / "model-config.yaml").write_text(json.dumps({"handler": settings}))
-    model = Model(name=name, handler="translation", version="1.0", folder=folder / name)
+    model = ModelEntry(name=name, handler="translation", version="1.0", folder=folder / name)
     stage = folder / "stage"
     stage.mkdir()
     translation.stage(model, source(model, str(checkpoint)), engine, stage)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.build.stagers.text import head_of
+from deploy.build.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoders import load_encoder, token_limit
 from handlers.text.sentence_modules import SentenceModules
@@ -106,7 +106,7 @@ def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
         path.write_text(path.read_text().replace('"type_id": 1', '"type_id": 0'))
     if is_told is None:
         with pytest.raises(InvalidConfig, match="add model_input_names to"):
-            load_encoder(head_of("question_answering"), tmp_path)
+            load_encoder(read_head("question_answering"), tmp_path)
     else:
-        encoder = load_encoder(head_of("question_answering"), tmp_path)
+        encoder = load_encoder(read_head("question_answering"), tmp_path)
         assert ("token_type_ids" in encoder.input_names) is is_told

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.archive import archived
+from deploy.build.archive import complete_config
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_ANSWER_S
 from deploy.container.settings import NOTICE_S, PORT
@@ -268,7 +268,7 @@ def test_nodes_and_edges_read_their_settings_and_have_their_memory(tmp_path: Pat
         assert not settings.has_model_api, where
         assert {file.removesuffix(".mar") for file in settings.load_models} == set(settings.models), where
         entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
-        copies = sum(SECOND_COPY for name, _ in entries if archived(models()[name]).get("continuousBatching"))
+        copies = sum(SECOND_COPY for name, _ in entries if complete_config(models()[name]).get("continuousBatching"))
         workers = sum(int(entry["maxWorkers"]) for _, entry in entries) * WORKER + copies
         whole = (settings.heap_bytes or 0) + (settings.direct_bytes or 0) + BESIDE + workers
         assert whole <= size(its["resources"]["limits"]["memory"]), where

@@ -16,7 +16,7 @@ from deploy.build.precision.comparisons import (
     compared_vectors,
 )
 from deploy.build.precision.inputs import Taken, decoded, listed, sample_payloads, some, split, truths
-from deploy.build.tasks import BUILT_IN, loaded, task_class
+from deploy.build.tasks import BUILT_IN, load_task, task_class
 from deploy.models import model
 from handlers.archive_files import GRAPH
 from handlers.config import parse
@@ -53,7 +53,7 @@ def test_labels_must_agree_at_99_percent_and_everything_else_at_98() -> None:
 def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str, tmp_path: Path) -> None:
     folder = tiny_models.staged(tmp_path, "bert", handler)
     config = parse(BUILT_IN[handler].settings_class(), {})
-    task = loaded(handler, folder, exact_settings(handler, config))
+    task = load_task(handler, folder, exact_settings(handler, config))
     assert is_comparable(handler, task)
     payloads = sample_payloads(model(handler.replace("_", "-")), task.inputs)
     items = task.prepare([task.decode(each) for each in payloads])
@@ -122,7 +122,7 @@ def test_maps_and_orders_of_pairs_are_compared_by_their_averages(tmp_path: Path)
     assert compared_ranks([1.0, 2.0], [1.0, float("nan")])[:3] == (0.0, 1.0, 2)
     folder = tiny_models.staged(tmp_path, "bert", "reranking", labels=("relevance",))
     config = parse(BUILT_IN["reranking"].settings_class(), {})
-    task = loaded("reranking", folder, exact_settings("reranking", config))
+    task = load_task("reranking", folder, exact_settings("reranking", config))
     items = task.prepare([task.decode(each) for each in sample_payloads(model("reranking"), task.inputs)])
     exact = ask(task, items, task.engine)
     for graph, holds in ((folder / GRAPH, True), (broken(folder), False)):

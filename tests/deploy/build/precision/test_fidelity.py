@@ -10,7 +10,7 @@ import torch
 import transformers
 import yaml
 
-from deploy.build.tasks import loaded
+from deploy.build.tasks import load_task
 from handlers.config import parse
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig
@@ -62,7 +62,7 @@ def test_archive_of_a_family_answers_as_transformers_alone_and_together(
     fidelity = json.loads((archive_sh.store / "own" / "build.json").read_bytes())["fidelity"]
     assert fidelity["largest_error"] < 1e-3
     config = parse(TextClassificationConfig, {**settings, "precision": "fp32"})
-    task = loaded("text_classification", archive_sh.store / "own", config)
+    task = load_task("text_classification", archive_sh.store / "own", config)
     items = task.prepare([task.decode(Payload(text)) for text in TEXTS])
     answers = task.forward(task.collate(items), items)["logits"]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(weights).eval()

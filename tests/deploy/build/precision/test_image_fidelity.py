@@ -12,7 +12,7 @@ import transformers
 from deploy.build.precision import fidelity
 from deploy.build.sources import source
 from deploy.build.stagers import detection, vision
-from deploy.models import Model
+from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, Unfaithful
 from handlers.vision.preprocessing import Preprocessing
 from tests import tiny_detector
@@ -22,7 +22,7 @@ from tests.tiny_image_text import VISION
 
 
 @pytest.fixture(scope="module")
-def googlenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path, Path]:
+def googlenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelEntry, Path, Path]:
     """An entry of a list, its weights, and its archive's files."""
     own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
     weights, settings = own / "weights", image_families.settings("googlenet")
@@ -30,13 +30,13 @@ def googlenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path, Pa
     weights = image_families.save("googlenet", weights)
     (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
     (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
-    entry = Model("tiny", "image_classification", "1.0", own)
+    entry = ModelEntry("tiny", "image_classification", "1.0", own)
     vision.stage(entry, source(entry, str(weights)), "openvino", folder)
     return entry, weights, folder
 
 
 def test_archive_of_torchvision_agrees_and_other_weights_or_pixels_do_not(
-    googlenet: tuple[Model, Path, Path], tmp_path: Path
+    googlenet: tuple[ModelEntry, Path, Path], tmp_path: Path
 ) -> None:
     entry, weights, folder = googlenet
     fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
@@ -73,7 +73,7 @@ def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_do
         network.model.decoder.class_embed[-1].bias[0] += 0.1
     network.save_pretrained(other)
     transformers.AutoImageProcessor.from_pretrained(weights).save_pretrained(other)
-    entry = Model("tiny", "object_detection", "1.0", tmp_path)
+    entry = ModelEntry("tiny", "object_detection", "1.0", tmp_path)
     detection.stage(entry, source(entry, str(weights)), "openvino", folder)
     fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
     said = json.loads((tmp_path / "fidelity.json").read_text())
