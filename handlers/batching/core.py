@@ -344,7 +344,10 @@ class Core:
             self._tell(expired)
 
     def _expire(self, now_s: float) -> None:
-        """Fail the requests that waited too long; the watching thread sets their futures. Wants the lock."""
+        """Fail the requests that waited too long; the watching thread sets their futures. The caller holds the lock."""
+        if self._is_closed:
+            # The watching thread may have ended, and `close` cancels every request.
+            return
         for request in self.scheduler.queue.expire(now_s):
             request.fail(EXPIRED)
             request.is_complete = True

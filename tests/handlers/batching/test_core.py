@@ -127,6 +127,35 @@ def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(han
     assert ended == {"decode", "engine", "watch"}
 
 
+def test_request_that_expires_while_the_core_closes_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, may_cancel = started(ThreadedHandler, tmp_path), threading.Event()
+    core, cancel = handler.core, handler.core.cancel
+
+    def cancel_late(request: Request) -> None:
+        assert may_cancel.wait(TIMEOUT_S)
+        cancel(request)
+
+    monkeypatch.setattr(core, "cancel", cancel_late)
+    (watching,) = (thread for thread in threading.enumerate() if thread.name == "watch" and thread in core._threads)
+    handler.slow_gate.clear()
+    request = unpacked(core, b"slow2")
+    future = core.submit(request)
+    closing = threading.Thread(target=core.close)
+    closing.start()
+    watching.join(TIMEOUT_S)
+    # Its time is up before `close` cancels it, and the server's thread notices.
+    with core.lock:
+        request.expires_s = 0.0
+        core.help(1)
+    may_cancel.set()
+    with pytest.raises(CancelledError):
+        future.result(TIMEOUT_S)
+    handler.slow_gate.set()
+    closing.join(TIMEOUT_S)
+
+
 def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: GatedHandler) -> None:
     with Frontend(handler) as frontend:
         handler.gate.clear()
