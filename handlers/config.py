@@ -85,8 +85,6 @@ class SchedulingConfig:
         streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
             for one at a time; `auto` for what a trial of at most two seconds shows to serve best, as the worker first
             loads. OpenVINO's streams hold the weights a second time. Other engines than it and CTranslate2 have none.
-        warm_up_s: the most seconds that each stream spends, while nobody waits, on micro-batches at the shapes that are
-            likely; a request takes a few milliseconds longer where the engine has not met its shape. 0 for none.
     """
 
     mode: Literal["auto", "classic", "adaptive"] = "auto"
@@ -98,8 +96,6 @@ class SchedulingConfig:
     max_queue_items: Count = 512
     overload_status: Literal[429, 503] = 503
     streams: Count | Literal["auto"] = "auto"
-    # OpenVINO takes 4 to 6 ms more for a shape it has not met, and MiniLM meets some two hundred on each lane.
-    warm_up_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 3.0
 
     @model_validator(mode="after")
     def _check_priority(self) -> "SchedulingConfig":

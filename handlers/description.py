@@ -22,7 +22,7 @@ from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import ERROR, Model
 from handlers.protocol.responses import encode
 from handlers.protocol.rows import Shape
-from handlers.warm_up import decoded
+from handlers.warm_up import decode_items
 
 # The precisions that engines' descriptions end with: those of the settings, CTranslate2's own, and torch's.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
@@ -60,7 +60,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         items, config.max_body_bytes, model, task.inputs, config.max_request_items, task.api, task.media_types
     )
     payload = task.sample()
-    item = None if payload is None else next(iter(decoded(task, [payload])), None)
+    item = None if payload is None else next(iter(decode_items(task, [payload])), None)
     metadata = Metadata(
         name=name,
         version=version,

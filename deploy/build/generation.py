@@ -17,7 +17,7 @@ from handlers.engines.seq2seq import load_model, load_tokenizer
 from handlers.pipeline.micro_batches import micro_batches
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
-from handlers.warm_up import decoded
+from handlers.warm_up import decode_items
 
 # Of one word to some fifty, and of characters outside English.
 TEXTS = (
@@ -126,7 +126,7 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
     reference = Reference(source, options, trust_remote_code=config.trust_remote_code)
     found: dict[int, str] = {}
     for beams in (1, BEAMS):
-        items = decoded(task, [Payload(text, {**options, "num_beams": beams}) for text in texts])
+        items = decode_items(task, [Payload(text, {**options, "num_beams": beams}) for text in texts])
         for indices in micro_batches([task.cost(item) for item in items], len(items)):
             some = [items[index] for index in indices]
             outputs = task.forward(task.collate(some), some)

@@ -23,7 +23,6 @@ No thread holds the lock while decoding, running the model, splitting or packing
 process (Guard).
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,23 +32,19 @@ from math import ceil
 from typing import NamedTuple
 
 from handlers.batching.arrivals import Arrivals, Decoder
-from handlers.batching.batches import Limits
-from handlers.batching.engine import MOST_WIDE_ITEMS_PER_STREAM, LatencyModel, RunningBatch, Streams
+from handlers.batching.engine import LatencyModel, RunningBatch, Streams
 from handlers.batching.guard import Guard
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.trial import Choice, on_engine
 from handlers.engines import Divisible, available_threads
-from handlers.errors import EXPIRED, where
+from handlers.errors import EXPIRED
 from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REFUSALS, Recorder
 from handlers.pipeline.flow import FinishedMicroBatch, Pipeline
 from handlers.pipeline.task import Task
 from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import Request, Slot
 from handlers.protocol.responses import Reply
-from handlers.warm_up import Allowed, Rehearsal, Step
-
-logger = logging.getLogger(__name__)
 
 # Seconds between two looks at the engine and at what waits, while nothing is due earlier.
 LOOK_S = 1.0
@@ -80,18 +75,6 @@ def _streams(choice: Choice) -> Streams:
         return Streams(LatencyModel(whole))
     is_whole_faster = not (isinstance(engine, Divisible) and engine.deals_out)
     return Streams(LatencyModel(whole), LatencyModel(stream), len(parts), is_whole_faster=is_whole_faster)
-
-
-def _rehearsals(task: Task, on_streams: Sequence[Task], scheduler: Scheduler) -> list[Rehearsal]:
-    """Return what each stream can do while nobody waits; the first one sees to the whole engine too."""
-    streams = scheduler.streams
-    limits = Limits.of(scheduler.policy, streams.narrow.line)
-    is_whole = on_streams[0] is task
-    allowed = [[Allowed(each, limits.max_items, limits.max_tokens, is_whole)] for each in on_streams]
-    if not is_whole:
-        most = min(limits.max_items, MOST_WIDE_ITEMS_PER_STREAM * streams.count - 1)
-        allowed[0].append(Allowed(task, most, limits.max_tokens, is_wide=True))
-    return [Rehearsal(each, task.samples, task.config.scheduling.warm_up_s) for each in allowed]
 
 
 class Core:
@@ -126,9 +109,9 @@ class Core:
         self._decoder = Decoder(self.pipeline, guard, threads=threads, is_threaded=task.decodes_in_threads)
         on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
         self._threads = [guard.start("watch", self._watch)]
-        for each, rehearsal in zip(on_streams, _rehearsals(task, on_streams, self.scheduler), strict=True):
+        for each in on_streams:
             stream = self.pipeline if each is task else Pipeline(each, recorder)
-            self._threads.append(guard.start("engine", self._run_stream, stream, rehearsal))
+            self._threads.append(guard.start("engine", self._run_stream, stream))
 
     def submit(self, request: Request) -> "Future[Write]":
         """Take a request in; its future returns what writes its reply, or raises CancelledError."""
@@ -211,48 +194,21 @@ class Core:
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
-    def _run_stream(self, stream: Pipeline, rehearsal: Rehearsal) -> None:
-        step = _next_step(rehearsal)
-        while running := self._next_batch(step):
-            if running.items:
-                self._run(running, self.pipeline if running.is_wide else stream)
-            elif step is not None:
-                step = _next_step(rehearsal) if self._rehearse(running, step, rehearsal) else None
+    def _run_stream(self, stream: Pipeline) -> None:
+        while running := self._next_batch():
+            self._run(running, self.pipeline if running.is_wide else stream)
             # No thread holds on to items while it waits.
             del running
 
-    def _next_batch(self, step: Step | None) -> RunningBatch | None:
-        """Wait for a micro-batch to run, and return None when the worker is closed.
-
-        One without items stands for the step of a rehearsal, while nobody waits.
-        """
+    def _next_batch(self) -> RunningBatch | None:
+        """Wait for a micro-batch to run, and return None when the worker is closed."""
         with self.lock:
             while not self._is_closed:
-                now_s = time.perf_counter()
-                if running := self._begin(now_s):
+                if running := self._begin(time.perf_counter()):
                     self.on_change()
-                    return running
-                if step and not self.pending and (running := self.scheduler.rehearse(step, now_s)):
                     return running
                 self._work_may_be_due.wait()
         return None
-
-    def _rehearse(self, running: RunningBatch, step: Step, rehearsal: Rehearsal) -> bool:
-        """Run a step; whether that went well."""
-        started_s, is_good = time.perf_counter(), True
-        try:
-            step.run()
-        except Exception as error:
-            # A request of that shape may fail likewise, with its own error.
-            logger.error("A rehearsal failed: %s", where(error))
-            is_good = False
-        seconds = time.perf_counter() - started_s
-        rehearsal.ended(seconds)
-        with self.lock:
-            self.scheduler.finish(running, seconds, is_typical=False)
-            # Another thread may find a step.
-            self._work_may_be_due.notify_all()
-        return is_good
 
     def _begin(self, now_s: float, most_on_whole: int | None = None) -> RunningBatch | None:
         """Have the scheduler begin the next micro-batch, where there is one; see its `next_batch`. Wants the lock."""
@@ -397,11 +353,3 @@ class Core:
         with self.lock:
             for slot in part.slots:
                 self.unsplit.pop(slot, None)
-
-
-def _next_step(rehearsal: Rehearsal) -> Step | None:
-    try:
-        return rehearsal.next_step()
-    except Exception as error:
-        logger.error("A task's samples cannot be rehearsed: %s", where(error))
-        return None

@@ -84,7 +84,7 @@ def _added(sums: Sequence[float], tokens: int, seconds: float) -> list[float]:
 class RunningBatch:
     """A micro-batch in the engine."""
 
-    items: Sequence[Slot]  # none if it only prepares the engine
+    items: Sequence[Slot]
     tokens: int  # padded ones of all items
     predicted_s: float
     is_wide: bool  # whether it takes the whole engine

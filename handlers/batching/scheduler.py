@@ -35,7 +35,6 @@ from handlers.batching.policy import Policy
 from handlers.batching.request_queue import RequestQueue, Work
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
-from handlers.warm_up import Step
 
 # What an answer changes of its priority's allowance, as shares of the target: where more comes than can be
 # served, few are late in the long run.
@@ -117,7 +116,7 @@ class Scheduler:
         expected_s = work_s + self._allowances[request.level] * self.queue.patience_s
         if now_s + expected_s <= request.deadline_s:
             return None
-        is_idle = not ahead.items and not any(running.items for running in self.streams.running)
+        is_idle = not ahead.items and not self.streams.running
         if is_idle and self._tries_anyway(request.timeout_s):
             request.is_tried = True
             return None
@@ -197,12 +196,6 @@ class Scheduler:
         for item in running.items:
             if item not in running.ended:
                 item.request.running -= 1
-
-    def rehearse(self, step: Step, now_s: float) -> RunningBatch | None:
-        """Start a micro-batch of nobody's items, which prepares the engine; None where it has no room for it."""
-        if self.streams.running if step.is_wide else not self.streams.free:
-            return None
-        return self.streams.begin((), step.tokens, now_s, is_wide=step.is_wide)
 
     def _done_in_s(self, work: Work, now_s: float) -> float:
         """Return how long it takes until what runs and then so much work is done, in micro-batches of `next_batch`.

@@ -28,7 +28,7 @@ from handlers.batching.measurements import Candidate, Measured, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
 from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
-from handlers.warm_up import decoded, run
+from handlers.warm_up import decode_items, run
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +103,19 @@ class Trial:
         return engine.in_precision(precision) if isinstance(engine, Precise) else engine
 
     def choose(self) -> Choice:
-        """Choose, and run what is chosen, so that no request pays for a first time."""
+        """Choose, and run every sample on the chosen engines, so that no request pays for a first time."""
+        choice = self._choose()
+        for sample in self._task.samples()[1:]:
+            (item,) = decode_items(self._task, [sample])
+            self._run_once([choice.arrangement.whole, *choice.arrangement.streams], item)
+        return choice
+
+    def _choose(self) -> Choice:
         sample = self._task.sample()
         has_choice = len(self._precisions) * len(self._counts) > 1
         if sample is None or not (self._known or has_choice or self._is_adaptive):
             return Choice(self._arranged(Candidate(self._precisions[0], self._counts[0])), Measured([], []))
-        (item,) = decoded(self._task, [sample])
+        (item,) = decode_items(self._task, [sample])
         self._beside = sample if self._is_adaptive else None
         arrangement, when = None if self._known else self._try_first(item), ""
         if arrangement is None:
@@ -247,7 +254,7 @@ def _decoding(task: Task, payload: Payload) -> Iterator[None]:
 
     def work() -> None:
         while not is_over.is_set():
-            decoded(task, [payload])
+            decode_items(task, [payload])
 
     thread = threading.Thread(target=work, name="trial-decoder", daemon=True)
     thread.start()

@@ -4,7 +4,7 @@ handlers.base.BatchHandler adds the lifecycle; an example stands there.
 """
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -66,8 +66,8 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     def sample(self) -> Payload | None:
         """Return what a client might send, for warm-up; None where that is not known."""
 
-    def samples(self) -> Iterable[Payload]:
-        """Return payloads of each size that the engine has to prepare itself for, for warm-up in adaptive mode."""
+    def samples(self) -> Sequence[Payload]:
+        """Return `sample` and further payloads that each run once before the worker is ready: other graphs, sizes."""
         sample = self.sample()
         return () if sample is None else (sample,)
 

@@ -1,6 +1,6 @@
 """Image and text embedding turns images, and texts where the model takes them, into vectors of one space."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,9 +81,9 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         """A grey JPEG."""
         return Payload(grey_jpeg(self.preprocessing.least))
 
-    def samples(self) -> Iterable[Payload]:
-        """An image, and texts of each padded length."""
-        return [self.sample(), *(super().samples() if "text" in self.inputs else ())]
+    def samples(self) -> Sequence[Payload]:
+        """An image, and a text for the graph of texts."""
+        return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)

@@ -1,6 +1,6 @@
 """Extractive question answering finds the part of a context that answers a question."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -59,10 +59,6 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     def sample(self) -> Payload:
         """A question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
-
-    def samples(self) -> Iterable[Payload]:
-        """The one sample."""
-        return (self.sample(),)
 
     def decode(self, payload: Payload) -> Passage:
         """Check {"question": ..., "context": ...}; either may stand beside "instances", where it holds for all."""

@@ -1,6 +1,6 @@
 """Reranking says how well a document answers a query, with a cross-encoder that reads both."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,6 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     def sample(self) -> Payload:
         """A question and a sentence."""
         return Payload({"query": "What comes next?", "document": "What went before decides what comes next."})
-
-    def samples(self) -> Iterable[Payload]:
-        """Documents of each padded length."""
-        return [Payload({"query": "a", "document": each.value}) for each in super().samples()]
 
     def decode(self, payload: Payload) -> Pair:
         """Check {"query": ..., "document": ...}; either may stand beside "instances", where it holds for all."""

@@ -1,6 +1,6 @@
 """A model of the user's own: tensors in, tensors out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.items import TensorItems
 from handlers.tensor_models.rows import Row, Rows, sample_rows
 from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
-from handlers.warm_up import run
 
 # OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
@@ -68,17 +67,13 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
             self.outputs = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
         self.output_tensors = row_outputs(self.outputs)
         self.engine = engine
-        if self.config.scheduling.mode == "classic" or not self.config.scheduling.warm_up_s:
-            # The first is always run; an adaptive worker runs the others while it is idle.
-            for sample in self._samples[1:]:
-                run(self, [self.rows.row(sample)])
         return engine
 
     def sample(self) -> Payload | None:
         """The first of those that `warm_up` names."""
         return next(iter(self.samples()), None)
 
-    def samples(self) -> Iterable[Payload]:
+    def samples(self) -> Sequence[Payload]:
         """One of each size that `warm_up` names."""
         return [Payload(row) for row in self._samples]
 

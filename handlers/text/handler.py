@@ -3,7 +3,7 @@
 payload -> decode -> checked text -> prepare: one call of the tokenizer for all items -> collate: padded micro-batches
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -27,9 +27,6 @@ from handlers.text.inputs import Text, Tokens, padded_rows, rounded_length, text
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
-
-# Tokens that a tokenizer puts around a text: BERT's and RoBERTa's put 2, and one more is to spare.
-ADDED_TOKENS = 3
 
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
@@ -72,12 +69,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def sample(self) -> Payload:
         """A sentence."""
         return Payload("What went before decides what comes next.")
-
-    def samples(self) -> Iterable[Payload]:
-        """Texts with as many words as each padded length needs."""
-        lengths = {rounded_length(length, self.max_length) for length in range(1, self.max_length + 1)}
-        # There are fewer words than tokens, since tokenizers add a few of their own.
-        return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
 
     def decode(self, payload: Payload) -> Item:
         """Check a text, or {"text": ...}, and the options of the task."""

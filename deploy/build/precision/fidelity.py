@@ -29,7 +29,7 @@ from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.text.encoders import Encoder, OfLastToken, load_encoder
-from handlers.warm_up import decoded, run
+from handlers.warm_up import decode_items, run
 
 # How far a number may be off, as a share of the largest of its output; sums in fp32 differ by a hundredth of that.
 TOLERANCE = 1e-3
@@ -70,7 +70,7 @@ def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: 
     try:
         task = load_task(model.handler, folder, settings)
         if (sample := task.sample()) is not None:
-            run(task, decoded(task, [sample]))
+            run(task, decode_items(task, [sample]))
     except InvalidConfig:
         raise
     except Exception as error:
@@ -100,7 +100,7 @@ def _check_texts(model: ModelEntry, origin: Source, task: Any, name: str) -> tup
             # Of one row, transformers itself finds the last token.
             encoder.model = encoder.model.model
         payloads = sample_payloads(model, task.inputs)
-        items = decoded(task, payloads)
+        items = decode_items(task, payloads)
         rows = _rows(task, encoder, items)
         exact = _exact(encoder, rows)
         asked = references.samples(task, payloads)

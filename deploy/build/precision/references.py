@@ -18,7 +18,7 @@ from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.encoders import SEGMENTS, Encoder
 from handlers.text.sentence_files import read_json
-from handlers.warm_up import decoded
+from handlers.warm_up import decode_items
 
 # Samples that are compared from the text on; the lengths of rows are compared apart from them.
 MOST = 4
@@ -32,7 +32,7 @@ def samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
         first, second = (str(each.value) for each in payloads[:2])
         payloads = [Payload(first, {"text_pair": second}), *payloads]
     for payload in payloads:
-        for item in decoded(task, [payload]):
+        for item in decode_items(task, [payload]):
             windows = getattr(item, "windows", [item])
             if len(found) < MOST and len(windows) == 1 and len(windows[0].ids) < task.max_length:
                 found.append((item, str(payload.value)))

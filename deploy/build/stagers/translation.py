@@ -36,7 +36,7 @@ from handlers.pipeline.micro_batches import micro_batches
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
-from handlers.warm_up import decoded
+from handlers.warm_up import decode_items
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
 FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
@@ -244,7 +244,7 @@ def translate(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> 
     """
     task = load_task("translation", folder, config)
     options = task.sample().options
-    items = decoded(task, [Payload(text, options) for text in texts])
+    items = decode_items(task, [Payload(text, options) for text in texts])
     if len(items) != len(texts):
         raise InvalidConfig(f"{SAMPLES}: a text is empty or too long for this model")
     found: dict[int, str] = {}

@@ -23,8 +23,6 @@ SCHEDULING = {
     "max_latency_ms": 60_000,
     "priority_levels": 3,
     "queue_timeout_ms": 60_000,
-    # Warm-up goes through the same gate, and is recorded with the rest.
-    "warm_up_s": 0,
 }
 
 wait_for = partial(until, every_s=0.002)

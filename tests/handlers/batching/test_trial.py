@@ -64,7 +64,7 @@ class WayHandler(DoublingHandler):
 
 
 def loaded(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **scheduling: Any) -> WayHandler:
-    settings = {"max_batch_items": 8, "scheduling": {"mode": mode, "warm_up_s": 0, **scheduling}}
+    settings = {"max_batch_items": 8, "scheduling": {"mode": mode, **scheduling}}
     made = context(folder, settings, batch_size=8)
     made.model_yaml_config["continuousBatching"] = mode == "adaptive"
     handler.initialize(made)

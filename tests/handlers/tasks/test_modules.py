@@ -106,7 +106,7 @@ def test_text_in_adaptive_mode_goes_through_twenty_modules(
 ) -> None:
     with entered() as begin:
         handler = SentenceEmbeddingHandler()
-        scheduling = {"mode": "adaptive", "warm_up_s": 0, "max_latency_ms": target_ms}
+        scheduling = {"mode": "adaptive", "max_latency_ms": target_ms}
         settings = {"precision": "fp32", "threads": 1, "scheduling": scheduling}
         handler.worker_context = context(tiny_archive("bert", "sentence_embedding"), settings, batch_size=64)
         handler.worker_context.model_yaml_config["continuousBatching"] = True
