@@ -5,7 +5,6 @@ fields of a request             -> parse_options(cls, ...) -> options, or one Un
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import field
 from difflib import get_close_matches
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
@@ -67,35 +66,43 @@ LIMITS = frozenset({"max_batch_items", "max_batch_tokens", "max_request_items", 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class SchedulingConfig:
-    """Settings of the schedule: who decides what runs together, and when.
+    """Settings of the schedule: what decides which items run together, and when."""
 
-    Attributes:
-        mode: `classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all requests in
-            flight, which needs TorchServe's continuousBatching; `auto` is adaptive where that is on, else classic.
-        max_latency_ms: the target for the time from a request's arrival at the worker to its answer; None for none,
-            so that nobody is refused for want of time.
-        priority_levels: how many levels the header X-Priority may name; level 1 is served first.
-        default_priority: the level of a request that names none; None for the middle one.
-        queue_timeout_ms: the longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it.
-            None for 2000 with a latency target, and for no limit without one.
-        timeout_action: what becomes of a request that waited longer: `reject` answers 504, `delay` serves it after all
-            others.
-        max_queue_items: the most items that may wait.
-        overload_status: the HTTP status of a request that is refused.
-        streams: how many micro-batches may run side by side, each on a stream with its share of the engine's threads; 1
-            for one at a time; `auto` for what a trial of at most two seconds shows to serve best, as the worker first
-            loads. OpenVINO's streams hold the weights a second time. Other engines than it and CTranslate2 have none.
-    """
-
-    mode: Literal["auto", "classic", "adaptive"] = "auto"
-    max_latency_ms: Milliseconds | None = None
-    priority_levels: Annotated[int, Field(ge=1, le=10)] = 1
-    default_priority: Count | None = None
-    queue_timeout_ms: Milliseconds | None = None
-    timeout_action: Literal["reject", "delay"] = "reject"
-    max_queue_items: Count = 512
-    overload_status: Literal[429, 503] = 503
-    streams: Count | Literal["auto"] = "auto"
+    mode: Literal["auto", "classic", "adaptive"] = Field(
+        default="auto",
+        description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
+        "requests in flight, which needs TorchServe's continuousBatching; `auto` is adaptive if that is on, else "
+        "classic.",
+    )
+    max_latency_ms: Milliseconds | None = Field(
+        default=None,
+        description="The target for the time from a request's arrival at the worker to its response; None for no "
+        "target, so that no request is refused for lack of time.",
+    )
+    priority_levels: Annotated[int, Field(ge=1, le=10)] = Field(
+        default=1, description="The number of levels that the header X-Priority may name; level 1 is served first."
+    )
+    default_priority: Count | None = Field(
+        default=None, description="The level of a request without X-Priority; None for the middle level."
+    )
+    queue_timeout_ms: Milliseconds | None = Field(
+        default=None,
+        description="The longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it. None "
+        "for 2000 with a latency target, and for no limit without one.",
+    )
+    timeout_action: Literal["reject", "delay"] = Field(
+        default="reject",
+        description="The outcome of a request that waited longer: `reject` responds with 504, `delay` serves it after "
+        "all others.",
+    )
+    max_queue_items: Count = Field(default=512, description="The most items that may wait.")
+    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a request that is refused.")
+    streams: Count | Literal["auto"] = Field(
+        default="auto",
+        description="How many micro-batches may run side by side, each on a stream with its share of the engine's "
+        "threads; 1 for one at a time; `auto` measures the best number for at most two seconds when the worker first "
+        "loads. OpenVINO's streams need the weights a second time. Only OpenVINO and CTranslate2 have streams.",
+    )
 
     @model_validator(mode="after")
     def _check_priority(self) -> "SchedulingConfig":
@@ -108,14 +115,10 @@ class SchedulingConfig:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TensorNames:
-    """Names of tensors in the Open Inference Protocol, where they are not to be the task's.
+    """Names of tensors in the Open Inference Protocol that replace the task's; each by the task's name."""
 
-    Attributes:
-        inputs, outputs: the name of a tensor by the task's name of it.
-    """
-
-    inputs: dict[str, str] = field(default_factory=dict)
-    outputs: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, str] = Field(default_factory=dict, description="Names of inputs.")
+    outputs: dict[str, str] = Field(default_factory=dict, description="Names of outputs.")
 
 
 def nested(cls: Callable[..., Any]) -> BeforeValidator:
@@ -136,41 +139,53 @@ def nested(cls: Callable[..., Any]) -> BeforeValidator:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class HandlerConfig:
-    """Settings that every task has.
+    """Settings that every task has."""
 
-    Attributes:
-        engine: the library that runs the model; `auto` takes torch on a GPU and OpenVINO on a CPU.
-        precision: the engine's arithmetic. `int8` needs an archive that was built with it. `auto` takes the fastest of
-            fp32, bf16 where the hardware has it, and int8 where the archive has it; nothing that its proof refutes.
-        threads: how many processor threads the engine has; 0 for one on every core this process may use.
-        decode_threads: how many threads decode a batch's items; 0 for one on every core.
-        max_batch_items: the most items of one micro-batch, that is of one forward pass.
-        max_batch_tokens: the most padded tokens of one micro-batch; None if the task pads nothing.
-        max_request_items: the most items of one request.
-        max_body_bytes: the most bytes of one request's body (TorchServe's own `max_request_size` stands before it).
-        max_request_tokens: the most tokens of all items of one request, generated ones included; None if the task
-            pads nothing.
-        max_groups: the most different sets of options that the items of one request may have, where these keep items
-            from sharing a micro-batch.
-        max_response_bytes: the most bytes of one answer (beyond TorchServe's `max_response_size` its worker would be
-            cut off).
-        scheduling: who decides what runs together, and when.
-        tensors: names of the tensors of the Open Inference Protocol, where they are not to be the task's.
-    """
-
-    engine: Literal["auto", "openvino", "torch"] = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
-    threads: Threads = 0
-    decode_threads: Threads = 0
-    max_batch_items: Count = 64
-    max_batch_tokens: Count | None = None
-    max_request_items: Count = 64
-    max_body_bytes: Count = 6 * 2**20
-    max_request_tokens: Count | None = None
-    max_groups: Count = 16
-    max_response_bytes: Count = 16 * 2**20
-    scheduling: Annotated[SchedulingConfig, nested(SchedulingConfig)] = SchedulingConfig()
-    tensors: Annotated[TensorNames, nested(TensorNames)] = TensorNames()
+    engine: Literal["auto", "openvino", "torch"] = Field(
+        default="auto",
+        description="The library that runs the model; `auto` selects torch on a GPU and OpenVINO on a CPU.",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+        default="auto",
+        description="The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
+        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed.",
+    )
+    threads: Threads = Field(
+        default=0, description="How many processor threads the engine has; 0 for one on every core of this process."
+    )
+    decode_threads: Threads = Field(
+        default=0, description="How many threads decode a batch's items; 0 for one on every core of this process."
+    )
+    max_batch_items: Count = Field(default=64, description="The most items of one micro-batch.")
+    max_batch_tokens: Count | None = Field(
+        default=None, description="The most padded tokens of one micro-batch; None if nothing is padded."
+    )
+    max_request_items: Count = Field(default=64, description="The most items of one request.")
+    max_body_bytes: Count = Field(
+        default=6 * 2**20,
+        description="The most bytes of one request's body; TorchServe's own `max_request_size` applies before it.",
+    )
+    max_request_tokens: Count | None = Field(
+        default=None,
+        description="The most tokens of all items of one request, including those to be generated; None if nothing is "
+        "padded.",
+    )
+    max_groups: Count = Field(
+        default=16,
+        description="The most different sets of options that the items of one request may have, if they keep items "
+        "from sharing a micro-batch.",
+    )
+    max_response_bytes: Count = Field(
+        default=16 * 2**20,
+        description="The most bytes of one response; TorchServe ends a worker whose response exceeds its own "
+        "`max_response_size`.",
+    )
+    scheduling: Annotated[SchedulingConfig, nested(SchedulingConfig)] = Field(
+        default=SchedulingConfig(), description="What decides which items run together, and when."
+    )
+    tensors: Annotated[TensorNames, nested(TensorNames)] = Field(
+        default=TensorNames(), description="Names of tensors in the Open Inference Protocol that replace the task's."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

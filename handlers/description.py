@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from inspect import cleandoc
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -27,8 +26,6 @@ from handlers.warm_up import decode_items
 # The precisions that engines' descriptions end with: those of the settings, CTranslate2's own, and torch's.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
 TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# An entry of a docstring's "Attributes:", "name, name: text", with its continuation lines.
-ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", re.MULTILINE)
 # The words of an option's JSON Schema that metadata has.
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -141,10 +138,9 @@ def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
         config: the settings; one with the name of an option is its default.
 
     Returns:
-        By option "type", "default", the SCHEMA_WORDS that hold, and the "description" from a docstring, if any.
+        By option "type", "default", its SCHEMA_WORDS, and its "description" if it has one.
     """
     properties = _properties(options_class)
-    described = {**_descriptions(type(config)), **_descriptions(options_class)}
     options = {}
     for each in fields(options_class):
         schema = properties.get(each.name, {})
@@ -152,7 +148,7 @@ def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
         options[each.name] = {
             **_schema(schema),
             "default": default if _is_json(default) else schema.get("default"),
-            **({"description": described[each.name]} if each.name in described else {}),
+            **({"description": schema["description"]} if "description" in schema else {}),
         }
     return options
 
@@ -182,10 +178,3 @@ def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     (choice,) = choices if len(choices) == 1 else ({},)
     return {"type": "any", **{word: choice[word] for word in SCHEMA_WORDS if word in choice}}
-
-
-def _descriptions(cls: Any) -> dict[str, str]:
-    """Return the descriptions of attributes in the docstring of a class."""
-    _, _, attributes = cleandoc(cls.__doc__ or "").partition("Attributes:\n")
-    found = ATTRIBUTE.findall(attributes)
-    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Count
@@ -12,27 +13,23 @@ from handlers.vision.config import PixelsConfig
 # Of settings that both have, the first one's defaults hold.
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageTextEmbeddingConfig(RetrievalConfig, PixelsConfig):
-    """Settings of image and text embedding.
+    """Settings of image and text embedding; the patches of an image are tokens."""
 
-    Attributes:
-        max_batch_tokens: the most padded tokens of one micro-batch; the patches of an image are tokens.
-        is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
-            it was trained so.
-    """
-
-    is_matryoshka: bool = False
+    is_matryoshka: bool = Field(
+        default=False,
+        description="Whether `dimensions` may be any number up to the model's own, although the model's files do not "
+        "state that it was trained for this.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageTextEmbeddingOptions:
-    """Options of one image or text.
+    """Options of one image or text."""
 
-    Attributes:
-        dimensions: how many numbers its vector has: the first so many, scaled to unit length. None for all.
-        input_type: `query` or `document`, which these models treat alike.
-        normalized: Jina's; vectors always have unit length.
-    """
-
-    dimensions: Count | None = None
-    input_type: Literal["query", "document"] | None = None
-    normalized: Literal[True] = True
+    dimensions: Count | None = Field(
+        default=None, description="The first so many numbers of the vector, scaled to unit length; null for all."
+    )
+    input_type: Literal["query", "document"] | None = Field(
+        default=None, description="Whether the item is a query or a document; these models treat both alike."
+    )
+    normalized: Literal[True] = Field(default=True, description="Jina's option; vectors always have unit length.")

@@ -1,6 +1,5 @@
 """Settings of models that take tensors and give tensors; see handlers.config."""
 
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
@@ -18,79 +17,83 @@ Dimension = Annotated[int, Field(ge=0, le=15)]
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Padding:
-    """How rows of different sizes share a micro-batch.
+    """How rows of different sizes share a micro-batch."""
 
-    Attributes:
-        mask: the input that tells the model which positions of a row are its own: 1 there and 0 where it is padded. It
-            has the batch dimension and the free ones, in their order. The server makes it; a client that sends it says
-            which of its own positions count.
-        value: what fills the others.
-    """
-
-    mask: str
-    value: float | int | bool = 0
+    mask: str = Field(
+        description="The input that marks the positions of a row with 1 and its padding with 0. It has the batch "
+        "dimension and the free ones, in their order. The server makes it; a client may send it for its own positions."
+    )
+    value: float | int | bool = Field(default=0, description="The value of padded positions.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TensorConfig:
-    """What is to be known of a tensor beside the model's own description, or in its stead.
+    """Properties of a tensor that the model's own file lacks or that replace the file's."""
 
-    Attributes:
-        datatype: of its elements, as the Open Inference Protocol names them.
-        shape: with the batch dimension; -1 where a size is the request's.
-        batch_dim: the dimension that counts rows.
-    """
-
-    datatype: Datatype | None = None
-    shape: Shape | None = None
-    batch_dim: Dimension = 0
+    datatype: Datatype | None = Field(default=None, description="The datatype of its elements, by the protocol's name.")
+    shape: Shape | None = Field(
+        default=None,
+        description="The sizes of all dimensions, the batch dimension included; -1 if the request decides it.",
+    )
+    batch_dim: Dimension = Field(default=0, description="The dimension that counts rows.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class InputConfig(TensorConfig):
-    """An input of the model.
+    """An input of the model."""
 
-    Attributes:
-        pad: rows of different sizes are padded to the largest of their micro-batch; without it, they run apart.
-    """
-
-    pad: Annotated[Padding | None, nested(Padding)] = None
+    pad: Annotated[Padding | None, nested(Padding)] = Field(
+        default=None,
+        description="Pads rows of different sizes to the largest of their micro-batch; without it, they run apart.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class OutputConfig(TensorConfig):
-    """An output of the model.
+    """An output of the model."""
 
-    Attributes:
-        follows: a padded input; the free dimensions of this output are those of that input, in order, and each row's
-            are cut to its own sizes.
-    """
-
-    follows: str | None = None
+    follows: str | None = Field(
+        default=None,
+        description="A padded input with the same free dimensions, in order; each row of the output is cut to the "
+        "row's own sizes.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TensorsConfig(HandlerConfig):
-    """Settings of a model of tensors. Of a fixed shape, an item is one row and counts one token; where dimensions are
-    free, it counts as many tokens as it has positions along them, so `max_batch_tokens` is a budget of these.
+    """Settings of a model of tensors.
 
-    Attributes:
-        engine: see HandlerConfig; onnxruntime runs ONNX files, and `auto` takes it where OpenVINO cannot.
-        precision: the engine's arithmetic. fp32, since it is not known what the model bears; `auto` is the faster
-            of that and bf16, where the processor has bf16.
-        allow_non_finite: whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU
-            and max pooling turn NaN into a plausible number.
-        inputs, outputs: what the model's own file does not say, by name; those of a function's outputs, and of a
-            TorchScript file's, in their order.
-        constants: the value of each input that every row shares, such as a scalar: requests do not have it.
-        warm_up: sizes of likely rows, by input: the model is run at them before its first request. Without any, free
-            dimensions are taken to be 32.
+    If all sizes are fixed, an item is one row and counts one token. If dimensions are free, it counts as many tokens as
+    it has positions along them, so `max_batch_tokens` limits these. `inputs` and `outputs` are by name; the outputs of a
+    function or a TorchScript file are in the order of the model's.
     """
 
-    engine: Literal["auto", "openvino", "onnxruntime", "torch"] = "auto"  # type: ignore[assignment] # one more
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "fp32"
-    allow_non_finite: bool = False
-    inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = field(default_factory=dict)
-    outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-    warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = ()
+    engine: Literal["auto", "openvino", "onnxruntime", "torch"] = Field(  # type: ignore[assignment] # one more
+        default="auto",
+        description="The library that runs the model; `auto` selects onnxruntime if OpenVINO cannot run it.",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+        default="fp32",
+        description="The engine's arithmetic. `auto` is the faster of fp32 and bf16 if the processor has bf16, which "
+        "not every model tolerates.",
+    )
+    allow_non_finite: bool = Field(
+        default=False,
+        description="Whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU and "
+        "max pooling turn NaN into a plausible number.",
+    )
+    inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = Field(
+        default_factory=dict, description="Properties of the inputs."
+    )
+    outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = Field(
+        default_factory=dict, description="Properties of the outputs."
+    )
+    constants: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The value of each input that every row shares, such as a scalar; requests omit it.",
+    )
+    warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = Field(
+        default=(),
+        description="Sizes of likely rows, by input: the model runs at them before its first request. The default is "
+        "32 for free dimensions.",
+    )

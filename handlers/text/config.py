@@ -25,28 +25,34 @@ _Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "in
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TextConfig(HandlerConfig):
-    """Settings that every task on a transformer has.
+    """Settings that every task on a transformer has."""
 
-    Attributes:
-        max_batch_tokens: the most padded tokens of one micro-batch, its items times its longest.
-        max_length: the most tokens of one text, special ones included; None for what the model's own files say.
-        max_characters: the most characters of one text; a longer one is refused before it is tokenised.
-        truncation: whether to cut a text that is too long, instead of refusing it.
-        padding: `longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; `max_length`
-            always pads to `max_length`; `exact` pads nothing: texts of each length run by themselves.
-        trust_remote_code: whether to run Python that the model's folder brings.
-        max_request_characters: the most characters of all texts of one request, before they are tokenised.
-    """
-
-    max_batch_tokens: Count | None = 8192
-    max_length: Count | None = None
-    max_characters: Count = 50_000
-    truncation: bool = False
-    padding: Literal["longest", "max_length", "exact"] = "longest"
-    trust_remote_code: bool = False
+    max_batch_tokens: Count | None = Field(
+        default=8192,
+        description="The most padded tokens of one micro-batch: its items times the length of its longest.",
+    )
+    max_length: Count | None = Field(
+        default=None,
+        description="The most tokens of one text, special ones included; None for the limit in the model's files.",
+    )
+    max_characters: Count = Field(
+        default=50_000, description="The most characters of one text; a longer text is refused before it is tokenised."
+    )
+    truncation: bool = Field(
+        default=False, description="Whether to cut a text that is too long, instead of refusing it."
+    )
+    padding: Literal["longest", "max_length", "exact"] = Field(
+        default="longest",
+        description="`longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; "
+        "`max_length` always pads to `max_length`; `exact` pads nothing, so texts of different lengths never share a "
+        "micro-batch.",
+    )
+    trust_remote_code: bool = Field(default=False, description="Whether to run Python code from the model's folder.")
     max_request_items: Count = 256
     max_body_bytes: Count = 2**20
-    max_request_characters: Count = 1_000_000
+    max_request_characters: Count = Field(
+        default=1_000_000, description="The most characters of all texts of one request, before they are tokenised."
+    )
     max_request_tokens: Count | None = 65_536
 
 
@@ -62,99 +68,86 @@ class RetrievalConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class SentenceEmbeddingConfig(RetrievalConfig):
-    """Settings of sentence embedding.
+    """Settings of sentence embedding."""
 
-    Attributes:
-        is_matryoshka: whether `dimensions` may be any number up to the model's own, although its files do not say that
-            it was trained so.
-        token_ids: the vocabulary of texts that come as token ids: `own`, the model's, special ones included. None
-            where they are refused.
-    """
-
-    is_matryoshka: bool = False
-    token_ids: Literal["own"] | None = None
+    is_matryoshka: bool = Field(
+        default=False,
+        description="Whether `dimensions` may be any number up to the model's own, although the model's files do not "
+        "state that it was trained for this.",
+    )
+    token_ids: Literal["own"] | None = Field(
+        default=None,
+        description="The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
+        "None to refuse token ids.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class SentenceEmbeddingOptions:
-    """Options of one text.
+    """Options of one text."""
 
-    Attributes:
-        dimensions: how many numbers its vector has: the first so many, scaled to unit length. None for all.
-        input_type: `query` or `document`, for the prompt that the model has for such a text.
-        prompt_name: the name of one of the model's prompts, which is put in front of the text.
-    """
-
-    dimensions: Count | None = None
-    input_type: Literal["query", "document"] | None = None
-    prompt_name: str | None = None
+    dimensions: Count | None = Field(
+        default=None, description="The first so many numbers of the vector, scaled to unit length; null for all."
+    )
+    input_type: Literal["query", "document"] | None = Field(
+        default=None, description="Whether the text is a query or a document: selects the model's prompt for it."
+    )
+    prompt_name: str | None = Field(
+        default=None, description="The name of one of the model's prompts, which is put in front of the text."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class RerankingConfig(RetrievalConfig):
-    """Settings of reranking.
+    """Settings of reranking."""
 
-    Attributes:
-        truncation: whether to cut a query and a document that are too long together, the longer of both first.
-    """
-
-    truncation: bool = True
+    truncation: bool = Field(
+        default=True,
+        description="Whether to cut a query and a document that are too long together, the longer of both first.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class RerankingOptions:
-    """Options of one document.
+    """Options of one document."""
 
-    Attributes:
-        max_tokens_per_doc: Cohere's; not less than the model takes, which is where documents are cut.
-    """
-
-    max_tokens_per_doc: Count | None = None
+    max_tokens_per_doc: Count | None = Field(
+        default=None,
+        description="Cohere's option; at least the model's limit, since documents are cut at that limit only.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TokenizationConfig(TextConfig):
-    """Settings of tokenization; `padding`, `max_length` and `truncation` hold where a request does not say.
-
-    Attributes:
-        max_batch_items: the most texts of one call of the tokenizer.
-        max_batch_tokens: the most padded tokens of one micro-batch; None for any, since no model runs.
-    """
+    """Settings of tokenization; `padding`, `max_length` and `truncation` are the defaults of a request."""
 
     padding: Literal["longest", "max_length"] = "longest"
-    max_batch_items: Count = 1024
-    max_batch_tokens: Count | None = None
+    max_batch_items: Count = Field(default=1024, description="The most texts of one call of the tokenizer.")
+    max_batch_tokens: Count | None = Field(
+        default=None, description="The most padded tokens of one micro-batch; None for any number, since no model runs."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TokenizationOptions:
-    """Options of one text; see TokenizationConfig.
+    """Options of one text; see TokenizationConfig."""
 
-    Attributes:
-        padding: `longest` pads to the longest text of the request where the answer is tensors, and not at all in JSON;
-            `max_length` always pads to `max_length`.
-        max_length: the most tokens of the text, special ones included.
-        truncation: whether to cut a text that is too long, instead of refusing it.
-    """
-
-    padding: Literal["longest", "max_length"]
-    max_length: Count
-    truncation: bool
+    padding: Literal["longest", "max_length"] = Field(
+        description="`longest` pads tensors to the longest text of the request and does not pad JSON; `max_length` "
+        "always pads to `max_length`."
+    )
+    max_length: Count = Field(description="The most tokens of the text, special ones included.")
+    truncation: bool = Field(description="Whether to cut a text that is too long, instead of refusing it.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdConfig(HandlerConfig):
-    """Settings of language identification.
-
-    Attributes:
-        top_k, threshold, label_prefix: the options of that name, where the request does not say.
-        max_characters: the most characters of one text.
-    """
+    """Settings of language identification; `top_k`, `threshold` and `label_prefix` are the defaults of a request."""
 
     top_k: LabelCount = 1
     threshold: Share = 0.0
     label_prefix: bool = False
-    max_characters: Count = 50_000
+    max_characters: Count = Field(default=50_000, description="The most characters of one text.")
     max_batch_items: Count = 1024
     max_request_items: Count = 1024
     max_body_bytes: Count = 2**20
@@ -162,79 +155,72 @@ class LanguageIdConfig(HandlerConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdOptions:
-    """Options of one text; None stands for the configuration's setting of that name.
+    """Options of one text; None stands for the setting of the same name."""
 
-    Attributes:
-        top_k: the most labels of its answer.
-        threshold: the least score of a label, 0..1.
-        label_prefix: whether labels are as fastText has them, "__label__en", or bare, "en".
-    """
-
-    top_k: LabelCount | None = None
-    threshold: Share | None = None
-    label_prefix: bool | None = None
+    top_k: LabelCount | None = Field(default=None, description="The most labels of the response.")
+    threshold: Share | None = Field(default=None, description="The least score of a label, 0 to 1.")
+    label_prefix: bool | None = Field(
+        default=None, description='Whether labels have fastText\'s prefix, "__label__en", or are bare, "en".'
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TextClassificationConfig(TextConfig):
-    """Settings of text classification.
+    """Settings of text classification; `top_k` is the default of a request."""
 
-    Attributes:
-        top_k: the most labels of an answer, where the request does not say; None for all.
-        function_to_apply: the function that makes scores of logits; `auto` for the one that the model's own
-            configuration implies.
-    """
-
-    top_k: Count | None = 1
-    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = "auto"
+    top_k: Count | None = Field(default=1, description="The most labels of a response; None for all.")
+    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = Field(
+        default="auto",
+        description="The function that turns logits into scores; `auto` for the one that the model's configuration "
+        "implies.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TextClassificationOptions:
-    """Options of one text; see TextClassificationConfig.
+    """Options of one text; see TextClassificationConfig."""
 
-    Attributes:
-        text_pair: a second text, which is classified together with the first.
-    """
-
-    top_k: Count | None
-    text_pair: str | None = None
+    top_k: Count | None = Field(description="The most labels of the response; null for all.")
+    text_pair: str | None = Field(
+        default=None, description="A second text, which is classified together with the first."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TokenClassificationConfig(TextConfig):
-    """Settings of token classification.
+    """Settings of token classification; `aggregation` is the default of a request."""
 
-    Attributes:
-        aggregation: how tokens become entities, where the request does not say; see handlers.text.entities.
-        ignore_labels: labels that are left out of every answer.
-    """
-
-    aggregation: Aggregation = "simple"
-    ignore_labels: Labels = ("O",)
+    aggregation: Aggregation = Field(
+        default="simple", description="How tokens are grouped to entities; see handlers.text.entities."
+    )
+    ignore_labels: Labels = Field(default=("O",), description="Labels that no response contains.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TokenClassificationOptions:
     """Options of one text; see TokenClassificationConfig."""
 
-    aggregation: Aggregation
+    aggregation: Aggregation = Field(
+        description="How tokens are grouped to entities, as in transformers' pipeline; `none` returns every token."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class QuestionAnsweringConfig(TextConfig):
     """Settings of question answering; the defaults are those of transformers' pipeline of that name.
 
-    Attributes:
-        max_length: the most tokens of a question and a window of its context together; None for 384, or the model's
-            limit if that is less.
-        doc_stride: how many tokens neighbouring windows share; None for 128, or half of `max_length` if that is less.
-        max_windows: the most windows of one context; `truncation: true` leaves out what comes after them.
-        top_k, max_answer_tokens, align_to_words: the options of that name, where the request does not say.
+    `max_length` counts the tokens of a question and a window of its context together; None stands for 384, or for the
+    model's limit if that is less. `top_k`, `max_answer_tokens` and `align_to_words` are the defaults of a request.
     """
 
-    doc_stride: Annotated[int, Field(ge=0)] | None = None
-    max_windows: Count = 32
+    doc_stride: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if that is "
+        "less.",
+    )
+    max_windows: Count = Field(
+        default=32, description="The most windows of one context; `truncation: true` omits the text after them."
+    )
     top_k: Answers = 1
     max_answer_tokens: AnswerTokens = 15
     align_to_words: bool = True
@@ -242,56 +228,58 @@ class QuestionAnsweringConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class QuestionAnsweringOptions:
-    """Options of one question.
+    """Options of one question; see QuestionAnsweringConfig."""
 
-    Attributes:
-        top_k: the most answers; where it is more than 1, they come as a list.
-        max_answer_tokens: the most tokens of an answer.
-        align_to_words: whether to widen an answer to whole words, as the tokenizer sees them; this is wrong for
-            languages without spaces.
-    """
-
-    top_k: Answers
-    max_answer_tokens: AnswerTokens
-    align_to_words: bool
+    top_k: Answers = Field(description="The most answers; more than 1 are returned as a list.")
+    max_answer_tokens: AnswerTokens = Field(description="The most tokens of an answer.")
+    align_to_words: bool = Field(
+        description="Whether to widen an answer to whole words, as the tokenizer divides them; wrong for languages "
+        "without spaces."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationConfig(TextConfig):
-    """Settings of translation.
+    """Settings of translation. Those with the name of an option are the defaults of a request.
 
-    Attributes:
-        engine: `auto` takes CTranslate2 where the archive holds a converted model, else torch.
-        precision: the engine's arithmetic. `auto` is int8 for CTranslate2 on a CPU, and bf16 where the hardware has it
-            otherwise. CTranslate2 has names of its own besides, and of all those that the processor can.
-        max_batch_tokens: the most padded source tokens of one micro-batch, counted once for every beam.
-        src_lang, tgt_lang: the languages, as the model's own codes, where the request does not say. With a detector,
-            `src_lang` is that of texts whose language is not certain, and `auto` stands for none.
-        detector: a fastText model that identifies languages: the name of a file beside the configuration, or
-            {package, file} of one in an installed package; the archive carries it. None for no detector.
-        min_score: the least score, 0 to 1, at which the detector's word is taken.
-        split: `sentences` translates a text sentence by sentence; `none` as a whole.
-        max_sentences: the most sentences of all texts of one request that are translated so.
-        max_new_tokens: the most tokens of a translation, where the request does not say; None for what follows from the
-            text's own length, and no more than the model's own files say.
-        max_new_tokens_limit: the most `max_new_tokens` that a request may ask for.
-        num_beams: how many beams the search has, where the request does not say; 1 is greedy.
-        num_beams_limit: the most beams that a request may ask for.
+    With a detector, `src_lang` is used for texts whose language is not certain, and `auto` stands for no language.
     """
 
-    engine: Literal["auto", "torch"] = "auto"
-    precision: _Precision = "auto"  # type: ignore[assignment]  # what CTranslate2 has beside what all have
-    src_lang: str | None = None
-    tgt_lang: str | None = None
-    detector: str | Mapping[str, str] | None = None
-    # lid.176.ftz gives a sentence more, and most of its mistakes, on single words, less.
-    min_score: Share = 0.4
-    split: Split = "none"
-    max_sentences: Count = 256
-    max_new_tokens: Count | None = None
-    max_new_tokens_limit: Count = 512
-    num_beams: Count = 1
-    num_beams_limit: Count = 8
+    engine: Literal["auto", "torch"] = Field(
+        default="auto", description="`auto` selects CTranslate2 if the archive contains a converted model, else torch."
+    )
+    precision: _Precision = Field(  # type: ignore[assignment]  # CTranslate2 has more than the other engines
+        default="auto",
+        description="The engine's arithmetic. `auto` is int8 for CTranslate2 on a CPU, else bf16 if the hardware has "
+        "it. CTranslate2 accepts further names, limited to those that the processor supports.",
+    )
+    src_lang: str | None = Field(default=None, description="The source language, as the model's own code.")
+    tgt_lang: str | None = Field(default=None, description="The target language, as the model's own code.")
+    detector: str | Mapping[str, str] | None = Field(
+        default=None,
+        description="A fastText model that identifies languages: the name of a file beside the configuration, or "
+        "{package, file} of a file in an installed package; the archive contains it. None for no detector.",
+    )
+    # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower.
+    min_score: Share = Field(
+        default=0.4, description="The least score, 0 to 1, at which the detected language is used."
+    )
+    split: Split = Field(
+        default="none", description="`sentences` translates a text sentence by sentence; `none` as a whole."
+    )
+    max_sentences: Count = Field(
+        default=256, description="The most sentences of all texts of one request that `split: sentences` accepts."
+    )
+    max_new_tokens: Count | None = Field(
+        default=None,
+        description="The most tokens of a translation; None derives it from the text's length, within the limit in the "
+        "model's files.",
+    )
+    max_new_tokens_limit: Count = Field(
+        default=512, description="The most `max_new_tokens` that a request may ask for."
+    )
+    num_beams: Count = Field(default=1, description="The number of beams of the search; 1 is greedy.")
+    num_beams_limit: Count = Field(default=8, description="The most beams that a request may ask for.")
 
     @model_validator(mode="after")
     def _check_detector(self) -> "TranslationConfig":
@@ -316,27 +304,28 @@ class TranslationConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationOptions:
-    """Options of one text, under transformers' names; None stands for the configuration's setting or the model's own.
+    """Options of one text, under transformers' names; None stands for the setting of the same name, or the model's."""
 
-    Attributes:
-        src_lang, tgt_lang: the languages, as the model's own codes; `src_lang: auto` has it identified.
-        min_score: the least score at which the detector's word is taken.
-        split: `sentences` or `none`.
-        max_new_tokens: the most tokens of the translation.
-        num_beams: how many beams the search has; 1 is greedy.
-        length_penalty: favours long translations where it is more than 0; it matters to a search with beams only.
-        early_stopping: whether to end the search with as many translations as beams; it matters to beams only.
-        no_repeat_ngram_size: how many tokens an n-gram has that may occur only once; 0 for no limit.
-        repetition_penalty: makes tokens that occurred less likely where it is more than 1.
-    """
-
-    src_lang: str | None = None
-    tgt_lang: str | None = None
-    min_score: Share | None = None
-    split: Split | None = None
-    max_new_tokens: Count | None = None
-    num_beams: Count | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = None
-    early_stopping: bool | None = None
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = None
+    src_lang: str | None = Field(
+        default=None, description="The source language, as the model's own code; `auto` has it identified."
+    )
+    tgt_lang: str | None = Field(default=None, description="The target language, as the model's own code.")
+    min_score: Share | None = Field(default=None, description="The least score at which the detected language is used.")
+    split: Split | None = Field(
+        default=None, description="`sentences` translates a text sentence by sentence; `none` as a whole."
+    )
+    max_new_tokens: Count | None = Field(default=None, description="The most tokens of the translation.")
+    num_beams: Count | None = Field(default=None, description="The number of beams of the search; 1 is greedy.")
+    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = Field(
+        default=None, description="Favours long translations if it is more than 0; affects a search with beams only."
+    )
+    early_stopping: bool | None = Field(
+        default=None,
+        description="Whether to end the search with as many translations as beams; affects a search with beams only.",
+    )
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        default=None, description="The number of tokens of an n-gram that may occur only once; 0 for no limit."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = Field(
+        default=None, description="Makes tokens that have occurred less likely if it is more than 1."
+    )

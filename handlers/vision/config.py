@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side
@@ -16,50 +16,56 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 # Settings of a classifier's preprocessing, which a checkpoint of transformers has itself.
 OF_ARCH = ("resize_size", "crop_size", "interpolation", "mean", "std", "transform_input")
 
-# How an answer draws segments: a PNG of all classes, one of each, run lengths of each as COCO's tools read them, or the
-# class of each pixel as numbers.
+# How a response draws segments: one PNG of all classes, or a PNG of each.
 Masks = Literal["map", "png"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class PixelsConfig(HandlerConfig):
-    """Settings of every task on images.
+    """Settings of every task on images."""
 
-    Attributes:
-        max_pixels: the most pixels of an image; a larger one is refused by its header, before it is decoded.
-        max_request_pixels: the most pixels of all images of one request.
-        scaled_decode: whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice what the model sees.
-    """
-
-    max_pixels: Count = 50_000_000
-    max_request_pixels: Count = 200_000_000
-    scaled_decode: bool = True
+    max_pixels: Count = Field(
+        default=50_000_000,
+        description="The most pixels of an image; a larger one is refused by its header, before it is decoded.",
+    )
+    max_request_pixels: Count = Field(default=200_000_000, description="The most pixels of all images of one request.")
+    scaled_decode: bool = Field(
+        default=True,
+        description="Whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice the size that the "
+        "model gets.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageClassificationConfig(PixelsConfig):
-    """Settings of image classification.
+    """Settings of image classification; `top_k` is the default of a request.
 
-    Attributes:
-        arch: the name of a torchvision classifier, as `torchvision.models.get_model` takes it; None for a checkpoint of
-            transformers, whose image processor decides what follows.
-        resize_size: the length that the shorter side is resized to, in pixels. The default of this and of what follows
-            is the transform of the weights that torchvision publishes for `arch`.
-        crop_size: the side of the centre square that is then taken, in pixels.
-        interpolation: the filter of the resizing.
-        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1.
-        transform_input: whether a network of Google's normalises its input again, as with published weights.
-        top_k: the most labels of an answer, where the request does not say.
+    The defaults from `resize_size` to `transform_input` are those of the weights that torchvision publishes for `arch`.
     """
 
-    arch: str | None = None
-    resize_size: Side | None = None
-    crop_size: Side | None = None
-    interpolation: Interpolation | None = None
-    mean: Channels | None = None
-    std: Deviations | None = None
-    transform_input: bool | None = None
-    top_k: Count = 5
+    arch: str | None = Field(
+        default=None,
+        description="The name of a torchvision classifier, for `torchvision.models.get_model`; None for a checkpoint "
+        "of transformers, whose image processor then decides the preprocessing.",
+    )
+    resize_size: Side | None = Field(
+        default=None, description="The length of the shorter side after resizing, in pixels."
+    )
+    crop_size: Side | None = Field(
+        default=None, description="The side of the centre square that is then cut out, in pixels."
+    )
+    interpolation: Interpolation | None = Field(default=None, description="The filter of the resizing.")
+    mean: Channels | None = Field(
+        default=None, description="The mean of each channel's values, 0 to 1, that is subtracted."
+    )
+    std: Deviations | None = Field(
+        default=None, description="The deviation of each channel that values are divided by."
+    )
+    transform_input: bool | None = Field(
+        default=None,
+        description="Whether one of Google's networks normalises its input again, as with published weights.",
+    )
+    top_k: Count = Field(default=5, description="The most labels of a response.")
 
     @model_validator(mode="after")
     def _check_arch(self) -> "ImageClassificationConfig":
@@ -70,79 +76,75 @@ class ImageClassificationConfig(PixelsConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageClassificationOptions:
-    """Options of one image.
+    """Options of one image."""
 
-    Attributes:
-        top_k: the most labels of its answer; None for the configuration's.
-    """
-
-    top_k: Count | None = None
+    top_k: Count | None = Field(default=None, description="The most labels of the response.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ObjectDetectionConfig(PixelsConfig):
-    """Settings of object detection.
-
-    Attributes:
-        arch: SSD or SSDLite of torchvision; None for a checkpoint of transformers.
-        threshold: the least score of a box, where the request does not say; transformers' pipeline has the same.
-        top_k: the most boxes of an answer, where the request does not say; None for all.
-        answer: `boxes` as transformers' pipeline answers, or `torchserve` as TorchServe's object_detector does.
-    """
+    """Settings of object detection; `threshold` and `top_k` are the defaults of a request."""
 
     max_batch_items: Count = 8
-    arch: Literal["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"] | None = None
-    threshold: Share = 0.5
-    top_k: Count | None = None
-    answer: Literal["boxes", "torchserve"] = "boxes"
+    arch: Literal["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"] | None = Field(
+        default=None, description="SSD or SSDLite of torchvision; None for a checkpoint of transformers."
+    )
+    threshold: Share = Field(
+        default=0.5, description="The least score of a box; the default is transformers' pipeline's."
+    )
+    top_k: Count | None = Field(default=None, description="The most boxes of a response; None for all.")
+    answer: Literal["boxes", "torchserve"] = Field(
+        default="boxes",
+        description="`boxes` responds as transformers' pipeline, `torchserve` as TorchServe's object_detector.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ObjectDetectionOptions:
-    """Options of one image.
+    """Options of one image; None stands for the setting of the same name."""
 
-    Attributes:
-        threshold, top_k: see `ObjectDetectionConfig`; None for the configuration's.
-    """
-
-    threshold: Share | None = None
-    top_k: Count | None = None
+    threshold: Share | None = Field(default=None, description="The least score of a box, 0 to 1.")
+    top_k: Count | None = Field(default=None, description="The most boxes of the response.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageSegmentationConfig(PixelsConfig):
-    """Settings of image segmentation.
+    """Settings of image segmentation; `masks` is the default of a request.
 
-    Attributes:
-        max_batch_items: the most images of one micro-batch; 16 images and 150 classes took 6 GB with SegFormer.
-        arch: the name of a network of torchvision.models.segmentation; None for a checkpoint of transformers.
-        resize_size: the length that the shorter side is resized to, in pixels, where `arch` is given; the default is
-            torchvision's. A checkpoint says its own.
-        mean, std: the statistics that pixels are normalised by, per channel, for values in 0..1; likewise.
-        max_seen_pixels: the most pixels of an image once it is resized: one that is very long is refused.
-        max_map_pixels: the most pixels of a map in an answer, which has the size of the image.
-        masks: how an answer draws the segments, where the request does not say.
-        answer: `segments`, or `torchserve` as TorchServe's image_segmenter does: [class, probability] of every pixel,
-            here of the whole image as the network sees it.
+    A checkpoint of transformers has its own `resize_size`, `mean` and `std`; the settings are for `arch`.
     """
 
+    # The classes of all pixels of 16 images took SegFormer, of 150 classes, 6 GB.
     max_batch_items: Count = 4
-    arch: str | None = None
-    resize_size: Side = 520
-    mean: Channels = IMAGENET_MEAN
-    std: Deviations = IMAGENET_STD
-    max_seen_pixels: Count = 2_000_000
-    max_map_pixels: Count = 16_000_000
-    masks: Masks = "map"
-    answer: Literal["segments", "torchserve"] = "segments"
+    arch: str | None = Field(
+        default=None, description="The name of a network of torchvision.models.segmentation; None for a checkpoint."
+    )
+    resize_size: Side = Field(default=520, description="The length of the shorter side after resizing, in pixels.")
+    mean: Channels = Field(
+        default=IMAGENET_MEAN, description="The mean of each channel's values, 0 to 1, that is subtracted."
+    )
+    std: Deviations = Field(
+        default=IMAGENET_STD, description="The deviation of each channel that values are divided by."
+    )
+    max_seen_pixels: Count = Field(
+        default=2_000_000, description="The most pixels of an image after resizing: a very long image is refused."
+    )
+    max_map_pixels: Count = Field(
+        default=16_000_000, description="The most pixels of a map in a response, which has the size of the image."
+    )
+    masks: Masks = Field(default="map", description="How a response draws the segments.")
+    answer: Literal["segments", "torchserve"] = Field(
+        default="segments",
+        description="`segments`, or `torchserve` for TorchServe's image_segmenter's [class, probability] of every "
+        "pixel, here of the whole image at the network's size.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageSegmentationOptions:
-    """Options of one image.
+    """Options of one image; None stands for the setting of the same name."""
 
-    Attributes:
-        masks: see `ImageSegmentationConfig`; None for the configuration's.
-    """
-
-    masks: Masks | None = None
+    masks: Masks | None = Field(
+        default=None,
+        description="How the response draws the segments: `map` is one PNG of all classes, `png` one of each.",
+    )
