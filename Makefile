@@ -95,3 +95,12 @@ lock: ## resolve requirements.lock and requirements-server.lock
 .PHONY: lock-extras
 lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done
+
+# grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; the lock has 6.33.6, and an older runtime refuses newer code.
+# The modules get a pool of their own: a process may have Triton's messages, of equal names, in the common one.
+messages := handlers/protocol/open_inference deploy/gateway/control/messages
+.PHONY: proto
+proto: # generate the messages of gRPC calls from their .proto files
+	@.uv/bin/uvx --quiet --from grpcio-tools==1.76.0 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+		$(messages:=.proto)
+	@sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(messages:=_pb2.py)

@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
 from handlers.protocol import open_inference, tensors
-from handlers.protocol.grpc_messages import CLASSES
 from handlers.protocol.open_inference import Inference, InferRequest
+from handlers.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.responses import PROTOBUF, GrpcErrors, Reply
 
-ModelInferRequest, ModelInferResponse = CLASSES["ModelInferRequest"], CLASSES["ModelInferResponse"]
 OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
@@ -85,7 +84,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     body = decompressed(body, max_bytes)
     _check_count(body)
     try:
-        message = ModelInferRequest.FromString(body)
+        message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a bytearray, too
     except DecodeError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
     inputs, raw = message.inputs, message.raw_input_contents

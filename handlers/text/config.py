@@ -215,8 +215,8 @@ class QuestionAnsweringConfig(TextConfig):
 
     doc_stride: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if that is "
-        "less.",
+        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if "
+        "that is less.",
     )
     max_windows: Count = Field(
         default=32, description="The most windows of one context; `truncation: true` omits the text after them."

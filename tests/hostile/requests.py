@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from handlers.protocol.grpc_messages import CLASSES
+from handlers.protocol.open_inference_pb2 import ModelInferRequest
 from handlers.protocol.responses import PROTOBUF
 
 # What a payload holds; it must stand in no message, no log and no other client's answer.
@@ -216,7 +216,7 @@ class Kind:
         """Draw messages of ModelInfer, some of them with a lie about their tensor."""
 
         def make(raw: list[bytes], shape: list[int], datatype: str, name: str, extra: bytes) -> bytes:
-            message = CLASSES["ModelInferRequest"](model_name=model, id=CANARY)
+            message = ModelInferRequest(model_name=model, id=CANARY)
             message.inputs.add(name=name, datatype=datatype, shape=shape or [len(raw), 1])
             message.raw_input_contents.append(b"".join(struct.pack("<I", len(each)) + each for each in raw) + extra)
             return bytes(message.SerializeToString())

@@ -18,14 +18,14 @@ from aiohttp import web
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from deploy.gateway.control import description, repository
+from deploy.gateway.control import description, messages_pb2, repository
 from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError, read
 from deploy.gateway.control.gateway import GATEWAY, Gateway
-from deploy.gateway.control.messages import CLASSES, SERVICE
 from deploy.gateway.state import Fleet
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import error_document
 
+SERVICE = "inference.GRPCInferenceService"
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
 # Of Triton's extensions those that are refused by name.
@@ -189,7 +189,7 @@ async def grpc(request: web.Request) -> web.Response:
     method = request.match_info["method"]
     if method not in METHODS:
         raise RequestError(400, f"{method[:100]} is not supported", UNIMPLEMENTED)
-    asked: Message = CLASSES[f"{method}Request"]()
+    asked: Message = getattr(messages_pb2, f"{method}Request")()
     try:
         asked.ParseFromString(await request.read())
     except DecodeError:
@@ -197,7 +197,7 @@ async def grpc(request: web.Request) -> web.Response:
     document = METHODS[method](request.app[GATEWAY], asked)
     if inspect.isawaitable(document):
         document = await document
-    answered = CLASSES[f"{method}Response"]()
+    answered: Message = getattr(messages_pb2, f"{method}Response")()
     ParseDict(document or {}, answered, ignore_unknown_fields=True)
     return web.Response(body=answered.SerializeToString(), content_type=PROTOBUF)
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deploy.gateway.control import messages_pb2
 from deploy.gateway.control.description import configuration
-from deploy.gateway.control.messages import CLASSES
 from deploy.gateway.state import Fleet, Model, Replica, Version
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
 from tests.deploy.gateway.scene import Scene
@@ -160,7 +160,7 @@ def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Sce
 
 
 def message(kind: str, **fields: Any) -> bytes:
-    made: bytes = CLASSES[kind](**fields).SerializeToString()
+    made: bytes = getattr(messages_pb2, kind)(**fields).SerializeToString()
     return made
 
 

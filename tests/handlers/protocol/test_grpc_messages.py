@@ -6,23 +6,16 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from deploy.gateway.control import messages
-from handlers.protocol import grpc_messages
+from deploy.gateway.control import messages_pb2
+from handlers.protocol import open_inference_pb2
 
-CLASSES = grpc_messages.CLASSES | messages.CLASSES
+MESSAGES = {
+    **open_inference_pb2.DESCRIPTOR.message_types_by_name,
+    **messages_pb2.DESCRIPTOR.message_types_by_name,
+}
 
 # A client may send any field of these, and read any.
 WHOLE = {"ModelInferRequest", "ModelInferResponse", "InferParameter", "InferTensorContents"}
-
-
-def theirs(name: str) -> Descriptor:
-    """Find Triton's message of a name, within another maybe."""
-    first, *inner = name.split(".")
-    found = (getattr(service_pb2, first, None) or getattr(model_config_pb2, first)).DESCRIPTOR
-    for each in inner:
-        found = found.nested_types_by_name[each]
-    assert isinstance(found, Descriptor)
-    return found
 
 
 def described(field: FieldDescriptor) -> tuple[Any, ...]:
@@ -34,11 +27,17 @@ def described(field: FieldDescriptor) -> tuple[Any, ...]:
     return field.number, field.type, field.is_repeated, oneof and oneof.name, kind, entry, values
 
 
-# grpc.health.v1 is gRPC's own; tests/deploy/gateway/test_protocol.py has its bytes.
-@pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"CheckRequest", "CheckResponse"}))
-def test_every_field_is_tritons_own(name: str) -> None:
-    ours, others = CLASSES[name].DESCRIPTOR, theirs(name)
+def check(ours: Descriptor, theirs: Descriptor, is_whole: bool) -> None:
     for field in ours.fields:
-        assert described(field) == described(others.fields_by_name[field.name])
-    if name in WHOLE:
-        assert ours.fields_by_name.keys() == others.fields_by_name.keys()
+        assert described(field) == described(theirs.fields_by_name[field.name])
+    if is_whole:
+        assert ours.fields_by_name.keys() == theirs.fields_by_name.keys()
+    for name, inner in ours.nested_types_by_name.items():
+        check(inner, theirs.nested_types_by_name[name], is_whole)
+
+
+# grpc.health.v1 is gRPC's own; tests/deploy/gateway/test_protocol.py has its bytes.
+@pytest.mark.parametrize("name", sorted(MESSAGES.keys() - {"CheckRequest", "CheckResponse"}))
+def test_every_field_is_tritons_own(name: str) -> None:
+    theirs = getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
+    check(MESSAGES[name], theirs.DESCRIPTOR, is_whole=name in WHOLE)
