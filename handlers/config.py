@@ -1,7 +1,7 @@
 """Settings of an archive and options of a request, as frozen dataclasses.
 
 `handler:` of model-config.yaml -> parse(cls, ...)         -> settings, or one InvalidConfig that lists every problem
-fields of a request             -> parse_options(cls, ...) -> options, or one UnknownOption that lists every problem
+fields of a request             -> parse_options(cls, ...) -> options, or one InvalidOption that lists every problem
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from handlers.errors import InvalidConfig, UnknownOption, shown
+from handlers.errors import InvalidConfig, InvalidOption, shown
 
 T = TypeVar("T")
 
@@ -259,20 +259,20 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
         values: what the client sent beside its input.
 
     Raises:
-        UnknownOption: lists the first problems, and the options that there are.
+        InvalidOption: lists the first problems, and the options that there are.
     """
     if len(values) > MOST_OPTIONS:
-        raise UnknownOption(TOO_MANY.format(len(values)))
+        raise InvalidOption(TOO_MANY.format(len(values)))
     try:
         return cls(**values)
     except ValidationError as error:
         known = ", ".join(signature(cls).parameters)
         problems = _problems(error, MOST_PROBLEMS)
-        raise UnknownOption(f"Options: {problems}. Known options: {known or 'none'}.") from None
+        raise InvalidOption(f"Options: {problems}. Known options: {known or 'none'}.") from None
     except TypeError:
         # Named like a parameter of the class's own making, `self` say.
         known = ", ".join(signature(cls).parameters)
-        raise UnknownOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
+        raise InvalidOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
 
 
 def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., Any] | None = None) -> str:

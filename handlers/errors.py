@@ -36,7 +36,7 @@ class MalformedMessage(InvalidInput):
     """The body says it is a protobuf message and is not."""
 
 
-class UnknownShape(InvalidInput):
+class InvalidBody(InvalidInput):
     """The body is not one of the accepted shapes."""
 
 
@@ -52,7 +52,7 @@ class BatchTooLarge(InvalidInput):
     """The request has more rows than `max_request_items` of a model of tensors; Triton answers it with 400 too."""
 
 
-class UnknownOption(InvalidInput):
+class InvalidOption(InvalidInput):
     """An option's name or value is not accepted."""
 
 

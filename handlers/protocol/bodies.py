@@ -11,9 +11,9 @@ import orjson
 
 from handlers.config import MOST_OPTIONS, TOO_MANY
 from handlers.errors import (
+    InvalidOption,
     InvalidText,
     MalformedJson,
-    UnknownOption,
     UnsupportedMedia,
 )
 
@@ -89,7 +89,7 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
 def check_count(options: Mapping[str, Any]) -> None:
     """Refuse more options than any item has."""
     if len(options) > MOST_OPTIONS:
-        raise UnknownOption(TOO_MANY.format(len(options)))
+        raise InvalidOption(TOO_MANY.format(len(options)))
 
 
 def is_inference(document: Any) -> bool:

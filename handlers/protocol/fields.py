@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidInput, InvalidText, ItemError, TooManyInstances, UnknownShape, shown
+from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, shown
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Instances
@@ -32,7 +32,7 @@ def instances_of(
     check_count(shared)
     instances = document["instances"]
     if not isinstance(instances, list):
-        raise UnknownShape('"instances" must be a list.')
+        raise InvalidBody('"instances" must be a list.')
     if not instances:
         raise EmptyInput('"instances" is empty.')
     if len(instances) > most:
@@ -80,7 +80,7 @@ class Fields:
             return Payload(value, shared)
         if not isinstance(value, dict) or not self.inputs & value.keys():
             fields = ", ".join(f'"{name}": ...' for name in sorted(self.inputs))
-            raise UnknownShape(f'JSON must be {{{fields}}} or {{"instances": [{{{fields}}}, ...]}}.')
+            raise InvalidBody(f'JSON must be {{{fields}}} or {{"instances": [{{{fields}}}, ...]}}.')
         inputs = {name: value[name] for name in value if name in self.inputs}
         own = {name: value[name] for name in value if name not in self.inputs}
         return Payload(inputs, {**shared, **own})
@@ -95,7 +95,7 @@ class Fields:
         }
         sizes = sorted({len(column) for column in columns.values()})
         if len(sizes) > 1:
-            raise UnknownShape(f"The tensors must have the same first dimension, not {', '.join(map(str, sizes[:5]))}.")
+            raise InvalidBody(f"The tensors must have the same first dimension, not {', '.join(map(str, sizes[:5]))}.")
         (size,) = sizes
         if not size:
             raise EmptyInput("The tensors are empty.")
@@ -116,8 +116,8 @@ class Fields:
             return dict(zip(others, self.inputs, strict=True))
         known = ", ".join(sorted(self.options)) or "none"
         if len(self.inputs) > 1:
-            raise UnknownShape(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
-        raise UnknownShape(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
+            raise InvalidBody(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
+        raise InvalidBody(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
 
     def _item(
         self, values: Mapping[str, Any], own: Mapping[str, Any], index: int, shared: Mapping[str, Any]
@@ -146,5 +146,5 @@ def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
         return array.reshape(len(array))
     if dimensions == 0 or array.ndim != dimensions + 1:
         expected = ", ".join(["B", *(["..."] if dimensions else ["1"]) * max(dimensions, 1)])
-        raise UnknownShape(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
+        raise InvalidBody(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
     return array

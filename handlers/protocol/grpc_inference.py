@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from handlers.errors import BodyTooLarge, ItemError, MalformedMessage, MalformedTensor, UnknownShape
+from handlers.errors import BodyTooLarge, InvalidBody, ItemError, MalformedMessage, MalformedTensor
 from handlers.protocol import open_inference, tensors
 from handlers.protocol.open_inference import Inference, InferRequest
 from handlers.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
@@ -89,7 +89,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
     inputs, raw = message.inputs, message.raw_input_contents
     if not inputs:
-        raise UnknownShape('"inputs" must have at least one tensor.')
+        raise InvalidBody('"inputs" must have at least one tensor.')
     if raw and len(raw) != len(inputs):
         raise MalformedTensor(f"raw_input_contents has {len(raw)} tensors; there are {len(inputs)} inputs.")
 
@@ -145,7 +145,7 @@ def _check_count(body: bytes | bytearray) -> None:
             inner = islice(_fields(body, start, end), _FREE_FIELDS, MOST_FIELDS + _FREE_FIELDS)
             count += 1 + (sum(1 for _ in inner) if number in _NESTED else 0)
             if count > MOST_FIELDS:
-                raise UnknownShape(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
+                raise InvalidBody(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
     except IndexError:
         raise MalformedMessage("The body is no ModelInferRequest.") from None
 

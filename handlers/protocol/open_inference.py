@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import ItemError, MalformedTensor, UnknownShape, shown
+from handlers.errors import InvalidBody, ItemError, MalformedTensor, shown
 from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
@@ -56,7 +56,7 @@ class Inference:
             return self._failed(results[0])
         try:
             outputs = self._outputs(results)
-        except UnknownShape as unknown:
+        except InvalidBody as unknown:
             return self._failed(ItemError.of(unknown))
         return self._written(outputs)
 
@@ -70,7 +70,7 @@ class Inference:
             arrays[ERROR] = errors_of(results)
         sources = {name: self.model.output(name) or name for name in wanted}
         if unknown := [name for name, source in sources.items() if source not in arrays]:
-            raise UnknownShape(_no_output(unknown[0], arrays))
+            raise InvalidBody(_no_output(unknown[0], arrays))
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _failed(self, error: ItemError) -> Reply:
@@ -142,9 +142,9 @@ def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
 
 def read(document: Any, read_data: ReadData, form: type[Inference], model: Model) -> InferRequest:
     if not is_inference(document) or not document["inputs"]:
-        raise UnknownShape('"inputs" must be a list of tensors, at least one.')
+        raise InvalidBody('"inputs" must be a list of tensors, at least one.')
     if len(document["inputs"]) > MOST_TENSORS:
-        raise UnknownShape(f'"inputs" has more than {MOST_TENSORS} tensors.')
+        raise InvalidBody(f'"inputs" has more than {MOST_TENSORS} tensors.')
     arrays: dict[str, NDArray[Any]] = {}
     for index, tensor in enumerate(document["inputs"]):
         place = f"Input {index}"
@@ -155,13 +155,13 @@ def read(document: Any, read_data: ReadData, form: type[Inference], model: Model
                 raise MalformedTensor("there is one of that name already.")
             dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
             if any(each.startswith("shared_memory") for each in _parameters(tensor)):
-                raise UnknownShape("shared memory is not supported.")
+                raise InvalidBody("shared memory is not supported.")
             arrays[name] = read_data(index, tensor, dtype, shape)
-        except (MalformedTensor, UnknownShape) as error:
+        except (MalformedTensor, InvalidBody) as error:
             raise type(error)(f"{place}: {error}") from None
     request_id = document.get("id")
     if not isinstance(request_id, str | None) or not _is_writable(request_id or ""):
-        raise UnknownShape('"id" must be a string, without lone surrogates.')
+        raise InvalidBody('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
     wanted = _wanted(document.get("outputs"), model, is_binary)
@@ -179,19 +179,19 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
     if outputs is None:
         return {}
     if not isinstance(outputs, list):
-        raise UnknownShape('"outputs" must be a list of {"name": ...}.')
+        raise InvalidBody('"outputs" must be a list of {"name": ...}.')
     wanted: dict[str, bool] = {}
     sources: dict[str, str] = {}
     for output in outputs:
         name, parameters = _name(output), _parameters(output)
         source = model.output(name)
         if source is None or not _is_writable(name):
-            raise UnknownShape(_no_output(name, (*model.outputs.names, ERROR)))
+            raise InvalidBody(_no_output(name, (*model.outputs.names, ERROR)))
         if sources.setdefault(source, name) != name:
-            raise UnknownShape(f'"outputs" has two names for {source}.')
+            raise InvalidBody(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
             if unsupported in parameters:
-                raise UnknownShape(f"Output {shown(name)}: {unsupported} is not supported.")
+                raise InvalidBody(f"Output {shown(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
 
@@ -211,19 +211,19 @@ def _is_writable(text: str) -> bool:
 
 def _name(tensor: Any) -> str:
     if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str):
-        raise UnknownShape('a tensor must be an object with a "name".')
+        raise InvalidBody('a tensor must be an object with a "name".')
     return str(tensor["name"])
 
 
 def _parameters(part: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = part.get("parameters")
     if not isinstance(parameters, Mapping | None):
-        raise UnknownShape('"parameters" must be an object.')
+        raise InvalidBody('"parameters" must be an object.')
     return parameters or {}
 
 
 def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise UnknownShape(f'"{name}" must be true or false.')
+        raise InvalidBody(f'"{name}" must be true or false.')
     return value

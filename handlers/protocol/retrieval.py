@@ -22,11 +22,11 @@ import numpy as np
 
 from handlers.errors import (
     EmptyInput,
+    InvalidBody,
     InvalidInput,
+    InvalidOption,
     ItemError,
     TooManyInstances,
-    UnknownOption,
-    UnknownShape,
     WrongOutput,
 )
 from handlers.protocol.bodies import check_count, parse_json
@@ -151,13 +151,13 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     try:
         reader = _READERS.get(asked)
         if reader is None:
-            raise UnknownOption(f"{HEADER}: must be one of {', '.join(_READERS)}.")
+            raise InvalidOption(f"{HEADER}: must be one of {', '.join(_READERS)}.")
         if asked != shape.api:
-            raise UnknownShape(f"model: {shape.model.name} does not serve {asked}.")
+            raise InvalidBody(f"model: {shape.model.name} does not serve {asked}.")
         _, body, _ = body_of(row, headers, shape.max_body_bytes)
         document = parse_json(body) if isinstance(body, bytes | bytearray | str) else body
         if not isinstance(document, dict):
-            raise UnknownShape("The body must be a JSON object.")
+            raise InvalidBody("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
         check_count(sent)
         return reader(sent, shape)
@@ -169,7 +169,7 @@ def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     given = _required(sent, "input")
     encoding = sent.pop("encoding_format", sent.pop("embedding_type", "float"))
     if encoding not in ("float", "base64"):
-        raise UnknownOption("encoding_format: must be float or base64.")
+        raise InvalidOption("encoding_format: must be float or base64.")
     if (side := sent.pop("task", None)) is not None:
         sent.setdefault("input_type", side)
     if (side := sent.get("input_type")) is not None:
@@ -181,7 +181,7 @@ def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     # A model that takes images alone needs no word for them.
     modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
     if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
-        raise UnknownOption(f"modality: must be {' or '.join(_modalities(shape))}.")
+        raise InvalidOption(f"modality: must be {' or '.join(_modalities(shape))}.")
     payloads = tuple(_text_or_image(each, modality, sent, shape) for each in texts)
     return Request(payloads, Embeddings(shape.model.name, is_list, is_base64=encoding == "base64"))
 
@@ -197,7 +197,7 @@ def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape:
         if isinstance(given, dict):
             if len(given) != 1 or not given.keys() <= set(known):
                 shapes = " or ".join(f'{{"{name}": ...}}' for name in known)
-                raise UnknownShape(f"{modality}: must be a string or {shapes}.")
+                raise InvalidBody(f"{modality}: must be a string or {shapes}.")
             ((modality, given),) = given.items()
         elif isinstance(given, str) and given.startswith("data:image/") and "image" in known:
             modality = "image"
@@ -209,26 +209,26 @@ def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape:
 def _base64(given: Any) -> str:
     """Take the base64 out of a data URI. Another URL is refused: who fetches for clients reaches what they cannot."""
     if not isinstance(given, str):
-        raise UnknownShape("image: must be a data URI, or base64.")
+        raise InvalidBody("image: must be a data URI, or base64.")
     head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)
     if (head and not head.lower().endswith(";base64")) or _SCHEME.match(data):
-        raise UnknownShape("image: a URL, and this server fetches none; send data:image/png;base64,... or base64.")
+        raise InvalidBody("image: a URL, and this server fetches none; send data:image/png;base64,... or base64.")
     return data
 
 
 def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     query, given = _required(sent, "query"), _required(sent, "documents")
     if not isinstance(given, list):
-        raise UnknownShape("documents: must be a list of texts.")
+        raise InvalidBody("documents: must be a list of texts.")
     _check_number("documents", given, shape.max_request_items)
     top_n = sent.pop("top_n", None)
     if top_n is not None and (type(top_n) is not int or top_n < 1):
-        raise UnknownOption("top_n: must be a whole number above 0.")
+        raise InvalidOption("top_n: must be a whole number above 0.")
     is_repeated = sent.pop("return_documents", False)
     if not isinstance(is_repeated, bool):
-        raise UnknownOption("return_documents: must be true or false.")
+        raise InvalidOption("return_documents: must be true or false.")
     if sent.pop("rank_fields", ["text"]) != ["text"]:
-        raise UnknownOption('rank_fields: a document is ranked by its "text" alone.')
+        raise InvalidOption('rank_fields: a document is ranked by its "text" alone.')
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     return Request(payloads, Ranking(shape.model.name, top_n=top_n, documents=documents if is_repeated else None))
@@ -239,7 +239,7 @@ _READERS: Mapping[str, Callable[[dict[str, Any], Shape], Request]] = {"embedding
 
 def _required(sent: dict[str, Any], name: str) -> Any:
     if name not in sent:
-        raise UnknownShape(f"{name}: missing.")
+        raise InvalidBody(f"{name}: missing.")
     return sent.pop(name)
 
 

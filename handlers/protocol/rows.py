@@ -26,10 +26,10 @@ from typing import Any
 from handlers.errors import (
     BodyTooLarge,
     EmptyInput,
+    InvalidBody,
     InvalidInput,
     ItemError,
     MalformedJson,
-    UnknownShape,
     UnsupportedMedia,
 )
 from handlers.protocol import open_inference
@@ -170,9 +170,9 @@ def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     elif len(row) == 1:
         (name,) = row
         if name.startswith("{") or not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
-            raise UnknownShape("The body came as a form without values. For JSON, send Content-Type: application/json.")
+            raise InvalidBody("The body came as a form without values. For JSON, send Content-Type: application/json.")
     elif row:
-        raise UnknownShape(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
+        raise InvalidBody(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
     else:
         raise EmptyInput("The body is empty, or a form without fields. For JSON, send Content-Type: application/json.")
     options = {other: value for other, value in row.items() if other != name}

@@ -11,7 +11,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.several import SeveralEngines, SeveralGraphs
 from handlers.engines.torch import TorchEngine, dtype_for
-from handlers.errors import InvalidInput, ItemError, UnknownShape, WorkTooLarge
+from handlers.errors import InvalidBody, InvalidInput, ItemError, WorkTooLarge
 from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
 from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, configuration, load_towers
 from handlers.pipeline.micro_batches import Cost
@@ -96,7 +96,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         fields = value if isinstance(value, Mapping) else {"text" if isinstance(value, str) else "b64": value}
         if not fields.keys() <= self.inputs or len(fields) > 1:
             kinds = "a text or an image" if "text" in self.inputs else "an image"
-            raise UnknownShape(f"An item of this model is {kinds}.")
+            raise InvalidBody(f"An item of this model is {kinds}.")
         if "text" in fields:
             return super().decode(payload)
         options, image = self.options(payload.options), fields["b64"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Arrays, Engine, Outputs
-from handlers.errors import InvalidConfig, InvalidInput, ItemError, ResponseTooLarge, TextTooLong, UnknownShape
+from handlers.errors import InvalidBody, InvalidConfig, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import Record, ranked
 from handlers.protocol.requests import Payload
@@ -63,7 +63,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     def decode(self, payload: Payload) -> Passage:
         """Check {"question": ..., "context": ...}; either may stand beside "instances", where it holds for all."""
         if not isinstance(payload.value, Mapping):
-            raise UnknownShape('A question comes as {"question": ..., "context": ...}.')
+            raise InvalidBody('A question comes as {"question": ..., "context": ...}.')
         fields = {**payload.options, **payload.value}
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")

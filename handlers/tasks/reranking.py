@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from handlers.engines import Engine, Outputs
-from handlers.errors import InvalidConfig, UnknownOption, UnknownShape
+from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
 from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload
 from handlers.text.config import RerankingConfig, RerankingOptions
@@ -44,7 +44,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     def decode(self, payload: Payload) -> Pair:
         """Check {"query": ..., "document": ...}; either may stand beside "instances", where it holds for all."""
         if not isinstance(payload.value, Mapping):
-            raise UnknownShape('A pair comes as {"query": ..., "document": ...}.')
+            raise InvalidBody('A pair comes as {"query": ..., "document": ...}.')
         fields = {**payload.options, **payload.value}
         query, document = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("query", "document")
@@ -52,7 +52,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         options = self.options(fields)
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
-            raise UnknownOption(
+            raise InvalidOption(
                 f"max_tokens_per_doc: {most}; documents are cut where the model ends, {self.max_length}."
             )
         # A query is sent once, and tokenised for each document.

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import normalizers
 
 from handlers.engines import Engine, Outputs
-from handlers.errors import ItemError, UnknownShape
+from handlers.errors import InvalidBody, ItemError
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
@@ -54,7 +54,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         if self.config.token_ids is None:
             raise refused()
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
-            raise UnknownShape(
+            raise InvalidBody(
                 f"text: a token id outside this model's vocabulary of {self.model_config.vocab_size}. "
                 "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from handlers.checkpoints import checked_labels
 from handlers.engines import Engine, Outputs
-from handlers.errors import UnknownOption
+from handlers.errors import InvalidOption
 from handlers.probabilities import function_of, scores
 from handlers.protocol.output_tensors import LABELS, ranked
 from handlers.protocol.requests import Payload
@@ -42,7 +42,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         if item.options.text_pair is None:
             return item
         if not self.takes_pairs:
-            raise UnknownOption(f"text_pair: {UNCERTAIN_SEGMENTS}.")
+            raise InvalidOption(f"text_pair: {UNCERTAIN_SEGMENTS}.")
         pair = read_text(item.options.text_pair, "text_pair", self.config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(pair), self.config.max_request_characters)

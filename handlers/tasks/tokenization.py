@@ -13,7 +13,7 @@ from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
-from handlers.errors import ItemError, UnknownOption
+from handlers.errors import InvalidOption, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import padded
 from handlers.protocol.requests import Payload
@@ -57,7 +57,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
         defaults = {"padding": config.padding, "truncation": config.truncation, "max_length": self.max_length}
         options = parse_options(TokenizationOptions, {**defaults, **payload.options})
         if options.max_length > self.max_length:
-            raise UnknownOption(f"max_length: {options.max_length}; at most {self.max_length}.")
+            raise InvalidOption(f"max_length: {options.max_length}; at most {self.max_length}.")
         text = text_of(payload, config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), config.max_request_characters)

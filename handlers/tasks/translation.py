@@ -16,7 +16,7 @@ from handlers.engines import Arrays, Listener, Outputs
 from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
 from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read_generation, step_items
 from handlers.engines.torch import torch_precision
-from handlers.errors import InvalidConfig, InvalidText, ItemError, UnknownOption
+from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.headers import Headers
 from handlers.protocol.output_tensors import OutputTensors, columns
@@ -142,7 +142,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         if wanted != AUTO:
             return Source(wanted)
         if self.detector is None:
-            raise UnknownOption("src_lang: auto needs a detector, which this model's archive does not have.")
+            raise InvalidOption("src_lang: auto needs a detector, which this model's archive does not have.")
         least = self.config.min_score if options.min_score is None else options.min_score
         return self.detector.identify(text, least)
 
@@ -174,9 +174,9 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         )
         for name, limit in (("max_new_tokens", self.lengths.limit), ("num_beams", self.config.num_beams_limit)):
             if (getattr(options, name) or 0) > limit:
-                raise UnknownOption(f"{name}: {getattr(options, name)}; at most {limit}.")
+                raise InvalidOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         if not is_greedy and self.is_greedy_only:
-            raise UnknownOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
+            raise InvalidOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
 

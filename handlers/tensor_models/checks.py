@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidText, NonFiniteInput, TensorMismatch, UnknownShape, WrongOutput, shown
+from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, shown
 from handlers.protocol.output_tensors import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
 from handlers.tensor_models.signature import Shape, Signature, Tensor, without
@@ -33,13 +33,13 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
         elements of BYTES as bytes. A mask that was not sent is left out.
 
     Raises:
-        UnknownShape, TensorMismatch, EmptyInput: one is not what the signature says, or is missing or unknown.
+        InvalidBody, TensorMismatch, EmptyInput: one is not what the signature says, or is missing or unknown.
     """
     arrays = {}
     for name, array in tensors.items():
         tensor = inputs.get(name)
         if tensor is None:
-            raise UnknownShape(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
+            raise InvalidBody(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _is_like(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {datatype_of(array)} {list(array.shape)} was sent.")
         if tensor.computes_in is not None:
@@ -71,7 +71,7 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor]
     if len(set(sizes.values())) > 1:
         given = {tensor.name: name for name, tensor in inputs.items()}
         listed = ", ".join(f"{given[name]} has {size}" for name, size in sizes.items())
-        raise UnknownShape(f"All inputs must have the same number of rows; {listed}.")
+        raise InvalidBody(f"All inputs must have the same number of rows; {listed}.")
     if 0 in sizes.values():
         raise EmptyInput("The tensors have no rows.")
     for mask, padded in signature.masks.items():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import BatchTooLarge, ItemError, TensorMismatch, UnknownShape, UnsupportedMedia, shown
+from handlers.errors import BatchTooLarge, InvalidBody, ItemError, TensorMismatch, UnsupportedMedia, shown
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.output_tensors import Model
@@ -83,7 +83,7 @@ class TensorItems:
             return Request(self.of_tensors(arrays, options), Columns(self._model))
         if isinstance(document, dict):
             return Request((Payload(self._named(document), sent.options),), OneItem(partial(row_values, self._model)))
-        raise UnknownShape(self._shapes())
+        raise InvalidBody(self._shapes())
 
     def decoded(self, payload: Payload) -> Mapping[str, NDArray[Any]]:
         """Return the checked arrays of one row.
@@ -112,13 +112,13 @@ class TensorItems:
             return self._known(instance)
         if len(self._needed) == 1:
             return {self._needed[0]: instance}
-        raise UnknownShape(self._shapes())
+        raise InvalidBody(self._shapes())
 
     def _known(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         if not values:
-            raise UnknownShape(self._shapes())
+            raise InvalidBody(self._shapes())
         if unknown := [name for name in values if name not in self._inputs]:
-            raise UnknownShape(f"{shown(unknown[0])}: the model has no such input; it has {', '.join(self._inputs)}.")
+            raise InvalidBody(f"{shown(unknown[0])}: the model has no such input; it has {', '.join(self._inputs)}.")
         return values
 
     def _shapes(self) -> str:

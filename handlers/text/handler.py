@@ -82,7 +82,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Read the options of one item; those that it leaves out are the configuration's settings of the same name.
 
         Raises:
-            UnknownOption: lists every problem.
+            InvalidOption: lists every problem.
         """
         if not sent:
             return self._default_options

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import padded
-from handlers.errors import EmptyInput, InvalidText, ItemError, TextTooLong, UnknownShape
+from handlers.errors import EmptyInput, InvalidBody, InvalidText, ItemError, TextTooLong
 from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
@@ -85,7 +85,7 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
         The text as it was sent, white space at its ends included: offsets of an answer count from its start.
 
     Raises:
-        UnknownShape: it is no text.
+        InvalidBody: it is no text.
         InvalidText: it is not UTF-8, or has a lone surrogate or a null character.
         EmptyInput: it has nothing but white space.
         TextTooLong: it has more than `max_characters`.
@@ -96,7 +96,7 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
         except UnicodeDecodeError as error:
             raise InvalidText(f"{name}: not valid UTF-8 at byte {error.start}.") from None
     if not isinstance(value, str):
-        raise UnknownShape(f"{name}: must be a string.")
+        raise InvalidBody(f"{name}: must be a string.")
     if len(value) > max_characters:
         raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {max_characters}.")
     if not value.strip():

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.errors import UnknownOption
+from handlers.errors import InvalidOption
 
 # Codes look like fra_Latn (NLLB) or fr_XX (mBART).
 CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
@@ -87,7 +87,7 @@ class Languages:
         """Check whether a text can be translated from one language to another; None where one is not named.
 
         Raises:
-            UnknownOption: it cannot; the message names the languages of the model.
+            InvalidOption: it cannot; the message names the languages of the model.
         """
         _check("src_lang", src_lang, self.sources)
         if tgt_lang is not None or not self.prefix_of(text)[0]:
@@ -106,10 +106,10 @@ def _check(name: str, code: str | None, codes: Any) -> None:
     if code is None and not codes:
         return
     if not codes:
-        raise UnknownOption(f"{name}: this model's languages are fixed.")
+        raise InvalidOption(f"{name}: this model's languages are fixed.")
     if code not in codes:
         problem = "needed" if code is None else "not a language of this model"
-        raise UnknownOption(f"{name}: {problem}; known are {', '.join(sorted(codes))}.")
+        raise InvalidOption(f"{name}: {problem}; known are {', '.join(sorted(codes))}.")
 
 
 def read_languages(tokenizer: Any, generation: Any) -> Languages:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidInput, UnknownOption, UnknownShape, shown
+from handlers.errors import InvalidBody, InvalidInput, InvalidOption, shown
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 # The names that sentence-transformers looks for where a text is a query or a document, in this order.
@@ -58,10 +58,10 @@ class Prompts:
             input_type: `query` or `document`; a model without a prompt for these takes both as they are.
 
         Raises:
-            UnknownOption: there is no prompt of that name.
+            InvalidOption: there is no prompt of that name.
         """
         if name is not None and name not in self.texts:
-            raise UnknownOption(f"prompt_name: no {shown(name)}; this model has {', '.join(self.texts) or 'none'}.")
+            raise InvalidOption(f"prompt_name: no {shown(name)}; this model has {', '.join(self.texts) or 'none'}.")
         names = (name,) if name is not None else (*PROMPT_NAMES.get(input_type or "", ()), self.default or "")
         return next((self.texts[each] for each in names if each in self.texts), "")
 
@@ -96,17 +96,17 @@ class Dimensions:
         """Check what a client wants; None for whole vectors.
 
         Raises:
-            UnknownOption: the model's vectors are not cut to that.
+            InvalidOption: the model's vectors are not cut to that.
         """
         if wanted is None or wanted == self.size or (wanted < self.size and wanted in self.sizes):
             return
         if wanted > self.size:
-            raise UnknownOption(f"dimensions: {wanted}; this model's vectors have {self.size}.")
+            raise InvalidOption(f"dimensions: {wanted}; this model's vectors have {self.size}.")
         if not self.sizes:
-            raise UnknownOption(
+            raise InvalidOption(
                 f"dimensions: only {self.size}; neither this model nor its archive (is_matryoshka) allows others."
             )
-        raise UnknownOption(f"dimensions: must be one of {', '.join(map(str, self.sizes))}.")
+        raise InvalidOption(f"dimensions: must be one of {', '.join(map(str, self.sizes))}.")
 
     def cut(self, vectors: NDArray[np.float32], wanted: Iterable[int | None]) -> list[NDArray[np.float32]]:
         """Cut each row of `vectors`, (B, D), to what its client wants, and scale it to unit length."""
@@ -147,7 +147,7 @@ def token_ids(value: Any) -> list[int] | None:
 
 def refused() -> InvalidInput:
     """Return the error for token ids of an archive without the setting `token_ids`."""
-    return UnknownShape(
+    return InvalidBody(
         "text: token ids, which this archive does not accept (its setting token_ids); send texts. "
         "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, UnknownShape, UnsupportedMedia
+from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody, UnsupportedMedia
 from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import orientation, strip
@@ -88,7 +88,7 @@ def opened(
     Raises:
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are of none of the formats.
-        UnknownShape: it came in another form, or its pixels are of another shape or dtype, or there are none.
+        InvalidBody: it came in another form, or its pixels are of another shape or dtype, or there are none.
         ImageTooLarge: the image has more than `max_pixels`, decoding it would take more than 8 bytes for each of these,
             or its file has more parts than an image needs.
         WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
@@ -103,7 +103,7 @@ def opened(
             image = _of_pixels(pixels, config, allowance)
             return image, image.size
         case _:
-            raise UnknownShape('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+            raise InvalidBody('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
 
 
 def _decoded(
@@ -151,7 +151,7 @@ def _decoded(
 
 def _from_base64(text: Any) -> bytes:
     if not isinstance(text, str):
-        raise UnknownShape('"b64" must be a string.')
+        raise InvalidBody('"b64" must be a string.')
     if text[:5].lower() == "data:":
         head, _, text = text.partition(",")
         if not head.lower().endswith(";base64"):
@@ -166,7 +166,7 @@ def _from_base64(text: Any) -> bytes:
 
 def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise UnknownShape("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
+        raise InvalidBody("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
     height, width, _ = pixels.shape
     _check_size(width, height, config, allowance)
     return Image.fromarray(pixels)

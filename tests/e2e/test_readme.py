@@ -74,7 +74,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     single, *several, refused = printed(f"python -m examples.client.predict http://{http}")
     assert [len(ast.literal_eval(line)) for line in (single, *several[:2])] == [1, 1, 1]
     assert several[2].startswith("failed: UnsupportedMedia: ")
-    assert refused.startswith("400 UnknownOption: ")
+    assert refused.startswith("400 InvalidOption: ")
     answers = dict(line.split(" ", 1) for line in printed(f"python -m examples.client.folder http://{http}"))
     assert answers.keys() == {path.name for path in (site.folder / "examples").rglob("*.jpg")}
     lists, tensors = printed(f"python -m examples.client.chunking http://{http} http://{management}")

@@ -77,8 +77,8 @@ BAD_BODIES = [
     (b'{"canary": ', "application/json", 400, "MalformedJson"),
     (b'{"canary": ', "text/plain", 415, "UnsupportedMedia"),
     (b'{"canary": ', "application/x-www-form-urlencoded", 400, "EmptyInput"),
-    (b'{"b64": "AA=="}', "application/x-www-form-urlencoded", 400, "UnknownShape"),
-    (b'{"b64": "AAAA", "topk": 3}', "application/json", 400, "UnknownOption"),
+    (b'{"b64": "AA=="}', "application/x-www-form-urlencoded", 400, "InvalidBody"),
+    (b'{"b64": "AAAA", "topk": 3}', "application/json", 400, "InvalidOption"),
     (json.dumps({"instances": [{"b64": ""}] * 65}).encode(), "application/json", 413, "TooManyInstances"),
     (b"x" * (6 * 2**20 + 1), None, 413, "BodyTooLarge"),
 ]

@@ -91,7 +91,7 @@ CASES = {
             b"canary": (415, "UnsupportedMedia"),
             photograph("chelsea")[:30_000]: (422, "CorruptInput"),
             b"": (400, "EmptyInput"),
-            b'{"canary": "AAAA"}': (400, "UnknownShape"),
+            b'{"canary": "AAAA"}': (400, "InvalidBody"),
         },
         known=[*MOBILENET_TOP_1.values()],
     ),
@@ -101,7 +101,7 @@ CASES = {
         {
             b"canary": (415, "UnsupportedMedia"),
             photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b'{"b64": "AAAA", "threshold": 2}': (400, "UnknownOption"),
+            b'{"b64": "AAAA", "threshold": 2}': (400, "InvalidOption"),
         },
         tiny_detector.detector,
         {"threshold": 0.5, "scaled_decode": False},
@@ -114,7 +114,7 @@ CASES = {
         {
             b"canary": (415, "UnsupportedMedia"),
             photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b'{"b64": "AAAA", "masks": "polygons"}': (400, "UnknownOption"),
+            b'{"b64": "AAAA", "masks": "polygons"}': (400, "InvalidOption"),
         },
         tiny_segmenter.lraspp,
         {"resize_size": 128},
@@ -126,8 +126,8 @@ CASES = {
         {
             b"canary": (415, "UnsupportedMedia"),
             photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b'{"text": "canary", "dimensions": 5}': (400, "UnknownOption"),
-            b'{"text": "canary", "b64": "AAAA"}': (400, "UnknownShape"),
+            b'{"text": "canary", "dimensions": 5}': (400, "InvalidOption"),
+            b'{"text": "canary", "b64": "AAAA"}': (400, "InvalidBody"),
         },
         tiny_image_text.clip,
         {"scaled_decode": False},
@@ -142,13 +142,13 @@ CASES = {
     "question_answering": Case(
         "question-answering",
         documents(question=QUESTIONS, context=[CONTEXT * count for count in (1, 3, 2, 4)]),
-        {b'{"question": "canary"}': (400, "UnknownShape"), b"canary": (400, "UnknownShape")},
+        {b'{"question": "canary"}': (400, "InvalidBody"), b"canary": (400, "InvalidBody")},
         tiny("question_answering"),
     ),
     "reranking": Case(
         "reranking",
         documents(query=QUESTIONS, document=[CONTEXT * count for count in (1, 3, 2, 4)]),
-        {b'{"query": "canary"}': (400, "UnknownShape"), b'{"query": "canary", "document": " "}': (400, "EmptyInput")},
+        {b'{"query": "canary"}': (400, "InvalidBody"), b'{"query": "canary", "document": " "}': (400, "EmptyInput")},
         reranker,
     ),
     # Random weights end no sentence, and their texts differ by rounding: only the languages are compared.
@@ -172,7 +172,7 @@ CASES = {
     "tensors": Case(
         "batch2",
         [json.dumps({"inputs": {"INPUT_1": [[number], [-number]]}}).encode() for number in range(6)],
-        {b'{"inputs": {"INPUT_1": [[1], [2], [3]]}}': (400, "BatchTooLarge"), b'{"canary": 1}': (400, "UnknownShape")},
+        {b'{"inputs": {"INPUT_1": [[1], [2], [3]]}}': (400, "BatchTooLarge"), b'{"canary": 1}': (400, "InvalidBody")},
         known=[[[2 * number], [-2 * number]] for number in range(6)],
         read=lambda body: body["outputs"]["OUTPUT_1"],
     ),

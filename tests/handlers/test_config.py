@@ -7,7 +7,7 @@ import ts
 
 from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
 from handlers.continuous.mode import with_mode
-from handlers.errors import InvalidConfig, UnknownOption
+from handlers.errors import InvalidConfig, InvalidOption
 from handlers.tensor_models.config import TensorsConfig
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
@@ -123,18 +123,18 @@ def test_mode_left_open_is_adaptive_where_torchserve_lets_the_worker_choose(
 
 @pytest.mark.parametrize("values", [{"top_k": "many secrets"}, {"top_k": 0}, {"top_k": 1.5}, {"k": "many secrets"}])
 def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted(values: dict[str, Any]) -> None:
-    with pytest.raises(UnknownOption) as raised:
+    with pytest.raises(InvalidOption) as raised:
         parse_options(ImageClassificationOptions, values)
     assert "Known options: top_k." in str(raised.value)
     assert "secrets" not in str(raised.value)
 
 
 def test_options_that_are_too_many_are_refused_unread() -> None:
-    with pytest.raises(UnknownOption, match=r"101 options; at most 100 are taken\."):
+    with pytest.raises(InvalidOption, match=r"101 options; at most 100 are taken\."):
         parse_options(ImageClassificationOptions, {f"option{number}": 1 for number in range(101)})
 
 
 @pytest.mark.parametrize("name", ["__dataclass_self__", "self"])
 def test_option_named_like_pythons_own_is_unknown(name: str) -> None:
-    with pytest.raises(UnknownOption, match=r"Known options: top_k, threshold, label_prefix\."):
+    with pytest.raises(InvalidOption, match=r"Known options: top_k, threshold, label_prefix\."):
         parse_options(LanguageIdOptions, {name: 1})

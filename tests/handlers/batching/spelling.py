@@ -12,7 +12,7 @@ import numpy as np
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Listener, Outputs
-from handlers.errors import UnknownOption
+from handlers.errors import InvalidOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S, state, wait_for
@@ -92,7 +92,7 @@ class SpellingHandler(BatchHandler[HandlerConfig, str]):
 
     def decode(self, payload: Payload) -> str:
         if payload.options:
-            raise UnknownOption(f"{', '.join(sorted(payload.options))}: not known.")
+            raise InvalidOption(f"{', '.join(sorted(payload.options))}: not known.")
         value = payload.value
         return str(value["text"]) if isinstance(value, Mapping) else bytes(value).decode()  # type: ignore[arg-type]
 

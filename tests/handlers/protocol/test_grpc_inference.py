@@ -127,7 +127,7 @@ TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
     ("body", "type_", "says"),
     [
         (b"{}", "MalformedMessage", "The body is no ModelInferRequest."),
-        (b"\x0a\x01M", "UnknownShape", '"inputs" must have at least one tensor.'),
+        (b"\x0a\x01M", "InvalidBody", '"inputs" must have at least one tensor.'),
         (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "compressed, and is cut short"),
         (b"\x1f\x8b" + TEXTS, "MalformedMessage", "compressed, and its data is broken"),
         (gzip.compress(bytes(2**18), mtime=0), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
@@ -139,7 +139,7 @@ TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
         (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
         (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0, text: BYTES: element 0 has 2 bytes"),
         (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "must not stand beside raw_input_contents"),
-        (shared_memory(), "UnknownShape", "Input 0, text: shared memory is not supported."),
+        (shared_memory(), "InvalidBody", "Input 0, text: shared memory is not supported."),
     ],
 )
 def test_request_that_is_wrong_fails_whole_with_grpcs_status(body: Any, type_: str, says: str) -> None:

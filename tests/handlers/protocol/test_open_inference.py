@@ -111,27 +111,27 @@ GOOD = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"inputs": []}, "UnknownShape"),
-    ({"inputs": [7]}, "UnknownShape"),
-    ({"inputs": [GOOD] * 1001}, "UnknownShape"),
-    ({"inputs": [{**GOOD, "parameters": 7}]}, "UnknownShape"),
-    ({"inputs": [{**GOOD, "parameters": {"shared_memory_region": "r"}}]}, "UnknownShape"),
+    ({"inputs": []}, "InvalidBody"),
+    ({"inputs": [7]}, "InvalidBody"),
+    ({"inputs": [GOOD] * 1001}, "InvalidBody"),
+    ({"inputs": [{**GOOD, "parameters": 7}]}, "InvalidBody"),
+    ({"inputs": [{**GOOD, "parameters": {"shared_memory_region": "r"}}]}, "InvalidBody"),
     ({"inputs": [{**GOOD, "parameters": {"binary_data_size": 1}}]}, "MalformedTensor"),
     ({"inputs": [GOOD, GOOD]}, "MalformedTensor"),
-    ({"inputs": [GOOD, {**GOOD, "name": "top_k", "shape": [2], "data": ["a", "b"]}]}, "UnknownShape"),
-    ({"inputs": [{**GOOD, "name": "top_k"}]}, "UnknownShape"),
-    ({"inputs": [{**GOOD, "shape": [1, 2], "data": ["a", "b"]}]}, "UnknownShape"),
+    ({"inputs": [GOOD, {**GOOD, "name": "top_k", "shape": [2], "data": ["a", "b"]}]}, "InvalidBody"),
+    ({"inputs": [{**GOOD, "name": "top_k"}]}, "InvalidBody"),
+    ({"inputs": [{**GOOD, "shape": [1, 2], "data": ["a", "b"]}]}, "InvalidBody"),
     ({"inputs": [{**GOOD, "shape": [0], "data": []}]}, "EmptyInput"),
     ({"inputs": [{**GOOD, "shape": [4], "data": list("abcd")}]}, "TooManyInstances"),
-    ({"inputs": [GOOD], "id": 7}, "UnknownShape"),
+    ({"inputs": [GOOD], "id": 7}, "InvalidBody"),
     # What TorchServe's own parser lets through, and an answer could not repeat.
-    ({"inputs": [GOOD], "id": "\ud800"}, "UnknownShape"),
-    ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "UnknownShape"),
-    ({"inputs": [GOOD], "parameters": {f"option{n}": n for n in range(101)}}, "UnknownOption"),
-    ({"inputs": [GOOD], "outputs": ["label"]}, "UnknownShape"),
-    ({"inputs": [GOOD], "outputs": [{"name": "logits"}]}, "UnknownShape"),
-    ({"inputs": [GOOD], "outputs": [{"name": "label", "parameters": {"classification": 3}}]}, "UnknownShape"),
-    ({"inputs": [GOOD], "outputs": [{"name": "label", "parameters": {"binary_data": "1"}}]}, "UnknownShape"),
+    ({"inputs": [GOOD], "id": "\ud800"}, "InvalidBody"),
+    ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "InvalidBody"),
+    ({"inputs": [GOOD], "parameters": {f"option{n}": n for n in range(101)}}, "InvalidOption"),
+    ({"inputs": [GOOD], "outputs": ["label"]}, "InvalidBody"),
+    ({"inputs": [GOOD], "outputs": [{"name": "logits"}]}, "InvalidBody"),
+    ({"inputs": [GOOD], "outputs": [{"name": "label", "parameters": {"classification": 3}}]}, "InvalidBody"),
+    ({"inputs": [GOOD], "outputs": [{"name": "label", "parameters": {"binary_data": "1"}}]}, "InvalidBody"),
 ]
 WRITTEN = json.dumps({"inputs": [GOOD]}).encode()
 
@@ -144,7 +144,7 @@ WRITTEN = json.dumps({"inputs": [GOOD]}).encode()
         (b"{}", {"Inference-Header-Content-Length": "²"}, "MalformedTensor"),
         (b"{}", {"Inference-Header-Content-Length": "9" * 5000}, "MalformedTensor"),
         (b"{}", {"Inference-Header-Content-Length": "1"}, "MalformedJson"),
-        (b"[]", {"inference-header-content-length": "2"}, "UnknownShape"),
+        (b"[]", {"inference-header-content-length": "2"}, "InvalidBody"),
         (WRITTEN + b"x", {"inference-header-content-length": str(len(WRITTEN))}, "MalformedTensor"),
         (b"", {"inference-header-content-length": "0"}, "EmptyInput"),
         (b"{}" * 501, {"inference-header-content-length": "2"}, "BodyTooLarge"),
@@ -187,7 +187,7 @@ def test_the_one_output_of_a_task_is_answered_under_the_name_that_was_asked(name
 @pytest.mark.parametrize("names", [["output__0", "b"], ["\ud800"]])
 def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused(names: list[str]) -> None:
     body = {"inputs": [GOOD], "outputs": [{"name": name} for name in names]}
-    assert failed(unpack({"body": body}, {}, EMBEDDING)).type == "UnknownShape"
+    assert failed(unpack({"body": body}, {}, EMBEDDING)).type == "InvalidBody"
 
 
 def test_many_outputs_of_a_model_that_has_not_run_take_time_by_their_number_and_not_its_square() -> None:

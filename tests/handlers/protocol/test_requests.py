@@ -20,7 +20,7 @@ JSON = {"body": {"content-type": "application/json"}}
 
 
 # An instance that is wrong is an error in its place.
-WRONG = ItemError(400, "UnknownShape", 'JSON must be {"b64": ...} or {"instances": [{"b64": ...}, ...]}.')
+WRONG = ItemError(400, "InvalidBody", 'JSON must be {"b64": ...} or {"instances": [{"b64": ...}, ...]}.')
 
 
 def unpack(row: dict[str, Any], headers: dict[str, Any], shape: Shape) -> Request:
@@ -150,16 +150,16 @@ def test_open_inference_request_is_one_whatever_its_type(media_type: str) -> Non
         ({"one": b"x" * 50, "two": b"x" * 51}, 413, "BodyTooLarge"),
         ({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"),
         ({"body": b"[" * 100}, 400, "MalformedJson"),
-        ({"body": b'{"url": "http://example.org"}'}, 400, "UnknownShape"),
-        ({"body": b"7"}, 400, "UnknownShape"),
-        ({"body": b'{"instances": {"b64": ""}}'}, 400, "UnknownShape"),
+        ({"body": b'{"url": "http://example.org"}'}, 400, "InvalidBody"),
+        ({"body": b"7"}, 400, "InvalidBody"),
+        ({"body": b'{"instances": {"b64": ""}}'}, 400, "InvalidBody"),
         ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
         ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
-        ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "UnknownOption"),
-        ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "UnknownOption"),
+        ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "InvalidOption"),
+        ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "InvalidOption"),
         ({"data": b"", **{f"f{n}": b"" for n in range(200)}}, 413, "BodyTooLarge"),
-        ({"a": b"1", "b": b"2"}, 400, "UnknownShape"),
-        ({'{"b64": "aGk': b""}, 400, "UnknownShape"),  # curl -d without a content type
+        ({"a": b"1", "b": b"2"}, 400, "InvalidBody"),
+        ({'{"b64": "aGk': b""}, 400, "InvalidBody"),  # curl -d without a content type
     ],
 )
 def test_wrong_body_is_one_error_of_its_own_kind(row: dict[str, Any], code: int, type_: str) -> None:

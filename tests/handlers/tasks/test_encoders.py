@@ -151,16 +151,16 @@ BAD: list[tuple[Any, int, str, str]] = [
     (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
     ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
     (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
-    (of_text("qzqz", size="qzqz"), 400, "UnknownOption", r"size: Unexpected.*Known options: "),
-    (of_text(["qzqz"]), 400, "UnknownShape", "text: must be a string"),
-    ({"body": {"query": "qzqz"}}, 400, "UnknownShape", '"text"'),
+    (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
+    (of_text(["qzqz"]), 400, "InvalidBody", "text: must be a string"),
+    ({"body": {"query": "qzqz"}}, 400, "InvalidBody", '"text"'),
 ]
 BAD_OPTIONS: dict[str, list[tuple[Any, int, str, str]]] = {
     "softmax": [
-        (of_text("qzqz", top_k=0), 400, "UnknownOption", "top_k.*greater than or equal to 1"),
-        (of_text("qzqz", top_k="qzqz"), 400, "UnknownOption", "top_k.*integer"),
+        (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
+        (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
     ],
-    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "UnknownOption", "'none', 'simple', 'first', 'average' or")],
+    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
 }
 
 

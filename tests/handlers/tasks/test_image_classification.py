@@ -115,8 +115,8 @@ def same(left: Answer, right: Answer) -> bool:
 BAD: list[tuple[Any, int, str]] = [
     (b"not an image", 415, "UnsupportedMedia"),
     (photograph("rocket")[:9000], 422, "CorruptInput"),
-    (json.dumps({"b64": b64(b"x"), "topk": 1}).encode(), 400, "UnknownOption"),
-    ({"body": "text"}, 400, "UnknownShape"),
+    (json.dumps({"b64": b64(b"x"), "topk": 1}).encode(), 400, "InvalidOption"),
+    ({"body": "text"}, 400, "InvalidBody"),
     (json.dumps({"instances": [{"b64": ""}]}).encode(), 400, ""),
     (json.dumps({"instances": [{"b64": ""}] * 7}).encode(), 413, "TooManyInstances"),
 ]

@@ -164,7 +164,7 @@ def test_our_own_forms_say_what_is_an_image_and_what_a_text(archives: Archives) 
     )
     *good, both, short = listed.body["predictions"]
     np.testing.assert_allclose(good, [images[1], *texts[:2]], atol=1e-4)
-    assert [each["error"]["type"] for each in (both, short)] == ["UnknownShape", "UnsupportedMedia"]
+    assert [each["error"]["type"] for each in (both, short)] == ["InvalidBody", "UnsupportedMedia"]
     np.testing.assert_allclose(plain.body, texts[0], atol=1e-4)
     np.testing.assert_allclose(tensors.body["outputs"][0]["data"], images[1], atol=1e-4)
     np.testing.assert_allclose(words.body["outputs"][0]["data"], texts[:2].ravel(), atol=1e-4)

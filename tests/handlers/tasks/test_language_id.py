@@ -72,9 +72,9 @@ def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(handler: 
 
 BAD: list[tuple[bytes, int, str]] = [
     (b"\xff\xfe", 400, "InvalidText"),
-    (b'{"text": "a", "k": 1}', 400, "UnknownOption"),
+    (b'{"text": "a", "k": 1}', 400, "InvalidOption"),
     # fastText sets memory aside for all that are asked for.
-    (b'{"text": "a", "top_k": 3000000000}', 400, "UnknownOption"),
+    (b'{"text": "a", "top_k": 3000000000}', 400, "InvalidOption"),
     (b'{"text": "a", "top_k": 10000}', 200, ""),
     (json.dumps({"instances": ["x"] * 10_000}).encode(), 413, "TooManyInstances"),
     (b"x" * 1_100_000, 413, "BodyTooLarge"),

@@ -259,7 +259,7 @@ def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Archives) ->
     (other,) = ask(handler, "chat", {"messages": []})
     (packed,) = serve(handler, [{"body": b"\x1f\x8b"}], [{"X-Api": "embeddings", "Content-Encoding": "gzip"}])
     assert [answer.status for answer in (ranked, other, packed)] == [400, 400, 415]
-    assert (ranked.body["error"]["param"], ranked.body["error"]["code"]) == ("model", "UnknownShape")
+    assert (ranked.body["error"]["param"], ranked.body["error"]["code"]) == ("model", "InvalidBody")
 
 
 def test_a_failure_of_the_server_says_whether_to_send_again(

@@ -72,7 +72,7 @@ def test_value_of_a_row_that_is_wrong_fails_its_row_alone(
 ) -> None:
     wrong = {**ROW, name: value}
     one, several, next_one = plainly(handler, as_json(wrong), instances(ROW, wrong), instances(ROW))
-    assert (one.status, one.body["type"]) == (400, "TensorMismatch" if name in ROW | {"mask": 0} else "UnknownShape")
+    assert (one.status, one.body["type"]) == (400, "TensorMismatch" if name in ROW | {"mask": 0} else "InvalidBody")
     assert message in one.body["message"]
     assert several.body["predictions"] == [{"y": [1, 2], "n": 3}, {"error": one.body}]
     assert next_one.body["predictions"] == [{"y": [1, 2], "n": 3}]
