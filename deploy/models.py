@@ -25,6 +25,8 @@ KEYS = REQUIRED | {"weights", "made_by"}
 
 # The task whose models say of themselves what others are configured with.
 TENSORS = "tensors"
+# The task that runs an old archive's own code, which no build may run.
+STOCK = "stock"
 
 
 class UnknownModel(LookupError):

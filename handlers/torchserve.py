@@ -14,9 +14,11 @@ import torch
 
 from handlers.metrics import Recorder, Reporter, Sample
 
+BASE_MODULE = "ts.torch_handler.base_handler"
+
 
 @contextmanager
-def _blocked_imports(*modules: str, importer: str) -> Iterator[None]:
+def blocked_imports(*modules: str, importer: str) -> Iterator[None]:
     """Let imports of modules fail at once, by None in sys.modules, and without the importer's warnings of it."""
     blocked = [module for module in modules if module not in sys.modules]
     logger = logging.getLogger(importer)
@@ -33,7 +35,7 @@ def _blocked_imports(*modules: str, importer: str) -> Iterator[None]:
 
 # TorchServe's module tries both, and nothing here uses them. The first imports torch._dynamo and torch._inductor, which
 # takes three seconds of every worker's start.
-with _blocked_imports("openvino.torch", "onnxruntime", importer="ts.torch_handler.base_handler"):
+with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
     from ts.metrics.metric_cache_errors import MetricsCacheKeyError
     from ts.metrics.metric_type_enum import MetricTypes
     from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from deploy.build.task_file import check_name, staged_files
-from deploy.models import ROOT, TENSORS, ModelEntry
+from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 
 # Who forms the batches: TorchServe, or the worker.
@@ -142,6 +142,12 @@ BUILT_IN = {
         settings="handlers.tensor_models.config:TensorsConfig",
         # What the file is held against: it is proven to batch.
         export_settings=("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
+        mode="classic",
+    ),
+    STOCK: Task(
+        path=_file(STOCK),
+        builder="deploy.build.stagers.stock",
+        settings="handlers.config:HandlerConfig",
         mode="classic",
     ),
 }

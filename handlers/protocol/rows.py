@@ -73,7 +73,7 @@ def read_headers(sent: Mapping[str, Any]) -> Headers:
     Clients have their own case, and TorchServe's depends on the path.
     """
     headers = Headers()
-    headers.types = {}
+    headers.types, headers.sent = {}, sent
     for name, value in sent.items():
         if not isinstance(value, str):
             headers.types[name] = value.get("content-type", "") if isinstance(value, Mapping) else ""

@@ -17,7 +17,7 @@ from deploy.build.precision.inputs import TASKS, sample_files
 from deploy.build.precision.request import PrecisionRequest, processor
 from deploy.build.sources import Source
 from deploy.build.tasks import BUILT_IN, import_quietly, task_of
-from deploy.models import TENSORS, Engine, ModelEntry
+from deploy.models import STOCK, TENSORS, Engine, ModelEntry
 from deploy.progress import step
 from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig, Unfaithful
@@ -89,8 +89,8 @@ def _stage(
                 prove = import_quietly("deploy.build.precision.prove")
                 prove.make(model, request, folder, empty, is_trained=origin.is_trained)
 
-    if model.handler not in BUILT_IN or model.handler in (TENSORS, "translation"):
-        # The builder runs rows or texts itself.
+    if model.handler not in BUILT_IN or model.handler in (STOCK, TENSORS, "translation"):
+        # The builder runs rows or texts itself; an old archive's code is not run here.
         return
     with tempfile.TemporaryDirectory(prefix=".precision-", dir=folder.parent) as work:
         found = Path(work) / "files"

@@ -1,0 +1,177 @@
+"""The files of a stock archive, unpacked without running or unpickling anything: .mar, .tar.gz, or a folder.
+
+archive -> its members, checked -> files in a folder -> OldArchive: manifest, model-config.yaml
+"""
+
+import json
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+import yaml
+
+from handlers.errors import InvalidConfig
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+SUFFIXES = (".mar", ".zip", ".tar.gz", ".tgz")
+# Bounds of an archive: files, bytes of all files, and of a file as a multiple of its compressed bytes (DEFLATE itself
+# reaches 1032, and weights do not compress).
+MOST_FILES = 10_000
+MOST_BYTES = 32 * 2**30
+MOST_INFLATION = 200
+# A file below this size may be inflated by any factor, such as an empty vocabulary.
+SMALL_BYTES = 2**20
+# Bytes of a manifest or of settings.
+MOST_SETTINGS_BYTES = 2**20
+
+
+class Member(NamedTuple):
+    """A file of an archive: its path as written there, its bytes when unpacked, and its source."""
+
+    name: str
+    size: int
+    packed: int
+    source: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OldArchive:
+    """An unpacked archive of stock TorchServe.
+
+    Attributes:
+        folder: its files.
+        manifest: `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile.
+        config: its model-config.yaml; empty if it has none.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    config: dict[str, Any]
+
+    def path(self, key: str) -> Path | None:
+        """Return the file that the manifest names under a key; None if there is no such file."""
+        name = self.manifest.get(key)
+        path = self.folder / PurePosixPath(str(name)).name
+        return path if name and path.is_file() else None
+
+    def files(self) -> list[str]:
+        """List the files but those of MAR-INF, by their paths."""
+        paths = (path.relative_to(self.folder) for path in sorted(self.folder.rglob("*")) if path.is_file())
+        return [path.as_posix() for path in paths if path.parts[0] != "MAR-INF"]
+
+
+def unpack(path: Path, folder: Path) -> OldArchive:
+    """Copy the files of an archive into an empty folder.
+
+    Raises:
+        InvalidConfig: it is not an archive of TorchServe, or a member's path, kind or size is not accepted.
+    """
+    try:
+        if path.is_dir():
+            _copy(path, folder)
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                _write(archive.open, _zip_members(archive), folder)
+        elif tarfile.is_tarfile(path):
+            with tarfile.open(path) as tar:
+                _write(tar.extractfile, _tar_members(tar, path.stat().st_size), folder)
+        else:
+            raise InvalidConfig(f"not a valid archive: expected {', '.join(SUFFIXES)} or a folder")
+        return _read(folder)
+    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:
+        raise InvalidConfig(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{path}: {error}") from None
+
+
+def _read(folder: Path) -> OldArchive:
+    """Read the manifest and the settings of unpacked files."""
+    if not (folder / MANIFEST).is_file():
+        raise InvalidConfig(f"no {MANIFEST}: expected an archive that torch-model-archiver wrote")
+    manifest = _settings(folder / MANIFEST, json.loads).get("model")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("handler"), str):
+        raise InvalidConfig(f"{MANIFEST}: expected model.handler, the name of its handler")
+    name = manifest.get("configFile")
+    path = folder / PurePosixPath(str(name)).name
+    return OldArchive(folder, manifest, _settings(path, yaml.safe_load) if name and path.is_file() else {})
+
+
+def _settings(path: Path, parse: Any) -> dict[str, Any]:
+    if path.stat().st_size > MOST_SETTINGS_BYTES:
+        raise InvalidConfig(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_SETTINGS_BYTES} are read")
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InvalidConfig(f"{path.name}: expected a mapping of names to values, received a {type(found).__name__}")
+    return found
+
+
+def _zip_members(archive: zipfile.ZipFile) -> Iterator[Member]:
+    for each in archive.infolist():
+        if stat.S_ISLNK(each.external_attr >> 16):
+            raise InvalidConfig(f"{each.filename!r} is a link; expected files and folders")
+        if not each.is_dir():
+            yield Member(each.filename, each.file_size, each.compress_size, each)
+
+
+def _tar_members(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
+    for each in archive:
+        if not (each.isfile() or each.isdir()):
+            raise InvalidConfig(f"{each.name!r} is a link or a device; expected files and folders")
+        if each.isfile():
+            # torch-model-archiver puts everything into a folder of the model's name.
+            name = each.name.removeprefix("./")
+            yield Member(name.partition("/")[2] or name, each.size, size, each)
+
+
+def _write(open_member: Any, members: Iterator[Member], folder: Path) -> None:
+    total = 0
+    for number, member in enumerate(members, 1):
+        parts = PurePosixPath(member.name).parts
+        if member.name.startswith("/") or ".." in parts or "\\" in member.name or ":" in member.name or not parts:
+            raise InvalidConfig(f"{member.name!r} leaves the folder of the archive")
+        total += member.size
+        if number > MOST_FILES or total > MOST_BYTES:
+            raise InvalidConfig(f"at most {MOST_FILES} files of {MOST_BYTES} bytes together are unpacked")
+        if member.size > SMALL_BYTES and member.size > MOST_INFLATION * member.packed:
+            raise InvalidConfig(
+                f"{member.name!r} grows from {member.packed} to {member.size} bytes when it is unpacked"
+            )
+        if member.size > shutil.disk_usage(folder).free:
+            raise InvalidConfig(f"{member.name!r} has {member.size} bytes, more than are free on the disk")
+        path = folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_member(member.source) as source, path.open("xb") as target:
+            _copy_bytes(source, target, member)
+
+
+def _copy_bytes(source: IO[bytes], target: IO[bytes], member: Member) -> None:
+    """Copy a member, whose stated size may be a lie."""
+    left = member.size
+    while block := source.read(2**20):
+        left -= len(block)
+        if left < 0:
+            raise InvalidConfig(f"{member.name!r} has more bytes than the archive states")
+        target.write(block)
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copy a folder that holds an archive; links are refused, since they may lead out of it."""
+    for parent, _, names in os.walk(source):
+        for name in names:
+            path = Path(parent) / name
+            if path.is_symlink():
+                raise InvalidConfig(f"{path.relative_to(source)} is a link; expected files and folders")
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)

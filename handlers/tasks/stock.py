@@ -1,0 +1,97 @@
+"""Runs the handler of a stock archive unchanged, TorchServe's or one on BaseHandler; each request has its own error.
+
+row, headers -> the old handler, with the other rows of the micro-batch -> its answer, status and headers
+
+A micro-batch whose handler raises, or returns a wrong number of answers, runs again in halves, down to the request at
+fault. So a handler may see a request more than once, and one that answers the first row alone answers them one by one.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+
+from handlers.base import BatchHandler
+from handlers.config import HandlerConfig
+from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines.function import FunctionEngine
+from handlers.errors import BodyTooLarge, ItemError, WrongOutput
+from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow
+from handlers.protocol.headers import Headers
+from handlers.protocol.requests import Payload, Request
+from handlers.protocol.responses import OneItem, Reply
+
+
+class StockHandler(BatchHandler[HandlerConfig, OriginalRow]):
+    """Serves what the archive holds:
+
+    original/   the files of the old archive, MAR-INF/MANIFEST.json among them, which names its handler
+    """
+
+    config_class = HandlerConfig
+    inputs = frozenset({"data"})
+    decodes_in_threads = False
+
+    class AsReturned:
+        """The form of an answer that the old handler has written."""
+
+        def pack(self, results: Sequence[Any]) -> Reply:
+            (result,) = results
+            if isinstance(result, ItemError):
+                return OneItem().pack(results)
+            return Reply(result.status, result.body, result.content_type, result.headers)
+
+    def initialize(self, context: Any) -> None:
+        """See `BatchHandler.initialize`; the old handler's own gets TorchServe's context of its archive."""
+        self._context = context
+        super().initialize(context)
+
+    def load(self) -> Engine:
+        self.original = OriginalArchive(self._context, self.model_dir / ORIGINAL)
+        return FunctionEngine(self.run, ["rows"])
+
+    def sample(self) -> None:
+        """Return nothing: only its clients know what the old handler takes."""
+        return
+
+    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+        """Take the whole row for one item."""
+        size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
+        if size > (limit := self.config.max_body_bytes):
+            error = BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {limit}.")
+            return Request((ItemError.of(error),), self.AsReturned())
+        return Request((Payload({"row": row, "headers": headers.sent}),), self.AsReturned())
+
+    def decode(self, payload: Payload) -> OriginalRow:
+        """Return the row as TorchServe handed it over: decoding is the old handler's."""
+        value: Any = payload.value
+        return OriginalRow(value["row"], value["headers"])
+
+    def collate(self, items: Sequence[OriginalRow]) -> Arrays:
+        """Put the rows into an array of objects, (B,)."""
+        return {"rows": _objects(items)}
+
+    def run(self, rows: Sequence[OriginalRow]) -> Outputs:
+        """Call the old handler once.
+
+        Raises:
+            WrongOutput: it returns another number of answers, or a status that HTTP does not have.
+        """
+        replies = self.original.handle([*rows])
+        for reply in replies:
+            if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:
+                raise WrongOutput(f"The handler set the status {reply.status}, which is not one of HTTP.")
+        return {"replies": _objects(replies)}
+
+    def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
+        """Return the old handler's answers, in order."""
+        return [*outputs["replies"]]
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    """Return an array of objects, (B,), of which numpy must not make more dimensions."""
+    array = np.empty(len(values), object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
