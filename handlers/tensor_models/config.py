@@ -64,8 +64,8 @@ class TensorsConfig(HandlerConfig):
     """Settings of a model of tensors.
 
     If all sizes are fixed, an item is one row and counts one token. If dimensions are free, it counts as many tokens as
-    it has positions along them, so `max_batch_tokens` limits these. `inputs` and `outputs` are by name; the outputs of a
-    function or a TorchScript file are in the order of the model's.
+    it has positions along them, so `max_batch_tokens` limits these. `inputs` and `outputs` are by name; the outputs of
+    a function or a TorchScript file are in the order of the model's.
     """
 
     engine: Literal["auto", "openvino", "onnxruntime", "torch"] = Field(  # type: ignore[assignment] # one more

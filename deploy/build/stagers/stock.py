@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.build.old_archives import unpack
 from deploy.build.sources import Source, WeightsUnavailable
-from deploy.models import Engine, Model
+from deploy.models import Engine, ModelEntry
 from handlers.config import HandlerConfig, parse
 from handlers.errors import InvalidConfig
 from handlers.original_archive import ORIGINAL
@@ -16,7 +16,7 @@ from handlers.original_archive import ORIGINAL
 TAKEN = ("handlers", "stock")
 
 
-def stage(model: Model, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
     """Write original/.
 
     Raises:
