@@ -1,18 +1,31 @@
 """Write the reference pages that the code's own data determines: python -m docs.generate [--check]
 
 commands.md: every command with its options, from its argparse parser
+settings.md, tasks/*.md: the blocks between markers, from the settings and options classes:
+    <!-- fields: module:Class [module:Base] -->   the fields that Class adds to Base or changes
+    <!-- end -->
 """
 
 import argparse
+import functools
 import importlib
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
+
+from pydantic import TypeAdapter
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by docs/generate.py. Change the code, then run `make docs`. -->\n"
+# A field that changes only the default has the meaning that it has here.
+EVERY_TASK = "handlers.config:HandlerConfig"
+# The most characters of a default; that of a section is `{}`.
+LONGEST_DEFAULT = 40
 # Each module has a `main` that parses its arguments.
 COMMANDS = (
     "deploy.build.__main__",
@@ -91,7 +104,65 @@ def write_commands() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"commands.md": write_commands}
+@functools.cache
+def read_fields(name: str) -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of a class's fields, by name; the class is module:Class."""
+    module, _, cls = name.partition(":")
+    properties: dict[str, dict[str, Any]] = TypeAdapter(getattr(importlib.import_module(module), cls)).json_schema()[
+        "properties"
+    ]
+    return properties
+
+
+def list_values(schema: dict[str, Any]) -> str:
+    """Return the values that a field accepts."""
+    if "anyOf" in schema:
+        return ", ".join(dict.fromkeys(filter(None, (list_values(each) for each in schema["anyOf"]))))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
+    kind = {"string": "text", "boolean": "`true`, `false`", "array": "list", "object": "mapping", "null": "`null`"}
+    low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+    words = kind.get(schema.get("type", "object"), "whole number" if schema.get("type") == "integer" else "number")
+    words += f" from {low}" if low is not None else f" above {above}" if above is not None else ""
+    return words + (f" to {high}" if high is not None else "")
+
+
+def write_fields(cls: str, base: str = "") -> str:
+    """Return the table of a class's fields, without those that its base has unchanged."""
+    inherited = read_fields(base) if base else {}
+    # The default of an option is the setting of that name, or the model's.
+    is_setting = not cls.endswith("Options")
+    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"] if is_setting else []
+    rows = rows or ["| option | values | meaning |", "|---|---|---|"]
+    for name, schema in read_fields(cls).items():
+        known = inherited.get(name)
+        if known != schema:
+            default = json.dumps(schema.get("default", {}), ensure_ascii=False).strip('"')
+            default = f" `{default if len(default) <= LONGEST_DEFAULT else '{}'}` |" if is_setting else ""
+            meaning = schema.get("description") or read_fields(EVERY_TASK).get(name, {}).get("description", "")
+            values = list_values(schema).replace(", `null`", "")
+            meaning = re.sub(r"\bNone\b", "null", meaning)
+            rows.append(f"| `{name}` |{default} {write_cell(values)} | {write_cell(meaning)} |")
+    return "\n".join(rows)
+
+
+BLOCK = re.compile(r"(<!-- fields: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill_page(path: Path) -> str:
+    """Return a page with its blocks written again."""
+
+    def fill(block: re.Match[str]) -> str:
+        return f"{block[1]}\n{write_fields(block[2], block[3] or '')}\n\n{block[4]}"
+
+    return BLOCK.sub(fill, path.read_text(encoding="utf-8"))
+
+
+def write_pages() -> Iterator[tuple[Path, str]]:
+    """Yield every generated page with its text."""
+    yield REFERENCE / "commands.md", write_commands()
+    for path in (REFERENCE / "settings.md", *sorted((REFERENCE / "tasks").glob("*.md"))):
+        yield path, fill_page(path)
 
 
 def main() -> int:
@@ -100,12 +171,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     is_check = parser.parse_args().check
     stale = []
-    for name, write in PAGES.items():
-        path, text = REFERENCE / name, write()
+    for path, text in write_pages():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
+            stale.append(path.name)
             if not is_check:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     if is_check and stale:
         sys.stderr.write(f"generate: stale: {', '.join(stale)}; run `make docs`\n")
