@@ -20,7 +20,7 @@ from deploy.build.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, reason
 from handlers.vision.config import OF_ARCH, ImageClassificationConfig
-from handlers.vision.preprocessing import Levels, Preprocessing, levels
+from handlers.vision.preprocessing import Levels, Preprocessing, to_levels
 
 # The weights whose transform is the default where none are named; torchvision has them of most networks.
 FIRST = "IMAGENET1K_V1"
@@ -76,7 +76,9 @@ def of_arch(model: ModelEntry, config: ImageClassificationConfig, origin: Source
         pairs = list(zip(mean, std, IMAGENET, strict=True))
         mean = [m - s * (own_mean - AGAIN[0]) / own_std for m, s, (own_mean, own_std) in pairs]
         std = [s * AGAIN[1] / own_std for _, s, (_, own_std) in pairs]
-    return Preprocessing(resize, (crop, crop), chosen["interpolation"], levels(mean), levels(std), is_rounded=True)
+    return Preprocessing(
+        resize, (crop, crop), chosen["interpolation"], to_levels(mean), to_levels(std), is_rounded=True
+    )
 
 
 def _weights(config: ImageClassificationConfig, origin: Source) -> Any:
@@ -123,7 +125,7 @@ def of_processor(checkpoint: Path) -> Preprocessing:
         found = Preprocessing(resize, crop, _filter(said), mean, std, is_bgr=is_bgr)
         worst = 0.0
         for picture, every in zip(pictures, wanted, strict=True):
-            own = _normalised(found, found.pixels(picture))
+            own = _normalised(found, found.fit(picture))
             scale = np.reshape(std, (3, 1, 1))[:: -1 if is_bgr else 1]
             worst = max([worst, *(float((np.abs(own - each) * scale).mean()) for each in every)])
         if worst < least:

@@ -1,4 +1,4 @@
-"""Image and text embedding turns images, and texts where the model takes them, into vectors of one space."""
+"""Image and text embedding: images and texts become vectors of one space."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,28 +9,29 @@ from handlers.archive_files import GRAPH
 from handlers.checkpoints import load_tokenizer
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.several import SeveralEngines, SeveralGraphs
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidBody, InvalidInput, ItemError, WorkTooLarge
 from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
-from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, configuration, load_towers
+from handlers.image_text.engines import TowerEngines, TowerGraphs
+from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, load_towers, read_configuration
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
-from handlers.vision.handler import IMAGE_TENSORS, Seen
-from handlers.vision.images import decode_image, grey_jpeg
+from handlers.vision.encoding import make_grey_jpeg
+from handlers.vision.handler import IMAGE_TENSORS, DecodedImage
+from handlers.vision.images import decode_image
 from handlers.vision.preprocessing import Preprocessing
 
 
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
-    """Serves what the archive holds; an item is a text, as of `TextHandler`, or an image, `Seen`:
+    """Serves the files of an archive; an item is a text, as in `TextHandler`, or a DecodedImage:
 
     checkpoint/          configurations of the model and its texts; model.safetensors for torch
-    preprocessing.json   what its images are resized to and normalised by
+    preprocessing.json   resizing and normalisation of its images
     model.xml, .bin      ImageTower as an OpenVINO graph: pixels -> embeddings
-    text.xml, .bin       TextTower likewise, of a model that takes texts
+    text.xml, .bin       TextTower as an OpenVINO graph, if the model accepts texts
     """
 
     config_class = ImageTextEmbeddingConfig
@@ -43,7 +44,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     api = "embeddings"
 
     def load(self) -> Engine:
-        model = configuration(self.checkpoint_dir)
+        model = read_configuration(self.checkpoint_dir)
         self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size or (0, 0)
@@ -68,22 +69,21 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         if not self.uses_torch:
             graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
             settings: Any = {"precision": config.precision, "threads": config.threads}
-            return SeveralGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
+            return TowerGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
         towers, outputs = load_towers(self.checkpoint_dir, self.preprocessing), ["embeddings"]
         image = towers.image.to(self.device, dtype_for(self.device, config.precision))
         engines = [TorchEngine(image, self.device, ["pixels"], outputs, config.threads)]
         if towers.text is not None:
-            # Both towers are parts of one model, which is in its place by now.
+            # Both towers are parts of one model, which is on its device already.
             engines.append(TorchEngine(towers.text, self.device, towers.text.input_names, outputs, config.threads))
-        return SeveralEngines(engines)
+        return TowerEngines(engines)
 
     def sample(self) -> Payload:
-        """A grey JPEG."""
-        return Payload(grey_jpeg(self.preprocessing.least))
+        return Payload(make_grey_jpeg(self.preprocessing.least_side))
 
-    def samples(self) -> Sequence[Payload]:
-        """An image, and a text for the graph of texts."""
-        return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
+    def samples(self) -> Iterable[Payload]:
+        """Return an image, and texts of each padded length."""
+        return [self.sample(), *(super().samples() if "text" in self.inputs else ())]
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)
@@ -91,49 +91,49 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return options
 
     def decode(self, payload: Payload) -> Any:
-        """Check a text, which comes as such or as {"text": ...}; or decode an image: bytes, {"b64": ...} or pixels."""
+        """Check a text, or {"text": ...}; or decode an image: bytes, {"b64": ...} or pixels."""
         value = payload.value
         fields = value if isinstance(value, Mapping) else {"text" if isinstance(value, str) else "b64": value}
         if not fields.keys() <= self.inputs or len(fields) > 1:
             kinds = "a text or an image" if "text" in self.inputs else "an image"
-            raise InvalidBody(f"An item of this model is {kinds}.")
+            raise UnknownShape(f"An item of this model must be {kinds}.")
         if "text" in fields:
             return super().decode(payload)
         options, image = self.options(payload.options), fields["b64"]
-        # A tensor's rows are files as they are; JSON has them in base64.
+        # A row of a tensor is a file; JSON has it in base64.
         image = image if isinstance(image, bytes | bytearray | np.ndarray) else {"b64": image}
         try:
             pixels, size = decode_image(image, self.config, self.preprocessing, payload.allowance)
         except WorkTooLarge:
             raise
         except InvalidInput as error:
-            # Of a list of texts and images, the message says what is wrong with which.
+            # In a list of texts and images, the message names the kind of the item.
             raise type(error)(f"image: {error}") from None
-        return Seen(pixels, options, size)
+        return DecodedImage(pixels, options, size)
 
     def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
-        """Prepare the texts; images are prepared already."""
-        texts = [item for item in items if not isinstance(item, Seen)]
+        """Tokenise the texts; images need no preparation."""
+        texts = [item for item in items if not isinstance(item, DecodedImage)]
         prepared = iter(super().prepare(texts) if texts else ())
-        return [item if isinstance(item, Seen) else next(prepared) for item in items]
+        return [item if isinstance(item, DecodedImage) else next(prepared) for item in items]
 
     def cost(self, item: Any) -> Cost:
-        """Images go through the model with images, and texts with texts."""
-        is_image = isinstance(item, Seen)
+        """Images share micro-batches with images, and texts with texts."""
+        is_image = isinstance(item, DecodedImage)
         return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
 
     def tokens(self, item: Any) -> int:
-        """An image has its patches."""
-        return self.patches if isinstance(item, Seen) else len(item.ids)
+        """Count the tokens of a text, or the patches of an image."""
+        return self.patches if isinstance(item, DecodedImage) else len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
         return self.fixed_length or super().padded_length(tokens)
 
     def collate(self, items: Sequence[Any]) -> Arrays:
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
-        is_images = isinstance(items[0], Seen)
+        is_images = isinstance(items[0], DecodedImage)
         return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
 
     def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
-        """Return each item's row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
+        """Return each item's row of `embeddings`, (B, D) float32."""
         return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

@@ -1,4 +1,4 @@
-"""Object detection finds things in an image: what they are, how sure the model is, and the box around each."""
+"""Object detection: an image becomes the objects in it, each with label, score and box."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from handlers.engines import Engine, Outputs
 from handlers.engines.torch import dtype_for
 from handlers.probabilities import sigmoid, softmax
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
-from handlers.vision.handler import ImageHandler, Seen
+from handlers.vision.handler import DecodedImage, ImageHandler
 from handlers.vision.pixel_detector import load_detector
-from handlers.vision.pixel_ssd import RULES, read_ssd, suppressed
+from handlers.vision.pixel_ssd import RULES, read_ssd, select_boxes
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -21,7 +21,7 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     """The network is a PixelDetector of checkpoint/, or a PixelSsd: pixels -> logits, boxes.
 
-    Answers have the form of transformers' pipeline of the same name.
+    Answers have the form of transformers' pipeline of that name.
     """
 
     config_class = ObjectDetectionConfig
@@ -31,7 +31,7 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         self.rules = None if self.config.arch is None else RULES[self.config.arch]
         return super().load()
 
-    def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
         dtype = dtype_for(self.device, self.config.precision)
         if self.config.arch is None:
             found = load_detector(self.checkpoint_dir, self.preprocessing)
@@ -42,32 +42,32 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         detector.head.to(dtype)
         return detector, ["logits", "boxes"]
 
-    def _threshold(self, item: Seen) -> float:
+    def _threshold(self, item: DecodedImage) -> float:
         least: float | None = item.options.threshold
         return self.config.threshold if least is None else least
 
-    def split(self, outputs: Outputs, items: Sequence[Seen]) -> Sequence[Any]:
+    def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:
         """Turn `logits`, (B, Q, C), and `boxes`, (B, Q, 4), into boxes in pixels of each item's image, best first."""
-        chosen = self._best(outputs["logits"]) if self.rules is None else self._suppressed(outputs, items, self.rules)
+        chosen = self._best(outputs["logits"]) if self.rules is None else self._select(outputs, items, self.rules)
         rows = zip(items, outputs["boxes"], chosen, strict=True)
         return [self._answer(item, boxes[at] * (2 * item.size), *labelled) for item, boxes, (at, *labelled) in rows]
 
     def _best(self, logits: NDArray[Any]) -> Iterable[Sequence[NDArray[Any]]]:
-        """As transformers' post_process_object_detection of RT-DETR: the Q best of all Q * C scores, a box for each."""
+        """Rank as transformers' post_process_object_detection of RT-DETR: the Q best of all Q * C scores."""
         count, queries, classes = logits.shape
         scores = sigmoid(logits).reshape(count, -1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :queries]
         return zip(best // classes, best % classes, np.take_along_axis(scores, best, axis=1), strict=True)
 
-    def _suppressed(self, outputs: Outputs, items: Sequence[Seen], rules: Any) -> Iterable[Sequence[NDArray[Any]]]:
-        """As torchvision's SSD; the first class stands for none."""
+    def _select(self, outputs: Outputs, items: Sequence[DecodedImage], rules: Any) -> Iterable[Sequence[NDArray[Any]]]:
+        """Select as torchvision's SSD; the first class means no object."""
         scores = softmax(outputs["logits"])[..., 1:]
         for item, boxes, rows in zip(items, outputs["boxes"], scores, strict=True):
-            at, classes = suppressed(boxes, rows, self._threshold(item), rules)
+            at, classes = select_boxes(boxes, rows, self._threshold(item), rules)
             yield at, classes + 1, rows[at, classes]
 
     def _answer(
-        self, item: Seen, boxes: NDArray[Any], labels: NDArray[Any], scores: NDArray[Any]
+        self, item: DecodedImage, boxes: NDArray[Any], labels: NDArray[Any], scores: NDArray[Any]
     ) -> list[dict[str, Any]]:
         top_k = item.options.top_k or self.config.top_k
         count = int((scores > self._threshold(item)).sum())

@@ -1,4 +1,4 @@
-"""Here is what the tasks on images share: decoding, and its settings.
+"""Decoding of images, networks behind pixels, and settings: shared by the tasks on images.
 
-It may import handlers.base and what is below it, but not handlers.text.
+It may import handlers.base and everything below it, but not handlers.text.
 """

@@ -4,14 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.probabilities import softmax
-from handlers.vision.preprocessing import neighbours
+from handlers.vision.preprocessing import find_neighbours
 
-# The most logits that are enlarged at a time, 16 MB of them: all of a photograph's, of 150 classes, are gigabytes.
+# Logits that are enlarged at a time, 16 MB: those of a whole photograph and 150 classes are gigabytes.
 MOST_ENLARGED = 4_000_000
+# Share of the second neighbour from which it is the nearer one.
 HALF = 0.5
 
 
-def likeliest(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def find_classes(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Enlarge logits as torch.nn.functional.interpolate does, bilinear, and find the likeliest class of each pixel.
 
     Args:
@@ -19,13 +20,14 @@ def likeliest(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArr
         size: the width and height to enlarge to.
 
     Returns:
-        The classes, (height, width), and their probabilities: within an area of one class, of the nearest logits.
+        The classes and their probabilities, (height, width) each. Within an area of one class, a probability is that of
+        the nearest logits.
     """
     values = np.ascontiguousarray(logits.transpose(1, 2, 0))
     best = values.argmax(2).astype(np.uint8)
-    (top, bottom, down), (left, right, across) = map(neighbours, values.shape[:2], size[::-1])
+    (top, bottom, down), (left, right, across) = map(find_neighbours, values.shape[:2], size[::-1])
     classes = best[np.ix_(top, left)]
-    # Between four values whose likeliest class is the same, no other class can be the likeliest.
+    # If four neighbours have one likeliest class, it is the likeliest everywhere between them.
     is_open = np.zeros(classes.shape, bool)
     for rows, columns in ((top, right), (bottom, left), (bottom, right)):
         is_open |= best[np.ix_(rows, columns)] != classes

@@ -1,6 +1,6 @@
-"""Serve what the tasks on images share.
+"""The handler that the tasks on images share.
 
-payload -> decode: the pixels that the model sees -> collate -> a network behind pixels
+payload -> decode: pixels -> collate -> a network behind pixels
 """
 
 import json
@@ -23,35 +23,28 @@ from handlers.engines.openvino import OpenVinoEngine
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
-from handlers.vision.images import decode_image, grey_jpeg
+from handlers.vision.encoding import make_grey_jpeg
+from handlers.vision.images import decode_image
 from handlers.vision.preprocessing import Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)
 
-# The tensor of an image: the bytes of a file. Pixels are one of item_dimensions.
+# The tensor of an image that is a file; a tensor of pixels has `item_dimensions`.
 IMAGE_TENSORS: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", shape=(-1, 1))}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One decoded image.
-
-    Attributes:
-        pixels: (H, W, 3) uint8, RGB: what the model sees.
-        options: those of its client.
-        size: the image's own width and height.
-    """
-
-    pixels: NDArray[np.uint8]
-    options: Any
-    size: tuple[int, int] = (0, 0)
+class DecodedImage:
+    pixels: NDArray[np.uint8]  # (H, W, 3), RGB: the model's input
+    options: Any  # of its client
+    size: tuple[int, int] = (0, 0)  # width and height that it was sent with
 
 
-class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
-    """Serves what the archive holds:
+class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
+    """Serves the files of an archive:
 
     index_to_name.json   class index -> label
-    preprocessing.json   how an image becomes pixels, see Preprocessing
+    preprocessing.json   resizing and normalisation of an image, see Preprocessing
     model.xml, .bin      a network behind pixels as an OpenVINO graph
     model.pt             of torchvision: state dict, for torch
     checkpoint/          of transformers: config.json, and model.safetensors for torch
@@ -73,27 +66,26 @@ class ImageHandler(BatchHandler[Config, Seen], Generic[Config]):
             return graph
         from handlers.engines.torch import TorchEngine  # noqa: PLC0415
 
-        network, outputs = self.network()
+        network, outputs = self.load_network()
         return TorchEngine(network.to(self.device), self.device, ["pixels"], outputs, config.threads)
 
     @abstractmethod
-    def network(self) -> tuple[torch.nn.Module, Sequence[str]]:
-        """Load the network for torch, in the configured precision, and name its outputs."""
+    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+        """Load the network for torch, in the configured precision; return it and the names of its outputs."""
 
     def sample(self) -> Payload:
-        """See `BatchHandler.sample`; a grey JPEG."""
-        return Payload(grey_jpeg(self.preprocessing.least))
+        return Payload(make_grey_jpeg(self.preprocessing.least_side))
 
-    def decode(self, payload: Payload) -> Seen:
-        """Make pixels of an image that came as bytes, {"b64": ...} or pixels, and read the options."""
+    def decode(self, payload: Payload) -> DecodedImage:
+        """Decode an image, bytes, {"b64": ...} or pixels, and read its options."""
         options = parse_options(self.options_class, payload.options) if payload.options else self._no_options
         pixels, size = decode_image(payload.value, self.config, self.preprocessing, payload.allowance)
-        return Seen(pixels, options, size)
+        return DecodedImage(pixels, options, size)
 
     @cached_property
     def _no_options(self) -> Any:
         return parse_options(self.options_class, {})
 
-    def collate(self, items: Sequence[Seen]) -> Arrays:
+    def collate(self, items: Sequence[DecodedImage]) -> Arrays:
         """Stack the items: `pixels`, (B, H, W, 3) uint8."""
         return {"pixels": np.stack([item.pixels for item in items])}

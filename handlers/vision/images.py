@@ -1,4 +1,4 @@
-"""Turn the bytes of an image, or its pixels, into the pixels that a model sees.
+"""Turn the bytes of an image, or its pixels, into the pixels of the model's input.
 
 bytes -> metadata off -> header -> limits -> scaled decode -> RGB -> upright -> Preprocessing
 pixels                           -> limits                                   -> Preprocessing
@@ -18,31 +18,32 @@ from PIL.JpegImagePlugin import JpegImageFile
 from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody, UnsupportedMedia
 from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
-from handlers.vision.metadata import orientation, strip
+from handlers.vision.metadata import read_orientation, strip_metadata
 from handlers.vision.preprocessing import Preprocessing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
-# Pillow warns of odd metadata in a client's file, which is of no use in a server's log.
+# Pillow warns of odd metadata in a client's file, which is of no use in a log of the server.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-# Beyond its own limit it only warns, up to twice that; the last filter comes first.
+# Up to twice its own limit of pixels Pillow only warns; warnings apply the last filter first.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-# What Pillow raises where an image has more than Image.MAX_IMAGE_PIXELS.
+# Pillow's errors for an image with more than Image.MAX_IMAGE_PIXELS.
 BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 # A scaled decode leaves the shorter side at least this many times as long as `Preprocessing` resizes it to. At 1 the
-# blur of the DCT's own scaling moves logits by 5% and more top answers than bf16 does; at 2 it moves them by 2%, about
-# as much as bf16 does, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18
+# blur of the DCT's own scaling moves logits by 5 % and changes more top answers than bf16. At 2 it moves them by 2 %,
+# about as much as bf16, and a 12-megapixel JPEG still decodes in an eighth of the time (measured on trained ResNet-18
 # and MobileNetV2, 120 crops).
 SCALED_DECODE_MARGIN = 2
 
-# Bytes of memory that decoding may take for each of `max_pixels`: 400 MB at the default. Pillow takes one a pixel of
-# modes with one channel and four of others, and the same again for each copy. Measured with Pillow 12.
+# Bytes of memory that decoding may use for each of `max_pixels`: 400 MB at the default. Pillow needs one byte a pixel
+# for modes with one channel and four for others, and as much again for each copy. Measured with Pillow 12.
 MOST_BYTES_A_PIXEL = 8
-# Of a WebP: two canvases of the animation decoder, RGBA, which Pillow uses for all; their bytes; and the image.
+# Bytes a pixel of a WebP: two RGBA canvases of the animation decoder, which Pillow uses for every WebP, their bytes,
+# and the image.
 WEBP_BYTES = 16
 
-# Pillow holds 16-bit samples in these modes; `convert` would clip them at 255 instead of scaling.
+# Pillow's modes of 16-bit samples; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 # The transposition that turns an image upright, by its orientation in Exif.
@@ -64,68 +65,68 @@ URL_SAFE = str.maketrans("-_", "+/")
 def decode_image(
     value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Decode one image: what the model sees, (H, W, 3) uint8, RGB; and the image's own size; see `opened`."""
-    image, own = opened(value, config, allowance, preprocessing.least)
-    return preprocessing.pixels(image), own
+    """Decode one image; return the model's input, (H, W, 3) uint8, RGB, and the image's own width and height."""
+    image, own = open_image(value, config, allowance, preprocessing.least_side)
+    return preprocessing.fit(image), own
 
 
-def opened(
+def open_image(
     value: Any, config: PixelsConfig, allowance: Allowance | None, least: int
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode one image in whatever form it came.
+    """Decode one image of any accepted kind.
 
     Args:
-        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright. A file is JPEG,
-            PNG, WebP, GIF (its first frame) or BMP; grey, palette, RGBA, CMYK and 16 bits a sample included. Alpha is
+        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright. A file is JPEG, PNG,
+            WebP, GIF (the first frame counts) or BMP, in grey, palette, RGB, RGBA or CMYK, of 8 or 16 bits. Alpha is
             dropped.
         config: the limits.
-        allowance: its request's.
-        least: pixels of a side that the model sees: libjpeg may leave out what is far more.
+        allowance: the pixels left to the request.
+        least: pixels of a side below which libjpeg must not scale.
 
     Returns:
-        The image, RGB and upright, and its width and height as it was sent, upright.
+        The image, RGB and upright, and the width and height that it was sent with, upright.
 
     Raises:
         EmptyInput: there are no bytes.
-        UnsupportedMedia: the bytes are of none of the formats.
-        InvalidBody: it came in another form, or its pixels are of another shape or dtype, or there are none.
-        ImageTooLarge: the image has more than `max_pixels`, decoding it would take more than 8 bytes for each of these,
-            or its file has more parts than an image needs.
-        WorkTooLarge: with it, the images of its request have more than `max_request_pixels`.
-        CorruptInput: the bytes are truncated or broken, or no base64.
+        UnsupportedMedia: the bytes are not a file of an accepted format.
+        UnknownShape: the value is of another kind, or its pixels have another shape or dtype.
+        ImageTooLarge: the image has over `max_pixels`, needs over 8 bytes of memory for each of these, or its file has
+            more parts than an image needs.
+        WorkTooLarge: the images of the request have more than `max_request_pixels`.
+        CorruptInput: the bytes are truncated or broken, or not base64.
     """
     match value:
         case bytes() | bytearray() as body:
-            return _decoded(body, config, allowance, least)
+            return _decode(body, config, allowance, least)
         case {"b64": text}:
-            return _decoded(_from_base64(text), config, allowance, least)
+            return _decode(_from_base64(text), config, allowance, least)
         case np.ndarray() as pixels:
-            image = _of_pixels(pixels, config, allowance)
+            image = _from_pixels(pixels, config, allowance)
             return image, image.size
         case _:
-            raise InvalidBody('An image comes as bytes, as {"b64": ...} or as a tensor, not as text.')
+            raise UnknownShape('An image must be bytes, {"b64": ...} or a tensor, not text.')
 
 
-def _decoded(
+def _decode(
     body: bytes | bytearray, config: PixelsConfig, allowance: Allowance | None, least: int
 ) -> tuple[Image.Image, tuple[int, int]]:
     if not body:
         raise EmptyInput("The image is empty.")
-    # A worker has one model, so its threads all write the same. TorchServe's limit_max_image_pixels is for its own
-    # handlers only.
+    # A worker has one model, so all of its threads write one value. TorchServe's limit_max_image_pixels is only for
+    # its own handlers.
     Image.MAX_IMAGE_PIXELS = config.max_pixels
-    stripped = strip(body)
+    stripped = strip_metadata(body)
     try:
         image: Image.Image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
     except BOMBS as error:
         raise _too_large(error, config) from None
     except UnidentifiedImageError:
         raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
-    except Exception:  # Pillow's parsers raise whatever a broken header makes them raise
+    except Exception:  # Pillow's parsers raise any exception for a broken header
         raise CorruptInput("The image's header is broken.") from None
     if image.format == "BMP" and (tile := getattr(image, "tile", None)) and tile[0][0] != "raw":
-        # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may stand for any number of pixels.
-        raise UnsupportedMedia("A run-length encoded BMP; send it uncompressed, or as PNG.")
+        # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may encode any number of pixels.
+        raise UnsupportedMedia("A run-length encoded BMP is not supported; send it uncompressed, or as PNG.")
     width, height = image.size
     _check_size(width, height, config, allowance)
     format_ = image.format
@@ -134,9 +135,9 @@ def _decoded(
             enough = SCALED_DECODE_MARGIN * least
             image.draft(None, (enough, enough))
         exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
-        number = orientation(exif or b"", xmp or b"")
+        number = read_orientation(exif or b"", xmp or b"")
         _check_memory(image, width * height, config, is_turned=number in TURNS)
-        # Under its own name, the image as it was sent would stay beside its copies.
+        # Under another name, the original would stay in memory beside its copies.
         image = _to_rgb(image)
         if number in TURNS:
             image = image.transpose(TURNS[number])
@@ -145,7 +146,7 @@ def _decoded(
         raise _too_large(error, config) from None
     except ImageTooLarge:
         raise
-    except Exception:  # likewise its decoders, for broken data
+    except Exception:  # Pillow's decoders raise any exception for broken data
         raise CorruptInput(f"The {format_ or 'image'} data is truncated or broken.") from None
 
 
@@ -164,9 +165,9 @@ def _from_base64(text: Any) -> bytes:
         raise CorruptInput('"b64" is not valid base64.') from None
 
 
-def _of_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
+def _from_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise InvalidBody("Pixels come as UINT8 [B, H, W, 3], RGB; other images as BYTES [B], files as they are.")
+        raise UnknownShape("A tensor of pixels must be UINT8 [B, H, W, 3], RGB; send image files as BYTES [B].")
     height, width, _ = pixels.shape
     _check_size(width, height, config, allowance)
     return Image.fromarray(pixels)
@@ -181,13 +182,13 @@ def _check_size(width: int, height: int, config: PixelsConfig, allowance: Allowa
 
 
 def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_turned: bool) -> None:
-    """Refuse an image of so many pixels, of which libjpeg may leave out some, if decoding takes too much memory."""
+    """Refuse an image if decoding it needs too much memory; it had `pixels` before libjpeg's scaling."""
     decoded = image.width * image.height
     own = 1 if image.mode in ("1", "L", "P") else 4
     copied = decoded * max(own if image.mode == "RGB" else own + 4, 8 if is_turned else 0)
     coefficients = 0
     if isinstance(image, JpegImageFile):
-        # Of a JPEG of several scans libjpeg keeps all coefficients, two bytes each, scaled or not.
+        # libjpeg keeps all coefficients of a JPEG with several scans, two bytes each, scaled or not.
         horizontal, vertical = (max(layer[at] for layer in image.layer) for at in (1, 2))
         coefficients = 2 * pixels * sum(layer[1] * layer[2] for layer in image.layer) // (horizontal * vertical)
     limit = MOST_BYTES_A_PIXEL * config.max_pixels
@@ -199,7 +200,7 @@ def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_t
 
 
 def _too_large(error: Exception, config: PixelsConfig) -> ImageTooLarge:
-    """Return the error for what Pillow refused, which names the pixels in the number before that word."""
+    """Return the error for an image that Pillow refused; Pillow's message contains the number of pixels."""
     pixels = re.search(r"(\d+) pixels", str(error))
     size = f"{pixels[1]} pixels" if pixels else "too many pixels"
     return ImageTooLarge(f"The image has {size}; max_pixels is {config.max_pixels}.")
@@ -212,18 +213,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode in SIXTEEN_BIT_MODES:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    # Of a palette Pillow would warn. Alpha is dropped in any case.
+    # Pillow would warn of the transparency of a palette. Alpha is dropped in any case.
     image.info.pop("transparency", None)
     return image.convert("RGB")
-
-
-def grey_jpeg(side: int) -> bytes:
-    """Return a grey square of so many pixels a side as a JPEG."""
-    return encoded(Image.new("RGB", (side, side), "grey"), "JPEG")
-
-
-def encoded(image: Image.Image, image_format: str) -> bytes:
-    """Write an image in one of Pillow's formats."""
-    with io.BytesIO() as body:
-        image.save(body, image_format)
-        return body.getvalue()

@@ -2,8 +2,8 @@
 
 checkpoint -> load_detector -> PixelDetector: (B, H, W, 3) uint8 -> (B, Q, labels) logits, (B, Q, 4) boxes
 
-Detectors of the RT-DETR family alone: they stretch every image to one size, take no mask, and answer with a set, so
-that nothing depends on the other images of a batch. Only what runs PyTorch calls `load_detector`.
+Only detectors of the RT-DETR family: they stretch every image to one size, use no mask, and predict a set of boxes, so
+an image's answer depends on no other image of its batch. Only code that runs PyTorch calls `load_detector`.
 """
 
 from pathlib import Path
@@ -18,32 +18,22 @@ FAMILY = ("rt_detr", "rt_detr_v2", "d_fine")
 
 
 class PixelDetector(PixelNetwork):
-    """A detector behind pixels."""
-
     def __init__(self, detector: Any, preprocessing: Preprocessing) -> None:
         """Wrap a model of FAMILY."""
         super().__init__(preprocessing)
         self.detector = detector
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Detect.
+        """Turn pixels, (B, H, W, 3) uint8, RGB, into logits, (B, Q, labels), and boxes, (B, Q, 4).
 
-        Args:
-            pixels: (B, H, W, 3) uint8, RGB.
-
-        Returns:
-            Logits (B, Q, labels), and boxes (B, Q, 4): left, top, right and bottom, as shares of the image.
+        A box is left, top, right and bottom, as shares of the image.
         """
-        found = self.detector(pixel_values=self.normalised(pixels))
+        found = self.detector(pixel_values=self.normalise(pixels))
         centres, halves = found.pred_boxes[..., :2], found.pred_boxes[..., 2:] / 2
         return found.logits, torch.cat([centres - halves, centres + halves], 2)
 
 
 def load_detector(checkpoint: Path, preprocessing: Preprocessing) -> PixelDetector:
-    """Load a checkpoint, in fp32.
-
-    Raises:
-        InvalidConfig: it is of another family.
-    """
+    """Load a checkpoint, in fp32; InvalidConfig if it is of another family."""
     detector = load_checkpoint(checkpoint, "AutoModelForObjectDetection", FAMILY)
     return PixelDetector(detector, preprocessing).eval()

@@ -1,4 +1,4 @@
-"""What networks behind pixels share, as they are exported for OpenVINO and as PyTorch runs them.
+"""The base of networks behind pixels, as they are exported for OpenVINO and as PyTorch runs them.
 
 checkpoint, state dict -> load_checkpoint, load_state -> a network behind a PixelNetwork
 """
@@ -14,25 +14,24 @@ from handlers.checkpoints import listed, load_strictly
 from handlers.errors import InvalidConfig
 from handlers.vision.preprocessing import Preprocessing
 
-# Heads of torchvision's networks that are for training alone; a checkpoint may lack them.
+# Heads of torchvision's networks that only training uses; a checkpoint may lack them.
 AUXILIARY = re.compile(r"(aux_classifier|aux[12]|AuxLogits)\.")
 
 
 class PixelNetwork(torch.nn.Module):
-    """Takes pixels as they were decoded: a quarter of the bytes of normalised floats."""
+    """Accepts pixels as they were decoded: a quarter of the bytes of normalised floats."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        """Normalise by statistics per channel."""
         super().__init__()
         self.is_bgr = preprocessing.is_bgr
         # Values in 0..255 are normalised without dividing them first. Always fp32: bf16 has 8 bits of mantissa.
         self.register_buffer("mean", torch.tensor(preprocessing.mean, dtype=torch.float32).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(preprocessing.std, dtype=torch.float32).view(1, 3, 1, 1))
 
-    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
         """Turn pixels, (B, H, W, 3) uint8, RGB, into (B, 3, H, W) in the precision of the network's weights."""
         # The permuted view of interleaved pixels is what PyTorch calls channels_last.
         values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
@@ -41,22 +40,18 @@ class PixelNetwork(torch.nn.Module):
 
 
 def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) -> Any:
-    """Load a model of transformers in fp32, by the name of its class.
-
-    Raises:
-        InvalidConfig: it is of a family that is not served.
-    """
-    # Seconds, which a worker on OpenVINO does not need.
+    """Load a model of transformers in fp32, by the name of its class; InvalidConfig if its family is not supported."""
+    # The import takes seconds, and a worker on OpenVINO does not need it.
     import transformers  # noqa: PLC0415
 
     config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     if config.model_type not in families:
-        raise InvalidConfig(f"{config.model_type} is none of the families that are served: {', '.join(families)}")
+        raise InvalidConfig(f"{config.model_type} is not supported; supported families are {', '.join(families)}")
     return load_strictly(auto_class, checkpoint, dtype=torch.float32)
 
 
 def read_state(weights: Path) -> Mapping[str, Any]:
-    """Read an archive's state dict; InvalidConfig where that is missing."""
+    """Read an archive's state dict; InvalidConfig if the file is missing."""
     if not weights.is_file():
         raise InvalidConfig(f"engine: torch needs {weights.name}, which this archive lacks")
     state: Mapping[str, Any] = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
@@ -64,7 +59,7 @@ def read_state(weights: Path) -> Mapping[str, Any]:
 
 
 def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
-    """Load the weights of a network, but for AUXILIARY ones; InvalidConfig if they are those of another network."""
+    """Load the weights of a network, except AUXILIARY ones; InvalidConfig if they belong to another network."""
     try:
         found = network.load_state_dict(state, strict=False)
         problems = {"they lack": found.missing_keys, f"{arch} does not have": found.unexpected_keys}
@@ -73,7 +68,7 @@ def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
     except RuntimeError as error:
         reasons = [str(error).splitlines()[1].strip()]
         if "pos_embedding" in reasons[0]:
-            reasons += ["crop_size is the side of the images that it was trained on"]
+            reasons += ["set crop_size to the side of the images that it was trained on"]
     if reasons:
         raise InvalidConfig(f"the weights are not those of {arch}: {'; '.join(reasons)}")
     return network.eval()

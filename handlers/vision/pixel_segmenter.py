@@ -3,7 +3,7 @@
 weights -> load_segmenter -> PixelSegmenter: (B, H, W, 3) uint8 -> (B, H, W) uint8 classes, (B, H, W) probabilities
                              PixelSegformer: (B, H, W, 3) uint8 -> (B, classes, h, w) logits
 
-Only what runs PyTorch calls `load_segmenter`.
+Only code that runs PyTorch calls `load_segmenter`.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from handlers.errors import InvalidConfig
 from handlers.vision.pixel_network import PixelNetwork, load_checkpoint, load_state, read_state
 from handlers.vision.preprocessing import Preprocessing
 
-# Of transformers: networks that see the whole image in one square, and answer a class for each of its pixels.
+# Families of transformers that stretch an image to one square and return a class for each of its pixels.
 FAMILY = ("segformer",)
 # A map has a byte for each pixel.
 MOST_CLASSES = 256
 
 
 class PixelSegmenter(PixelNetwork):
-    """A segmenter of torchvision behind pixels, which answers 5 bytes for each in place of 4 for each class."""
+    """A segmenter of torchvision; 5 bytes for each pixel leave the graph, not 4 for each class of it."""
 
     output_names = ("classes", "probabilities")
 
@@ -33,22 +33,18 @@ class PixelSegmenter(PixelNetwork):
         self.network = network
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Segment.
+        """Turn pixels, (B, H, W, 3) uint8, RGB, into the likeliest class of each and its probability.
 
-        Args:
-            pixels: (B, H, W, 3) uint8, RGB.
-
-        Returns:
-            The likeliest class of each pixel, (B, H, W) uint8, and its probability, (B, H, W) float32.
+        Both are (B, H, W): uint8 and float32.
         """
-        logits = self.network(self.normalised(pixels))["out"].float()
-        # Softmax and then max are three passes over all classes of all pixels in OpenVINO, and take 1.4 times as long.
+        logits = self.network(self.normalise(pixels))["out"].float()
+        # In OpenVINO softmax and then max are three passes over all classes of all pixels, and take 1.4 times as long.
         best, classes = logits.topk(1, dim=1)
         return classes[:, 0].to(torch.uint8), 1 / (logits - best).exp().sum(1)
 
 
 class PixelSegformer(PixelNetwork):
-    """A segmenter of transformers behind pixels: its logits are enlarged to the image's size, which a graph has not."""
+    """A segmenter of transformers; its logits are enlarged to the image's size, which a graph does not know."""
 
     output_names = ("map_logits",)
 
@@ -59,7 +55,7 @@ class PixelSegformer(PixelNetwork):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Turn pixels, (B, H, W, 3) uint8, RGB, into logits (B, classes, h, w), a quarter of the width and height."""
-        logits: torch.Tensor = self.network(pixel_values=self.normalised(pixels)).logits.float()
+        logits: torch.Tensor = self.network(pixel_values=self.normalise(pixels)).logits.float()
         return logits
 
 
@@ -69,16 +65,16 @@ def load_segmenter(
     """Load a network, in fp32.
 
     Args:
-        weights: a checkpoint's folder; a file with a state dict where `arch` is given.
-        arch: of torchvision.
-        classes: how many there are, for `arch`.
-        preprocessing: what it sees of an image.
+        weights: a checkpoint's folder, or with `arch` the file of a state dict.
+        arch: a network of torchvision; None for a checkpoint.
+        classes: the number of classes, for `arch`.
+        preprocessing: of its images.
 
     Raises:
-        InvalidConfig: the weights are missing, those of another network, or of a family that is not served.
+        InvalidConfig: the weights are missing, belong to another network, or their family is not supported.
     """
     if arch is not None:
-        return of_torchvision(read_state(weights), arch, classes, preprocessing)
+        return build_torchvision(read_state(weights), arch, classes, preprocessing)
     loaded = load_checkpoint(weights, "AutoModelForSemanticSegmentation", FAMILY)
     _check_classes(loaded.config.num_labels)
     return PixelSegformer(loaded, preprocessing).eval()
@@ -86,19 +82,17 @@ def load_segmenter(
 
 def _check_classes(classes: int) -> None:
     if classes > MOST_CLASSES:
-        raise InvalidConfig(f"the model has {classes} classes; {MOST_CLASSES} are the most")
+        raise InvalidConfig(f"the model has {classes} classes; a map holds at most {MOST_CLASSES}")
 
 
-def of_torchvision(state: Mapping[str, Any], arch: str, classes: int, preprocessing: Preprocessing) -> PixelSegmenter:
-    """Build a network of torchvision from its state dict.
-
-    Raises:
-        InvalidConfig: there is no such network, or the state dict is another one's.
-    """
+def build_torchvision(
+    state: Mapping[str, Any], arch: str, classes: int, preprocessing: Preprocessing
+) -> PixelSegmenter:
+    """Build a network of torchvision from its state dict; InvalidConfig if either does not fit."""
     import torchvision  # noqa: PLC0415
 
     if arch not in torchvision.models.list_models(torchvision.models.segmentation):
-        raise InvalidConfig(f"arch: {arch} is no network of torchvision.models.segmentation")
+        raise InvalidConfig(f"arch: {arch} is not a network of torchvision.models.segmentation")
     _check_classes(classes)
     network = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes)
     return PixelSegmenter(load_state(network, state, arch), preprocessing).eval()

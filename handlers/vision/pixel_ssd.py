@@ -1,8 +1,8 @@
-"""torchvision's SSD and SSDLite behind pixels as they were decoded, and how their boxes are chosen outside the graph.
+"""torchvision's SSD and SSDLite behind pixels as they were decoded, and the choice of their boxes outside the graph.
 
-state dict -> load_ssd -> PixelSsd: (B, S, S, 3) uint8 -> (B, A, classes) logits, (B, A, 4) boxes -> suppressed
+state dict -> load_ssd -> PixelSsd: (B, S, S, 3) uint8 -> (B, A, classes) logits, (B, A, 4) boxes -> select_boxes
 
-Only what runs PyTorch calls `load_ssd`.
+Only code that runs PyTorch calls `load_ssd`.
 """
 
 import math
@@ -15,42 +15,37 @@ import torch
 from numpy.typing import NDArray
 
 from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
-from handlers.vision.preprocessing import Preprocessing, levels
+from handlers.vision.preprocessing import Preprocessing, to_levels
 
 
-class Rules(NamedTuple):
-    """torchvision's own settings of a network.
+class SsdRules(NamedTuple):
+    """torchvision's own settings of a network."""
 
-    Attributes:
-        side: of the square that images are stretched to.
-        overlap: the most that two boxes of a class share, as intersection over union.
-        candidates: the most boxes of a class before that is looked at.
-        most: boxes of an image.
-    """
-
-    side: int
-    overlap: float
-    candidates: int
-    most: int
+    side: int  # of the square that images are stretched to
+    overlap: float  # most intersection over union of two boxes of a class
+    candidates: int  # most boxes of a class before overlaps are compared
+    most: int  # boxes of an image
 
 
 RULES = {
-    "ssdlite320_mobilenet_v3_large": Rules(320, 0.55, 300, 300),
-    "ssd300_vgg16": Rules(300, 0.45, 400, 200),
+    "ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300),
+    "ssd300_vgg16": SsdRules(300, 0.45, 400, 200),
 }
-# Of torchvision's BoxCoder: how centres and sizes are scaled, and the most that a size may grow, as a logarithm.
-WEIGHTS, MOST_GROWTH = (10.0, 10.0, 5.0, 5.0), math.log(1000 / 16)
+# Scales of centres and sizes in torchvision's BoxCoder.
+WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+# The most that a size may grow, as a logarithm; BoxCoder's limit.
+MOST_GROWTH = math.log(1000 / 16)
 
 
 class PixelSsd(PixelNetwork):
-    """A detector behind pixels, up to where boxes are chosen."""
+    """An SSD up to its boxes and their logits."""
 
     anchors: torch.Tensor
     scales: torch.Tensor
 
     def __init__(self, detector: Any, side: int) -> None:
-        """Wrap an SSD of torchvision, whose anchors depend on nothing but the size of the images."""
-        mean, std = levels(detector.transform.image_mean), levels(detector.transform.image_std)
+        """Wrap an SSD of torchvision, whose anchors depend only on the size of its images."""
+        mean, std = to_levels(detector.transform.image_mean), to_levels(detector.transform.image_std)
         self.preprocessing = Preprocessing((side, side), None, "bilinear", mean, std, is_antialiased=False)
         super().__init__(self.preprocessing)
         from torchvision.models.detection.image_list import ImageList  # noqa: PLC0415
@@ -61,21 +56,16 @@ class PixelSsd(PixelNetwork):
             features = list(self.backbone(blank).values())
             (corners,) = detector.anchor_generator(ImageList(blank, [(side, side)]), features)
         sizes = corners[:, 2:] - corners[:, :2]
-        # As centres and sizes, in shares of the image.
+        # Anchors are centres and sizes, as shares of the image.
         self.register_buffer("scales", torch.tensor(WEIGHTS))
         self.register_buffer("anchors", torch.cat([corners[:, :2] + sizes / 2, sizes], 1).clone() / side)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Detect.
+        """Turn pixels, (B, S, S, 3) uint8, RGB, into logits, (B, A, classes), and boxes, (B, A, 4).
 
-        Args:
-            pixels: (B, S, S, 3) uint8, RGB.
-
-        Returns:
-            Logits (B, A, classes), of which the first is of no class; and boxes (B, A, 4): left, top, right and bottom,
-            as shares of the image.
+        The first class means no object. A box is left, top, right and bottom, as shares of the image.
         """
-        found = self.head(list(self.backbone(self.normalised(pixels)).values()))
+        found = self.head(list(self.backbone(self.normalise(pixels)).values()))
         moves = found["bbox_regression"].float() / self.scales
         centres = self.anchors[:, :2] + moves[..., :2] * self.anchors[:, 2:]
         halves = self.anchors[:, 2:] * moves[..., 2:].clamp(max=MOST_GROWTH).exp() / 2
@@ -83,12 +73,8 @@ class PixelSsd(PixelNetwork):
 
 
 def load_ssd(state: Mapping[str, Any], arch: str) -> tuple[PixelSsd, int]:
-    """Build a network of RULES from its state dict, in fp32; return it and the number of its classes.
-
-    Raises:
-        InvalidConfig: the state dict is another network's.
-    """
-    # Seconds, which a worker on OpenVINO does not need.
+    """Build a network of RULES, in fp32, and count its classes; InvalidConfig if the weights do not fit."""
+    # The import takes seconds, and a worker on OpenVINO does not need it.
     import torchvision  # noqa: PLC0415
 
     empty = torchvision.models.get_model(arch, weights=None, weights_backbone=None)
@@ -99,29 +85,29 @@ def load_ssd(state: Mapping[str, Any], arch: str) -> tuple[PixelSsd, int]:
 
 
 def read_ssd(weights: Path, arch: str) -> PixelSsd:
-    """Load a network from an archive's file; InvalidConfig where that is missing, or another network's."""
+    """Load a network from an archive's file; InvalidConfig if that is missing or another network's."""
     return load_ssd(read_state(weights), arch)[0]
 
 
-def suppressed(
-    boxes: NDArray[np.float32], scores: NDArray[np.float32], least: float, rules: Rules
+def select_boxes(
+    boxes: NDArray[np.float32], scores: NDArray[np.float32], least: float, rules: SsdRules
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Choose the boxes of one image as torchvision's SSD does: of each class those that overlap no better one.
+    """Select the boxes of one image as torchvision's SSD does: in each class those that overlap no better one.
 
     Args:
         boxes: (A, 4) left, top, right, bottom in 0..1.
         scores: (A, classes) probabilities.
-        least: boxes of no higher score are left out.
+        least: boxes without a higher score are left out.
         rules: the network's.
 
     Returns:
-        The boxes and classes that stay, as indices, best first.
+        The selected boxes and classes, as indices, best first.
     """
     best = np.argsort(-scores, axis=0, kind="stable")[: rules.candidates]
     anchors, classes = best.T.ravel(), np.repeat(np.arange(scores.shape[1]), len(best))
     is_likely = scores[anchors, classes] > least
     anchors, classes = anchors[is_likely], classes[is_likely]
-    # Boxes of another class are moved so far that they overlap nothing.
+    # Classes are moved so far apart that boxes of two classes never overlap.
     corners = boxes[anchors] + 2 * classes[:, None]
     areas = (boxes[anchors, 2] - boxes[anchors, 0]) * (boxes[anchors, 3] - boxes[anchors, 1])
     left = np.argsort(-scores[anchors, classes], kind="stable")

@@ -21,7 +21,7 @@ from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.language_id import LanguageIdHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.vision.pixel_classifier import PixelClassifier
-from handlers.vision.preprocessing import Preprocessing, levels
+from handlers.vision.preprocessing import Preprocessing, to_levels
 from tests import tiny_models
 from tests.handlers.serving import started
 from tests.hostile.requests import Request
@@ -101,7 +101,7 @@ def _images(folder: Path) -> Staged:
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 10 * 10, CLASSES)
     )
-    seen = Preprocessing(SIDE + 4, (SIDE, SIDE), "bilinear", levels((0.5, 0.5, 0.5)), levels((0.25, 0.25, 0.25)))
+    seen = Preprocessing(SIDE + 4, (SIDE, SIDE), "bilinear", to_levels((0.5, 0.5, 0.5)), to_levels((0.25, 0.25, 0.25)))
     seen.write(folder)
     module = PixelClassifier(network, seen).eval()
     example = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)

@@ -31,14 +31,14 @@ from handlers.proofs import read_proofs
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig
 from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
-from handlers.vision.preprocessing import Preprocessing, levels
+from handlers.vision.preprocessing import Preprocessing, to_levels
 from tests import held_out, trained
 from tests.e2e.conftest import Answer, alone, send_together, url
 
 NAME, CROPS, WINDOW = "mobilenet-int8", 60, 8
 MOBILENET = ROOT / "examples" / "mobilenet-v2"
 CONFIG = ImageClassificationConfig(arch="mobilenet_v2")
-SEEN = Preprocessing(256, (224, 224), "bilinear", levels(IMAGENET_MEAN), levels(IMAGENET_STD), is_rounded=True)
+SEEN = Preprocessing(256, (224, 224), "bilinear", to_levels(IMAGENET_MEAN), to_levels(IMAGENET_STD), is_rounded=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,8 +28,8 @@ from deploy.build.weights import load_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
 from handlers.protocol.requests import Payload
-from handlers.vision.images import encoded
-from handlers.vision.pixel_classifier import options
+from handlers.vision.encoding import encode_image
+from handlers.vision.pixel_classifier import network_options
 from handlers.vision.pixel_network import load_state
 
 # Width and height of pictures: as photographs are, tall, small, very small, and long; and those that run together.
@@ -78,7 +78,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, name: str) 
         items = {}
         for size, picture in zip(SIZES, pictures, strict=True):
             try:
-                items[size] = task.decode(Payload(encoded(picture, "PNG")))
+                items[size] = task.decode(Payload(encode_image(picture, "PNG")))
             except InvalidInput:
                 # A limit of the task's own, such as the most pixels that it sees of a long picture.
                 continue
@@ -181,9 +181,9 @@ def _owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterato
         )
 
 
-def _of_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    known, chosen = options(config.arch, task.preprocessing), chosen_settings(config, origin)
-    state = load_weights(model, config.arch, origin, **known)
+def _of_classifier(model: Model, origin: Source, config: Any, task: Any) -> Owner:
+    known, chosen = network_options(config.arch, task.preprocessing), chosen_settings(config, origin)
+    state = load(model, config.arch, origin, **known)
     if chosen["transform_input"]:
         known["transform_input"] = True
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
@@ -216,7 +216,7 @@ def _of_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
     state = load_weights(model, config.arch, origin, weights_backbone=None)
     empty = torchvision.models.get_model(config.arch, weights=None, weights_backbone=None, num_classes=len(task.labels))
     network = load_state(empty, state, config.arch)
-    side = task.preprocessing.least
+    side = task.preprocessing.least_side
     found: dict[str, Any] = {}
     network.head.register_forward_hook(lambda *arguments: found.update(arguments[2]))
     network.anchor_generator.register_forward_hook(lambda *arguments: found.update(anchors=arguments[2][0]))

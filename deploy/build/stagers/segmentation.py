@@ -17,8 +17,8 @@ from handlers.archive_files import GRAPH
 from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
-from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, load_segmenter, of_torchvision
-from handlers.vision.preprocessing import Preprocessing, levels
+from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, build_torchvision, load_segmenter
+from handlers.vision.preprocessing import Preprocessing, to_levels
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
@@ -31,10 +31,10 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     config = parse(ImageSegmentationConfig, model.config().get("handler"))
     segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:
-        seen = Preprocessing(config.resize_size, None, "bilinear", levels(config.mean), levels(config.std))
-        state = load_weights(model, config.arch, origin, weights_backbone=None)
-        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, weights_backbone=None))
-        segmenter = of_torchvision(state, config.arch, len(labels), seen)
+        seen = Preprocessing(config.resize_size, None, "bilinear", to_levels(config.mean), to_levels(config.std))
+        state = load(model, config.arch, origin, weights_backbone=None)
+        labels = labels_of(model, config.arch, class_count(model, config.arch, state, weights_backbone=None))
+        segmenter = build_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:

@@ -23,7 +23,7 @@ from handlers.checkpoints import checked_labels
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.pixel_classifier import of_checkpoint, of_torchvision, options
+from handlers.vision.pixel_classifier import build_torchvision, load_classifier, network_options
 from handlers.vision.preprocessing import Preprocessing
 
 
@@ -38,17 +38,17 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     _check_source(model, config, origin)
     if config.arch is not None:
         seen = of_arch(model, config, origin)
-        known = options(config.arch, seen)
-        state = load_weights(model, config.arch, origin, **known)
-        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, **known))
-        classifier = of_torchvision(state, config.arch, len(labels), seen)
+        known = network_options(config.arch, seen)
+        state = load(model, config.arch, origin, **known)
+        labels = labels_of(model, config.arch, class_count(model, config.arch, state, **known))
+        classifier = build_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")
     else:
         with open_checkpoint(model, origin) as source:
             labels = _labels_of_checkpoint(model, source)
             seen = of_processor(source)
-            classifier = of_checkpoint(source, seen)
+            classifier = load_classifier(source, seen)
             pack(source, folder, with_weights=engine != "openvino")
     seen.write(folder)
     (folder / "index_to_name.json").write_text(json.dumps(dict(enumerate(labels)), ensure_ascii=False))
@@ -94,7 +94,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
     Raises:
         Unfaithful: OpenVINO cannot convert it.
     """
-    width, height = seen.size or (seen.least, seen.least)
+    width, height = seen.size or (seen.least_side, seen.least_side)
     # Zeros would leave every query of a detector alike, and the order of the first ones open.
     chance = torch.Generator().manual_seed(0)
     example = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=chance)

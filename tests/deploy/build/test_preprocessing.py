@@ -34,7 +34,7 @@ class Normalised(PixelNetwork):
         self.none = torch.nn.Parameter(torch.zeros(1))
 
     def of(self, preprocessing: Preprocessing, image: Image.Image) -> torch.Tensor:
-        return self.normalised(torch.tensor(preprocessing.pixels(image))[None]).detach()
+        return self.normalise(torch.tensor(preprocessing.fit(image))[None]).detach()
 
 
 def images() -> list[Image.Image]:

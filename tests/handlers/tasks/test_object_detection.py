@@ -101,7 +101,7 @@ def test_boxes_of_ssd_are_those_that_torchvision_keeps(ssdlite: tuple[Path, Any]
     answers = serve(handler, [photograph(name) for name in NAMES])
     for name, answer in zip(NAMES, answers, strict=True):
         image = Image.open(path(name)).convert("RGB")
-        seen = handler.preprocessing.pixels(image)
+        seen = handler.preprocessing.fit(image)
         resized = 255 * torch.nn.functional.interpolate(to_tensor(image)[None], (320, 320), mode="bilinear")
         assert np.abs(seen - resized[0].permute(1, 2, 0).numpy()).max() < 0.51
         # Pixels are whole numbers here, which weights that are not trained would exaggerate.

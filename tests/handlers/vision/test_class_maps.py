@@ -15,7 +15,7 @@ def test_likeliest_classes_are_those_of_enlarged_logits(size: tuple[int, int], m
     # Areas of one class, and edges between them.
     logits[3, :6, :8] += 9
     enlarged = torch.nn.functional.interpolate(logits[None], size[::-1], mode="bilinear", align_corners=False)[0]
-    classes, probabilities = class_maps.likeliest(logits.numpy(), size)
+    classes, probabilities = class_maps.find_classes(logits.numpy(), size)
     assert np.mean(classes == enlarged.argmax(0).numpy()) >= 0.999
     assert probabilities.shape == classes.shape
     assert np.abs(probabilities - enlarged.softmax(0).max(0).values.numpy()).mean() < 0.05

@@ -226,13 +226,13 @@ import io
 from PIL import Image
 from handlers.errors import ImageTooLarge
 from handlers.vision.config import PixelsConfig
-from handlers.vision.images import opened
+from handlers.vision.images import open_image
 limits = PixelsConfig(max_pixels=10_000)
 for height in (100, 101, 201, 1000):
     body = io.BytesIO()
     Image.new("L", (100, height)).save(body, "PNG")
     try:
-        print(opened(body.getvalue(), limits, None, 16)[1])
+        print(open_image(body.getvalue(), limits, None, 16)[1])
     except ImageTooLarge as error:
         print(error.code, error)
 """

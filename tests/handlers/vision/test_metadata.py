@@ -8,8 +8,8 @@ from PIL import Image
 
 from handlers.errors import CorruptInput, ImageTooLarge
 from handlers.vision.config import PixelsConfig
-from handlers.vision.images import opened
-from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip
+from handlers.vision.images import open_image
+from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip_metadata
 from tests.photographs import encoded, jpeg, photograph
 
 LIMITS = PixelsConfig(max_pixels=10_000_000)
@@ -61,7 +61,7 @@ def with_scans(scans: int) -> bytes:
 )
 def test_decode_a_file_of_more_parts_than_an_image_needs_is_refused(body: bytes) -> None:
     with pytest.raises(ImageTooLarge, match="more than"):
-        opened(body, LIMITS, None, 232)
+        open_image(body, LIMITS, None, 232)
 
 
 def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
@@ -73,9 +73,9 @@ def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
         b"GIF89a",
     ):
         with pytest.raises(CorruptInput):
-            strip(header)
+            strip_metadata(header)
     whole = photograph("chelsea")
     assert whole.startswith(b"\x89PNG")
     for size in (200, 1000, 5000, len(whole) // 2):
         with pytest.raises(CorruptInput):
-            opened(whole[:size], LIMITS, None, 232)
+            open_image(whole[:size], LIMITS, None, 232)

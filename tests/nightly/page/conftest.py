@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from deploy import sandbox
-from handlers.vision.masks import png
+from handlers.vision.encoding import encode_map
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
 from tests.nightly.page.browser import KEY, Visit, chromium, visit
 
@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any], Any]] = {
         "image_segmentation",
         ["image/*", "application/json"],
         {},
-        {"segments": SEGMENTS, "map": png(HALVES)},
+        {"segments": SEGMENTS, "map": encode_map(HALVES)},
     ),
     "language-id": ("language_id", TEXTS, TOP_K, FRENCH),
     "text-classification": ("text_classification", TEXTS, {}, [{"label": "POSITIVE", "score": 0.9997}]),

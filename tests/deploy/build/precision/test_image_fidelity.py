@@ -123,4 +123,4 @@ def test_state_dict_without_arch_and_of_other_sizes_of_images_is_one_line(archiv
     assert "own: arch: required for weights of torchvision" in archive_sh.refused(*arguments)
     folder = archive_sh.write_list("own", "image_classification", config={"arch": "vit_b_32"})
     (folder / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b"}))
-    assert "crop_size is the side of the images that it was trained on" in archive_sh.refused(*arguments)
+    assert "set crop_size to the side of the images that it was trained on" in archive_sh.refused(*arguments)
