@@ -1,4 +1,4 @@
-"""Language identification with a fastText model turns a text into labels with their scores."""
+"""Language identification: a text becomes labels with scores, by a fastText model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from handlers.errors import InvalidConfig
 from handlers.protocol.output_tensors import LABELS, ranked
 from handlers.protocol.requests import Payload
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
-from handlers.text.inputs import Text, text_of
+from handlers.text.inputs import Text, read_payload
 
 PREFIX = "__label__"
 
@@ -31,18 +31,17 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     def load(self) -> Engine:
         found = [path for path in (self.model_dir / "model.ftz", self.model_dir / "model.bin") if path.is_file()]
         if not found:
-            raise InvalidConfig("this archive lacks model.ftz and model.bin")
+            raise InvalidConfig("this archive lacks model.ftz and model.bin; build it again")
         return FastTextEngine(found[0])
 
     def sample(self) -> Payload:
-        """A sentence."""
         return Payload("Bonjour tout le monde.")
 
     def decode(self, payload: Payload) -> Text[LanguageIdOptions]:
         """Check a text, or {"text": ...}, put it on one line, and read its options."""
         options = parse_options(LanguageIdOptions, payload.options)
-        text = text_of(payload, self.config.max_characters)
-        # fastText takes a line break for the end of the text, and any white space for the same separator.
+        text = read_payload(payload, self.config.max_characters)
+        # For fastText a line break ends the text, and every white space separates words.
         return Text(" ".join(text.split()), options)
 
     def collate(self, items: Sequence[Text[LanguageIdOptions]]) -> Arrays:

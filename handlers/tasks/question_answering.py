@@ -1,4 +1,4 @@
-"""Extractive question answering finds the part of a context that answers a question."""
+"""Extractive question answering: a question and a context become the parts of the context that answer it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ from handlers.text.answer_spans import (
     SPARE_SPANS,
     WINDOW_TOKENS,
     Passage,
-    characters,
-    cut,
-    likeliest_spans,
+    find_characters,
+    find_spans,
+    split_context,
 )
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.encoders import Head
@@ -29,20 +29,19 @@ from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
 
 
-def _one_or_many(result: Record | Sequence[Record]) -> Sequence[Record]:
-    """Make a list of a result that is one record or several."""
+def _list_records(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
 class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
-    """A long context goes through the model in windows, all of them in one micro-batch."""
+    """A long context runs in windows, all of them in one micro-batch."""
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
-    output_tensors = ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _one_or_many)
+    output_tensors = ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records)
     needs_places = True
 
     def load(self) -> Engine:
@@ -57,35 +56,37 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return engine
 
     def sample(self) -> Payload:
-        """A question and a sentence."""
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
 
+    def samples(self) -> Iterable[Payload]:
+        return (self.sample(),)
+
     def decode(self, payload: Payload) -> Passage:
-        """Check {"question": ..., "context": ...}; either may stand beside "instances", where it holds for all."""
+        """Check {"question": ..., "context": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
-            raise InvalidBody('A question comes as {"question": ..., "context": ...}.')
+            raise UnknownShape('A question must be {"question": ..., "context": ...}.')
         fields = {**payload.options, **payload.value}
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
         )
-        # A context that stands beside "instances" is sent once, and tokenised for each question.
+        # A context beside "instances" is sent once, and tokenised for each question.
         if payload.allowance:
             payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
         return Passage(context, self.options(fields), question=question)
 
     def prepare(self, items: Sequence[Passage]) -> Sequence[Passage | ItemError]:
-        """Tokenise all items in one call, and cut contexts that are too long."""
+        """Tokenise all items in one call, and split contexts that are too long."""
         encodings = self.tokenizer(
             [item.question for item in items],
             [item.text for item in items],
             return_attention_mask=False,
             return_token_type_ids=True,
         ).encodings
-        return [self._cut(item, encoding) for item, encoding in zip(items, encodings, strict=True)]
+        return [self._split(item, encoding) for item, encoding in zip(items, encodings, strict=True)]
 
-    def _cut(self, item: Passage, encoding: Any) -> Passage | ItemError:
+    def _split(self, item: Passage, encoding: Any) -> Passage | ItemError:
         try:
-            windows = cut(encoding, self.max_length, self.doc_stride)
+            windows = split_context(encoding, self.max_length, self.doc_stride)
         except InvalidInput as error:
             return ItemError.of(error)
         limit = self.config.max_windows
@@ -109,12 +110,12 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
         return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
-        """Rank an item's answers as transformers 4 does: equal words, in any place or case, are one with all scores."""
+        """Rank as transformers 4: equal words, in any place or case, are one answer with the sum of the scores."""
         options, encoding = item.options, item.encoding
         origin = item.windows[0].first
         found: dict[str, dict[str, Any]] = {}
         for window, (starts, ends) in zip(item.windows, rows, strict=True):
-            spans = likeliest_spans(
+            spans = find_spans(
                 starts,
                 ends,
                 window,
@@ -123,7 +124,7 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
                 count=options.top_k * SPANS_PER_ANSWER + SPARE_SPANS if options.align_to_words else options.top_k,
             )
             for span in spans:
-                start, end = characters(
+                start, end = find_characters(
                     encoding, origin + span.first, origin + span.last, align_to_words=options.align_to_words
                 )
                 answer = item.text[start:end]

@@ -1,4 +1,4 @@
-"""Reranking says how well a document answers a query, with a cross-encoder that reads both."""
+"""Reranking: a query and a document become a score, by a cross-encoder that reads both."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from handlers.text.config import RerankingConfig, RerankingOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, read_text
-from handlers.text.sentence_files import activation
+from handlers.text.sentence_files import read_activation
 
 Pair = Text[RerankingOptions]
 
@@ -34,17 +34,20 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         engine = super().load()
         if self.model_config.num_labels != 1:
             raise InvalidConfig(f"reranking: the model has {self.model_config.num_labels} labels; a reranker has one")
-        self.activation = activation(self.checkpoint_dir)
+        self.activation = read_activation(self.checkpoint_dir)
         return engine
 
     def sample(self) -> Payload:
-        """A question and a sentence."""
         return Payload({"query": "What comes next?", "document": "What went before decides what comes next."})
 
+    def samples(self) -> Iterable[Payload]:
+        """Return documents of each padded length."""
+        return [Payload({"query": "a", "document": each.value}) for each in super().samples()]
+
     def decode(self, payload: Payload) -> Pair:
-        """Check {"query": ..., "document": ...}; either may stand beside "instances", where it holds for all."""
+        """Check {"query": ..., "document": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
-            raise InvalidBody('A pair comes as {"query": ..., "document": ...}.')
+            raise UnknownShape('A pair must be {"query": ..., "document": ...}.')
         fields = {**payload.options, **payload.value}
         query, document = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("query", "document")
@@ -52,15 +55,13 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         options = self.options(fields)
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
-            raise InvalidOption(
-                f"max_tokens_per_doc: {most}; documents are cut where the model ends, {self.max_length}."
-            )
+            raise UnknownOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
         # A query is sent once, and tokenised for each document.
         if payload.allowance:
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(query, options, pair=document)
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
-        """Turn `logits`, (B, 1), into {"score": float} per item."""
+        """Turn `logits`, (B, 1), into {"score": float} for each item."""
         scores = self.activation(torch.from_numpy(np.asarray(outputs["logits"], np.float32)))
         return [{"score": score} for score in scores.flatten().tolist()]

@@ -1,4 +1,4 @@
-"""Sentence embedding turns a text into a vector, which is pooled and normalised as the model's own files say."""
+"""Sentence embedding: a text becomes a vector, pooled and normalised by the model's own files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,15 +13,18 @@ from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
-from handlers.text.inputs import Text, tokenised
-from handlers.text.sentence_files import Dimensions, Prompts, refused, token_ids
-from handlers.text.sentence_modules import transformer_settings, vector_size
+from handlers.text.inputs import Text, add_tokens
+from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids
+from handlers.text.sentence_modules import find_vector_size, transformer_settings
 
 Sentence = Text[SentenceEmbeddingOptions]
 
+# The way out for clients of LangChain, which sends token ids by default.
+LANGCHAIN = "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
+
 
 class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
-    """Prompts are put in front of texts as sentence-transformers does."""
+    """Prompts precede texts as in sentence-transformers."""
 
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
@@ -31,7 +34,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def load(self) -> Engine:
         engine = super().load()
-        size = vector_size(self.checkpoint_dir, self.model_config.hidden_size)
+        size = find_vector_size(self.checkpoint_dir, self.model_config.hidden_size)
         if transformer_settings(self.checkpoint_dir).get("do_lower_case"):
             backend = self.tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
@@ -41,23 +44,21 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         return engine
 
     def decode(self, payload: Payload) -> Sentence:
-        """Check a text, or {"text": ...} where token ids may stand for it, and the options."""
-        ids = token_ids(payload.value["text"]) if isinstance(payload.value, Mapping) else None
+        """Check a text, {"text": ...} or token ids, and the options."""
+        ids = read_token_ids(payload.value["text"]) if isinstance(payload.value, Mapping) else None
         if ids is not None:
-            return self._of_own(ids, self.options(payload.options))
+            return self._from_ids(ids, self.options(payload.options))
         sentence = super().decode(payload)
         options = sentence.options
-        return replace(sentence, text=self.prompts.of(options.prompt_name, options.input_type) + sentence.text)
+        return replace(sentence, text=self.prompts.find(options.prompt_name, options.input_type) + sentence.text)
 
-    def _of_own(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
-        """Take the model's own token ids as they are, special ones included."""
+    def _from_ids(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
+        """Accept the model's own token ids unchanged, special ones included."""
         if self.config.token_ids is None:
-            raise refused()
+            raise UnknownShape(f"text: token ids are not accepted (setting token_ids); send texts. {LANGCHAIN}")
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
-            raise InvalidBody(
-                f"text: a token id outside this model's vocabulary of {self.model_config.vocab_size}. "
-                "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False."
-            )
+            size = self.model_config.vocab_size
+            raise UnknownShape(f"text: a token id is outside this model's vocabulary of {size}. {LANGCHAIN}")
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
 
     def options(self, sent: Mapping[str, Any]) -> Any:
@@ -66,11 +67,11 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         return options
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
-        """What came as the model's own token ids is not tokenised again."""
+        """Tokenise the texts; token ids only need a check of their number."""
         texts = [item for item in items if not item.ids]
         prepared = iter(super().prepare(texts) if texts else ())
-        return [tokenised(item, item.ids, self.max_length) if item.ids else next(prepared) for item in items]
+        return [add_tokens(item, item.ids, self.max_length) if item.ids else next(prepared) for item in items]
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
-        """Return each item's row of `embeddings`, (B, D) float32, which is written as [float, ...]."""
+        """Return each item's row of `embeddings`, (B, D) float32."""
         return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

@@ -1,4 +1,4 @@
-"""Text classification turns a text into labels with scores, likeliest first."""
+"""Text classification: a text becomes labels with scores, likeliest first."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from handlers.text.inputs import Text, read_text
 
 
 class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextClassificationOptions]]):
-    """Answers are those of transformers' pipeline of the same name, always as a list."""
+    """Answers are those of transformers' pipeline of that name, always as a list."""
 
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
@@ -29,15 +29,15 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     def load(self) -> Engine:
         engine = super().load()
         self.labels = checked_labels(self.model_config.id2label, engine)
-        told = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir)
-        self.takes_pairs = told is not None
+        uses_segments = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir)
+        self.takes_pairs = uses_segments is not None
         self.function = self.config.function_to_apply
         if self.function == "auto":
             self.function = function_of(self.model_config.problem_type, len(self.labels))
         return engine
 
     def decode(self, payload: Payload) -> Text[TextClassificationOptions]:
-        """A second text may stand beside the first."""
+        """A second text may accompany the first."""
         item = super().decode(payload)
         if item.options.text_pair is None:
             return item
@@ -49,7 +49,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
         return replace(item, pair=pair)
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
-        """Turn `logits`, (B, labels), into [{"label", "score"}, ...] per item, its `top_k` likeliest in order."""
+        """Turn `logits`, (B, labels), into [{"label", "score"}, ...] for each item, its `top_k` likeliest in order."""
         rows = scores(outputs["logits"], self.function)
         order = np.argsort(-rows, axis=1, kind="stable")
         return [

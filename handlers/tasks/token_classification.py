@@ -1,4 +1,4 @@
-"""Token classification turns a text into its entities, with their places in the text."""
+"""Token classification: a text becomes its entities, with their places in the text."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from handlers.text.inputs import Text
 
 
 class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[TokenClassificationOptions]]):
-    """Answers are those of transformers' pipeline of the same name."""
+    """Answers are those of transformers' pipeline of that name."""
 
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
@@ -28,13 +28,13 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
         engine = super().load()
         self.labels = checked_labels(self.model_config.id2label, engine)
         self.unknown_id = self.tokenizer.unk_token_id
-        # WordPiece marks the tokens that continue a word; others leave it to be guessed from the spaces.
+        # WordPiece marks the tokens that continue a word; for other models the spaces decide.
         model = self.tokenizer.backend_tokenizer.model
         self.marks_subwords = bool(getattr(model, "continuing_subword_prefix", None))
         return engine
 
     def split(self, outputs: Outputs, items: Sequence[Text[TokenClassificationOptions]]) -> Sequence[Any]:
-        """Turn `logits`, (B, T, labels), into a list of entities per item, in the order of its text."""
+        """Turn `logits`, (B, T, labels), into a list of entities for each item, in the order of its text."""
         scores = softmax(outputs["logits"])
         return [self._entities(item, rows) for item, rows in zip(items, scores, strict=True)]
 
@@ -48,7 +48,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
         )
 
     def _tokens(self, item: Text[TokenClassificationOptions], scores: NDArray[np.float32]) -> Iterator[Token]:
-        """Yield the text's tokens, without special ones and padding."""
+        """Yield the text's tokens without special ones and padding."""
         encoding = item.encoding
         rows = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
         for index, (token_id, word, (start, end), is_special) in enumerate(rows):

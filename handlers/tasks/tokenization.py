@@ -1,4 +1,4 @@
-"""Tokenization turns a text into the token ids that a model takes, for clients that run the model elsewhere."""
+"""Tokenization: a text becomes the token ids of a model, for clients that run the model elsewhere."""
 
 import threading
 from collections import defaultdict
@@ -18,57 +18,56 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import padded
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
-from handlers.text.encoders import source_limit
-from handlers.text.inputs import Text, padded_rows, text_of, tokenised
+from handlers.text.encoders import find_source_limit
+from handlers.text.inputs import Text, add_tokens, pad_rows, read_payload
 
-Source = Text[TokenizationOptions]
+Item = Text[TokenizationOptions]
 
 
-class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
-    """Serves the tokenizer of a Hugging Face checkpoint; there is no model behind it.
+class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
+    """Serves the tokenizer of a Hugging Face checkpoint; the archive has no model.
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each set of options
-         -> collate -> (B, T) ids and mask -> split: each item's own, or as long as `padding: max_length` says
+         -> collate -> (B, T) ids and mask -> split: each item's own, or as long as `padding: max_length` demands
     """
 
     config_class = TokenizationConfig
     options_class = TokenizationOptions
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    # Checking a text takes microseconds; tokenising is one call that brings threads of its own.
+    # Checking a text takes microseconds, and the tokenizer has its own threads.
     decodes_in_threads = False
 
     def load(self) -> FunctionEngine:
         config = self.config
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         self.tokenizer_lock = threading.Lock()
-        self.max_length = source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.output_tensors = padded({"input_ids": self.pad_id, "attention_mask": 0})
-        return FunctionEngine(_as_they_are, ["input_ids", "attention_mask"])
+        return FunctionEngine(_return_inputs, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:
-        """A sentence."""
         return Payload("What went before decides what comes next.")
 
-    def decode(self, payload: Payload) -> Source:
-        """Check a text, or {"text": ...}, and complete its options by the configuration's."""
+    def decode(self, payload: Payload) -> Item:
+        """Check a text, or {"text": ...}, and complete its options by the settings."""
         config = self.config
         defaults = {"padding": config.padding, "truncation": config.truncation, "max_length": self.max_length}
         options = parse_options(TokenizationOptions, {**defaults, **payload.options})
         if options.max_length > self.max_length:
-            raise InvalidOption(f"max_length: {options.max_length}; at most {self.max_length}.")
-        text = text_of(payload, config.max_characters)
+            raise UnknownOption(f"max_length: {options.max_length}; at most {self.max_length}.")
+        text = read_payload(payload, config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), config.max_request_characters)
         return Text(text, options)
 
-    def prepare(self, items: Sequence[Source]) -> Sequence[Source | ItemError]:
-        """Tokenise in one call for each length that texts are cut to; one that is too long is refused."""
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
+        """Tokenise in one call for each length that texts are cut to; refuse a text that is too long."""
         cuts: dict[int | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             cuts[item.options.max_length if item.options.truncation else None].append(index)
-        outcomes: list[Source | ItemError] = list(items)
+        outcomes: list[Item | ItemError] = list(items)
         for length, indices in cuts.items():
             # The length is the tokenizer's state, and in adaptive mode several threads prepare items.
             with self.tokenizer_lock:
@@ -76,27 +75,27 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Source]):
                     [items[index].text for index in indices], truncation=length is not None, max_length=length
                 )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = tokenised(items[index], ids, items[index].options.max_length)
+                outcomes[index] = add_tokens(items[index], ids, items[index].options.max_length)
         return outcomes
 
-    def cost(self, item: Source) -> Cost:
+    def cost(self, item: Item) -> Cost:
         """The item's length is that of its answer in tokens."""
-        return Cost(_length(item))
+        return Cost(_count_tokens(item))
 
-    def collate(self, items: Sequence[Source]) -> Arrays:
+    def collate(self, items: Sequence[Item]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
-        return padded_rows([item.ids for item in items], max(map(_length, items)), self.pad_id)
+        return pad_rows([item.ids for item in items], max(map(_count_tokens, items)), self.pad_id)
 
-    def split(self, outputs: Outputs, items: Sequence[Source]) -> Sequence[Any]:
-        """Cut `input_ids` and `attention_mask`, (B, T), into {"input_ids": (t,), "attention_mask": (t,)} per item."""
-        rows = zip(outputs["input_ids"], outputs["attention_mask"], map(_length, items), strict=True)
+    def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
+        """Cut `input_ids` and `attention_mask`, (B, T), to (t,) for each item."""
+        rows = zip(outputs["input_ids"], outputs["attention_mask"], map(_count_tokens, items), strict=True)
         return [{"input_ids": ids[:length], "attention_mask": mask[:length]} for ids, mask, length in rows]
 
 
-def _length(item: Source) -> int:
-    """Tokens of the item's answer, padding included."""
+def _count_tokens(item: Item) -> int:
+    """Count the tokens of the item's answer, padding included."""
     return item.options.max_length if item.options.padding == "max_length" else len(item.ids)
 
 
-def _as_they_are(input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64]) -> Outputs:
+def _return_inputs(input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64]) -> Outputs:
     return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -1,4 +1,4 @@
-"""Translation takes any transformers model from text to text: Marian, M2M100, NLLB, SeamlessM4T, T5."""
+"""Translation: a text becomes a text, by any transformers model of that kind: Marian, M2M100, NLLB, SeamlessM4T, T5."""
 
 import threading
 from collections import defaultdict
@@ -22,24 +22,24 @@ from handlers.protocol.headers import Headers
 from handlers.protocol.output_tensors import OutputTensors, columns
 from handlers.protocol.requests import Payload, Request
 from handlers.text.config import TranslationConfig, TranslationOptions
-from handlers.text.detection import AUTO, Detector, Source, SourceText, load_detector
-from handlers.text.documents import DEFAULT_LANGUAGE, Divided, cut, divided
-from handlers.text.encoders import source_limit
-from handlers.text.inputs import AnswerLengths, padded_rows, text_of, tokenised
-from handlers.text.languages import Target, read_languages, short_code
+from handlers.text.detection import AUTO, Detector, SourceLanguage, SourceText, load_detector
+from handlers.text.documents import DEFAULT_LANGUAGE, DividedText, divide_texts, split_text
+from handlers.text.encoders import find_source_limit
+from handlers.text.inputs import AnswerLengths, add_tokens, pad_rows, read_payload
+from handlers.text.languages import Target, read_languages, shorten_code
 
-# The streams that CTranslate2 starts with before a trial of their number.
+# CTranslate2's streams before a trial of their number.
 LIKELIEST_STREAMS = 2
 
 
 class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
-    """Serves what the archive holds:
+    """Serves the files of an archive:
 
     checkpoint/       tokenizer and configuration; model.safetensors for torch
-    ctranslate2/      the converted model, where the family has one
+    ctranslate2/      the converted model, if CTranslate2 supports the family
 
     text -> decode -> checked text -> prepare: one call of the tokenizer for each source language
-         -> collate, forward: one run for items of the same options and languages -> split: its text
+         -> collate, forward: one run for items of equal options and languages -> split: its text
     """
 
     config_class = TranslationConfig
@@ -57,11 +57,11 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         self.tokenizer_lock = threading.Lock()
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         converted = self.model_dir / CONVERTED
-        # CTranslate2 ends each answer of a greedy run at its own limit; others have one limit for a micro-batch.
+        # In a greedy run of CTranslate2 each answer has its own limit; otherwise a micro-batch has one limit.
         self.ends_each = config.engine == "auto" and converted.is_dir()
         generation, positions = read_generation(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         engine: Generator | CTranslate2Engine = (
-            self._converted(converted, generation) if self.ends_each else self._generator()
+            self._load_converted(converted, generation) if self.ends_each else self._load_generator()
         )
         self.is_greedy_only = getattr(engine, "is_greedy_only", False)
         self.vocabulary_size = getattr(engine, "vocabulary_size", inf)
@@ -75,20 +75,20 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 known = ", ".join(sorted(codes)) or "none: its languages are fixed"
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
         self.detector = None if config.detector is None else self._load_detector()
-        self.max_length = source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.lengths = AnswerLengths.read(generation, positions, config.max_new_tokens_limit)
-        # None where it follows from a text's length.
+        # None if the limit follows from a text's length.
         self.usual_limit = config.max_new_tokens and min(config.max_new_tokens, self.lengths.limit)
         return engine
 
-    def _generator(self) -> Generator:
+    def _load_generator(self) -> Generator:
         config = self.config
         precision, trusted = torch_precision(config.precision), config.trust_remote_code
         model = load_model(self.checkpoint_dir, self.device, precision, trust_remote_code=trusted)
         return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
 
-    def _converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
-        """Load the converted model, on as many streams as the settings say, or on those that are likeliest."""
+    def _load_converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
+        """Load the converted model, on the configured streams or on the likeliest number."""
         config = self.config
         wanted = config.scheduling.streams
         return CTranslate2Engine(
@@ -105,13 +105,13 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     def _load_detector(self) -> Detector:
         sources = self.languages.sources
         if not sources:
-            raise InvalidConfig("detector: this model's source language is fixed; leave the setting out")
+            raise InvalidConfig("detector: this model's source language is fixed; remove the setting")
         self.output_tensors = columns({"translation_text": object, "src_lang": object, "src_lang_score": np.float32})
         fallback = None if self.config.src_lang == AUTO else self.config.src_lang
         return Detector(load_detector(self.model_dir), sources, fallback)
 
     def sample(self) -> Payload:
-        """A sentence, in the model's first languages where the configuration names none."""
+        """Return a sentence, in the model's first languages if the settings name none."""
         config, languages = self.config, self.languages
         source, target = min(languages.sources, default=None), min(languages.targets, default=None)
         named = None if config.src_lang == AUTO else config.src_lang
@@ -119,50 +119,52 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return Payload("What went before decides what comes next.", options)
 
     def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
-        """A text that is to be translated sentence by sentence becomes as many payloads."""
-        return divided(super().unpack(row, headers), self._divided, self.config.max_sentences)
+        """Replace a text that is translated sentence by sentence by its sentences."""
+        return divide_texts(super().unpack(row, headers), self._divide, self.config.max_sentences)
 
-    def _divided(self, payload: Payload) -> Divided | None:
-        """Cut a text into sentences, where that is asked for; its language is identified once, for all of them."""
+    def _divide(self, payload: Payload) -> DividedText | None:
+        """Split a text into sentences if the request asks for it; its language is identified once."""
         if payload.options.get("split", self.config.split) != "sentences":
             return None
         sent = parse_options(TranslationOptions, payload.options)
-        text = text_of(payload, self.config.max_characters)
-        source = self._source(text, sent)
+        text = read_payload(payload, self.config.max_characters)
+        source = self._find_source(text, sent)
         # A wrong option is an error of the text, not of a sentence.
-        self._completed(sent, source, text)
+        self._complete(sent, source, text)
         prefix, text = self.languages.prefix_of(text)
         language = source.code or getattr(self.tokenizer, "source_lang", None) or DEFAULT_LANGUAGE
         options = {**payload.options, "split": "none", "src_lang": source.code}
-        return Divided(cut(text, short_code(language)), options, prefix, source.said)
+        return DividedText(split_text(text, shorten_code(language)), options, prefix, source.fields)
 
-    def _source(self, text: str, options: TranslationOptions) -> Source:
-        """Find the language that a text is translated from: the request's, the detector's, or that of the settings."""
+    def _find_source(self, text: str, options: TranslationOptions) -> SourceLanguage:
+        """Return the language that a text is translated from: the request's, the detector's or the settings'."""
         wanted = options.src_lang or (self.config.src_lang if self.detector is None else AUTO)
         if wanted != AUTO:
-            return Source(wanted)
+            return SourceLanguage(wanted)
         if self.detector is None:
-            raise InvalidOption("src_lang: auto needs a detector, which this model's archive does not have.")
+            raise UnknownOption(
+                "src_lang: auto needs a detector, which this archive lacks; set src_lang to a language."
+            )
         least = self.config.min_score if options.min_score is None else options.min_score
         return self.detector.identify(text, least)
 
     def decode(self, payload: Payload) -> SourceText:
         """Check a text, or {"text": ...}, and its options."""
         sent = parse_options(TranslationOptions, payload.options)
-        text = text_of(payload, self.config.max_characters)
+        text = read_payload(payload, self.config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
-        source = self._source(text, sent)
-        return SourceText(text, self._completed(sent, source, text), source=source)
+        source = self._find_source(text, sent)
+        return SourceText(text, self._complete(sent, source, text), source=source)
 
-    def _completed(self, sent: TranslationOptions, source: Source, text: str) -> TranslationOptions:
+    def _complete(self, sent: TranslationOptions, source: SourceLanguage, text: str) -> TranslationOptions:
         """Complete and check the options of a text, so that equal ones make a group."""
         beams = sent.num_beams or self.config.num_beams
         is_greedy = beams == 1
         options = replace(
             sent,
             src_lang=source.code,
-            # These have done their work, and must not keep items from sharing a micro-batch.
+            # Both are applied already, and must not keep items from sharing a micro-batch.
             min_score=None,
             split=None,
             tgt_lang=sent.tgt_lang or (None if self.languages.prefix_of(text)[0] else self.config.tgt_lang),
@@ -176,19 +178,19 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             if (getattr(options, name) or 0) > limit:
                 raise InvalidOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         if not is_greedy and self.is_greedy_only:
-            raise InvalidOption("num_beams: 1 in this archive, whose engine cannot search as the model does.")
+            raise UnknownOption("num_beams: must be 1; the engine of this archive searches otherwise than the model.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
 
     def prepare(self, items: Sequence[SourceText]) -> Sequence[SourceText | ItemError]:
-        """Tokenise in one call for each source language; a text that is too long is refused, or cut if so set."""
+        """Tokenise in one call for each source language; refuse a text that is too long, or cut it if so set."""
         sources: dict[str | None, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             sources[item.options.src_lang].append(index)
         outcomes: list[SourceText | ItemError] = list(items)
         for source, indices in sources.items():
             texts = [self._target(items[index]).prefix + items[index].text for index in indices]
-            # The language is the tokenizer's state, and in adaptive mode several threads prepare items.
+            # The language is a state of the tokenizer, and in adaptive mode several threads prepare items.
             with self.tokenizer_lock:
                 if source is not None:
                     self.tokenizer.src_lang = source
@@ -199,21 +201,21 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 )
             for index, ids in zip(indices, encodings["input_ids"], strict=True):
                 if max(ids, default=0) >= self.vocabulary_size:
-                    # Marian's padding, which conversion leaves out.
+                    # The conversion leaves out Marian's padding.
                     outcomes[index] = ItemError.of(InvalidText("text: contains a special token of the model."))
                 else:
-                    outcomes[index] = tokenised(self._limited(items[index], len(ids)), ids, self.max_length)
+                    outcomes[index] = add_tokens(self._set_limit(items[index], len(ids)), ids, self.max_length)
         return outcomes
 
-    def _limited(self, item: SourceText, source_tokens: int) -> SourceText:
-        """Set the limit that follows from an item's length, where it has none."""
+    def _set_limit(self, item: SourceText, source_tokens: int) -> SourceText:
+        """Set the limit that follows from an item's length, if it has none."""
         if item.options.max_new_tokens is not None:
             return item
         limit = self.lengths.of(source_tokens, in_few_classes=not self._ends_each(item.options))
         return replace(item, options=replace(item.options, max_new_tokens=limit))
 
     def _ends_each(self, options: TranslationOptions) -> bool:
-        """Whether items of other limits may share a micro-batch."""
+        """Return whether items of different limits may share a micro-batch."""
         return self.ends_each and options.num_beams == 1
 
     def _target(self, item: SourceText) -> Target:
@@ -232,14 +234,14 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     def collate(self, items: Sequence[SourceText]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         length = self._length(max(len(item.ids) for item in items))
-        return padded_rows([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return pad_rows([item.ids for item in items], length, self.tokenizer.pad_token_id)
 
     def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Translate all items in one run: `sequences`, (B, U) int64."""
         return self.engine.run(inputs, self._arguments(items))
 
     def forward_reporting(self, inputs: Arrays, items: Sequence[SourceText], ended: Listener) -> Outputs:
-        """Translate all items in one run, and report each text that ends; a search with beams reports none."""
+        """Translate all items in one run, and report each text that ends; with beams none is reported."""
         is_greedy = items[0].options.num_beams == 1
         return self.engine.run(inputs, self._arguments(items), ended if is_greedy else None)
 
@@ -253,8 +255,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         return {**arguments, **self._target(first).arguments}
 
     def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
-        """Turn `sequences`, (B, U), into {"translation_text": ...} per item."""
+        """Turn `sequences`, (B, U), into {"translation_text": ...} for each item."""
         texts = self.tokenizer.batch_decode(
             outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return [{"translation_text": text, **item.source.said} for item, text in zip(items, texts, strict=True)]
+        return [{"translation_text": text, **item.source.fields} for item, text in zip(items, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Here is what the tasks on text share: checked text, tokens, encoders, languages, answers as places in a text.
+"""Text, tokens, encoders, languages and answers as places in a text: shared by the tasks on texts.
 
-It may import handlers.base and what is below it, but not handlers.vision.
+It may import handlers.base and everything below it, but not handlers.vision.
 """

@@ -1,6 +1,6 @@
-"""Identify the language of a text with the fastText model that a translation archive may have.
+"""Identify the language of a text with the fastText model that a translation archive may contain.
 
-text -> fastText -> label, score -> Detector -> the model's own code, or the configured one where the score is too low
+text -> fastText -> label, score -> Detector -> the model's own code, or the configured one if the score is too low
 """
 
 from collections.abc import Collection
@@ -16,46 +16,37 @@ from handlers.text.config import TranslationOptions
 from handlers.text.inputs import Text
 from handlers.text.languages import ModelCodes
 
-# What a request says as `src_lang` to have it identified.
+# The value of `src_lang` that has the language identified.
 AUTO = "auto"
-# The name of the detector's file in an archive, and its endings: fastText's own.
-DETECTOR, SUFFIXES = "detector", (".ftz", ".bin")
+# The name of the detector's file in an archive.
+DETECTOR = "detector"
+# The endings of fastText's files.
+SUFFIXES = (".ftz", ".bin")
 LABEL_PREFIX = "__label__"
-# So many characters of a text tell its language; fastText takes 0.14 ms for 1,000 and 5 ms for 50,000.
+# Characters of a text that are enough to identify its language; fastText needs 0.14 ms for 1,000, 5 ms for 50,000.
 MOST_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The language that a text is translated from.
+class SourceLanguage:
+    """The language that a text is translated from."""
 
-    Attributes:
-        code: the model's own; None where its languages are fixed, or none is named.
-        score: how certain the detector was; None where it was not asked.
-    """
-
-    code: str | None = None
-    score: float | None = None
+    code: str | None = None  # the model's own; None if its languages are fixed, or no language is named
+    score: float | None = None  # of the detector; None if it did not run
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The fields of an answer for it; none where the detector was not asked."""
+    def fields(self) -> dict[str, Any]:
+        """The fields of an answer; none if the detector did not run."""
         return {} if self.score is None else {"src_lang": self.code, "src_lang_score": self.score}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText(Text[TranslationOptions]):
-    """One item of translation.
-
-    Attributes:
-        source: the language that it is translated from.
-    """
-
-    source: Source = Source()
+    source: SourceLanguage = SourceLanguage()  # the language that it is translated from
 
 
 class Detector:
-    """Identifies languages for one model. Any thread may ask."""
+    """Identifies languages for one model. Any thread may call it."""
 
     def __init__(self, engine: FastTextEngine, sources: Collection[str], fallback: str | None) -> None:
         """Match the labels of a detector with the codes of a model.
@@ -68,17 +59,13 @@ class Detector:
         self._engine, self._sources, self._fallback = engine, sources, fallback
         self._codes = ModelCodes(sources)
 
-    def identify(self, text: str, min_score: float) -> Source:
-        """Return the language of a text.
-
-        Args:
-            text: at least one character that is no white space.
-            min_score: a score below it is not certain.
+    def identify(self, text: str, min_score: float) -> SourceLanguage:
+        """Identify the language of a text that is not only white space; a score below `min_score` is not certain.
 
         Raises:
-            UnknownLanguage: the model lacks it; or it is not certain, and there is no fallback.
+            UnknownLanguage: the model lacks the language, or it is not certain and there is no fallback.
         """
-        # fastText takes a line break for the end of the text, and any white space for the same separator.
+        # For fastText a line break ends the text, and every white space separates words.
         line = " ".join(text.strip()[:MOST_CHARACTERS].split())
         outputs = self._engine.run({"texts": np.array([line], object), "top_k": np.array([1])})
         (labels,), (scores,) = outputs["labels"], outputs["scores"]
@@ -87,25 +74,21 @@ class Detector:
         if score < min_score:
             if self._fallback is None:
                 raise UnknownLanguage(
-                    f"src_lang: it may be {label}, with a score of {score:.2f}; min_score is {min_score:g}. Name it."
+                    f"src_lang: uncertain; {label} scores {score:.2f}, and min_score is {min_score:g}. Set src_lang."
                 )
-            return Source(self._fallback, score)
+            return SourceLanguage(self._fallback, score)
         code = self._codes.find(label)
         if code is None:
             known = ", ".join(sorted(self._sources))
             raise UnknownLanguage(
-                f"src_lang: the text is in {label}, with a score of {score:.2f}, which this model does not have; "
+                f"src_lang: {label}, identified with a score of {score:.2f}, is not a language of this model; "
                 f"known are {known}."
             )
-        return Source(code, score)
+        return SourceLanguage(code, score)
 
 
 def load_detector(folder: Path) -> FastTextEngine:
-    """Load the detector of an archive.
-
-    Raises:
-        InvalidConfig: it has none, or no fastText model.
-    """
+    """Load the detector of an archive; InvalidConfig if the archive lacks it."""
     found = [path for suffix in SUFFIXES if (path := folder / f"{DETECTOR}{suffix}").is_file()]
     if not found:
         names = " and ".join(f"{DETECTOR}{suffix}" for suffix in SUFFIXES)

@@ -1,15 +1,14 @@
-"""Translate documents sentence by sentence: one text of a request becomes several items, and one answer again.
+"""Translate documents sentence by sentence: a text of a request becomes several items, and one answer again.
 
-    Request: a payload for each text  -> divided -> Request: a payload for each sentence, and a form that joins
-    text, language                    -> cut     -> Document: sentences, and all that stands between them
-    results, one for each sentence    -> Joined.pack, Document.joined -> results, one for each text
+    Request: a payload for each text -> divide_texts -> Request: a payload for each sentence, and a form that joins
+    text, language                   -> split_text   -> Document: sentences, and the text between them
+    results, one for each sentence   -> JoiningForm.pack, Document.join_answers -> results, one for each text
 
-In between, sentences are items that a client could have sent: each is decoded, scheduled and counted against the
-budgets of its request.
+In between, a sentence is an item like any other: it is decoded, scheduled and counted against the request's budgets.
 
 sentencex (Wikimedia) knows the abbreviations and marks of some 300 languages. A line break always ends a sentence,
-since it is kept where it was. A part without letters and digits is no sentence, and stays as it is, and so do the marks
-of lists, headings, quotations and speech that a line begins with.
+since it keeps its place. A part without letters and digits is not a sentence and stays as it is, and so do the marks of
+lists, headings, quotations and speech at the beginning of a line.
 """
 
 import re
@@ -24,11 +23,11 @@ from handlers.errors import InvalidInput, ItemError, TextTooLong, WorkTooLarge
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Reply
 
-# Where pyo3 puts what Rust's panics become in Python; they are no Exception.
+# The module of pyo3's exceptions for Rust's panics; they are not an Exception.
 PANICS = "pyo3_runtime"
-# The language whose rules hold where the text's is not known; sentencex itself falls back on it.
+# The language whose rules apply if the text's is unknown; sentencex's own default.
 DEFAULT_LANGUAGE = "en"
-# What Markdown, mail and novels begin a line with.
+# The beginnings of a line in Markdown, mail and novels.
 _MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")
 # Scripts and marks without spaces between sentences: Han, Kana, Bopomofo and full-width forms, Thai,
 # Lao, Tibetan, Myanmar, Khmer. Blocks of Unicode 15.
@@ -37,20 +36,15 @@ _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, cut.
+    """A text in sentences."""
 
-    Attributes:
-        sentences: S of them, without white space around.
-        between: S + 1 parts of the text: what stands before the first, between two, after the last.
-    """
+    sentences: tuple[str, ...]  # S of them, without white space around
+    between: tuple[str, ...]  # S + 1 parts: before the first sentence, between two, after the last
 
-    sentences: tuple[str, ...]
-    between: tuple[str, ...]
+    def join_answers(self, answers: Sequence[str]) -> str:
+        """Replace the sentences by S answers.
 
-    def joined(self, answers: Sequence[str]) -> str:
-        """Put S answers in the places of the sentences.
-
-        Two sentences without a space between, as in Chinese, get one where their answers are written with spaces.
+        Two sentences without a space between, as in Chinese, get one if their answers are written with spaces.
         """
         parts = [self.between[0]]
         for index, answer in enumerate(answers):
@@ -60,13 +54,10 @@ class Document:
         return "".join(parts)
 
 
-def cut(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
-    """Cut a text into sentences and what stands between them; without letters and digits it is a single sentence.
-
-    The language is a code of ISO 639; rules for English hold where sentencex does not have it.
-    """
+def split_text(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
+    """Split a text into sentences, by the rules of a language's code of ISO 639 or else of English."""
     sentences, between, end = [], [], 0
-    for start, stop in _spans(text, language):
+    for start, stop in _find_sentences(text, language):
         between.append(text[end:start])
         sentences.append(text[start:stop])
         end = stop
@@ -77,14 +68,14 @@ def cut(text: str, language: str = DEFAULT_LANGUAGE) -> Document:
     return Document(tuple(sentences), (*between, text[end:]))
 
 
-def _spans(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Yield the first character of each sentence, and the one behind its last."""
+def _find_sentences(text: str, language: str) -> Iterator[tuple[int, int]]:
+    """Yield the index of each sentence's first character, and the index behind its last."""
     offset = 0
     for line, whole in zip(text.splitlines(), text.splitlines(keepends=True), strict=True):
         marks = _MARKS.match(line)
         start = marks.end() if marks else 0
-        for found in segments(line[start:], language) if start < len(line) else ():
-            # It may leave out punctuation that stands alone.
+        for found in segment_line(line[start:], language) if start < len(line) else ():
+            # sentencex may leave out punctuation between sentences.
             start = max(start, line.find(found, start))
             stop = start + len(found)
             inner = found.strip()
@@ -95,12 +86,12 @@ def _spans(text: str, language: str) -> Iterator[tuple[int, int]]:
         offset += len(whole)
 
 
-def segments(line: str, language: str) -> list[str]:
-    """Cut one line with sentencex; where it panics, which it does for Kazakh and odd line breaks, it stays whole."""
+def segment_line(line: str, language: str) -> list[str]:
+    """Segment one line with sentencex; a line stays whole if it panics, as for Kazakh and odd line breaks."""
     try:
         found: list[str] = sentencex.segment(language, line)
     except BaseException as error:
-        # A panic of Rust's is none of Exception, and would end the worker.
+        # A panic is not an Exception, and would end the worker.
         if type(error).__module__ != PANICS:
             raise
         return [line]
@@ -111,56 +102,43 @@ def _need_space(left: str, right: str) -> bool:
     return bool(left and right) and not (_UNSPACED.match(left[-1]) or _UNSPACED.match(right[0]))
 
 
+# The field of an answer.
 TRANSLATION = "translation_text"
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """A text that is translated sentence by sentence.
-
-    Attributes:
-        document: its sentences.
-        options: those of every sentence, unchecked.
-        prefix: stands before every sentence.
-        said: what its result has beside the translation.
-    """
+class DividedText:
+    """A text that is translated sentence by sentence."""
 
     document: Document
-    options: Mapping[str, Any]
-    prefix: str = ""
-    said: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]  # of every sentence, unchecked
+    prefix: str = ""  # before every sentence
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of its result, beside the translation
 
     def payloads(self) -> tuple[Payload, ...]:
-        """Make an item of each sentence."""
         return tuple(Payload(self.prefix + sentence, self.options) for sentence in self.document.sentences)
 
     def result(self, results: Sequence[Any]) -> Any:
-        """Make the text's result of its sentences'; the first error is that of the whole text, and says where."""
+        """Join the sentences' results; the first error is the error of the whole text, and names its sentence."""
         for number, result in enumerate(results, 1):
             if isinstance(result, ItemError):
-                # An error of the whole request, or one that befell all of them alike, is not about a sentence.
+                # An error of the whole request, or of all sentences, is not about one sentence.
                 is_shared = len(results) > 1 and all(other is result for other in results)
                 is_own = result.type == TextTooLong.__name__
                 if is_shared or (len(results) == 1 and not is_own):
                     return result
                 return replace(result, message=f"Sentence {number} of {len(results)}: {result.message}")
-        return {TRANSLATION: self.document.joined([result[TRANSLATION] for result in results]), **self.said}
+        return {TRANSLATION: self.document.join_answers([result[TRANSLATION] for result in results]), **self.fields}
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Writes an answer in the form that was asked for, with one result for each text.
+class JoiningForm:
+    """Writes an answer in the request's form, with one result for each text."""
 
-    Attributes:
-        form: the request's own.
-        texts: what became of each; None where it went on whole.
-    """
-
-    form: Form
-    texts: tuple[Divided | None, ...]
+    form: Form  # the request's own
+    texts: tuple[DividedText | None, ...]  # None for a text that is not divided
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """There is a result for each sentence."""
         remaining = iter(results)
         joined = [
             next(remaining) if text is None else text.result(list(islice(remaining, len(text.document.sentences))))
@@ -169,23 +147,20 @@ class Joined:
         return self.form.pack(joined)
 
 
-def divided(request: Request, divide: Callable[[Payload], Divided | None], max_sentences: int) -> Request:
-    """Put sentences in the places of the texts that are to be translated so.
+def divide_texts(request: Request, divide: Callable[[Payload], DividedText | None], max_sentences: int) -> Request:
+    """Replace texts of a request by their sentences.
 
     Args:
         request: as it was unpacked.
-        divide: cuts a text; None where it goes on whole. It may raise InvalidInput.
-        max_sentences: the most sentences of all such texts; a text with more than are left is an error of the request.
-
-    Returns:
-        The request itself where nothing is cut.
+        divide: splits a text, or returns None to leave it whole. It may raise InvalidInput.
+        max_sentences: the most sentences of all divided texts; a text with more than are left gets an error.
     """
     payloads: list[Payload | ItemError] = []
-    texts: list[Divided | None] = []
+    texts: list[DividedText | None] = []
     count = 0
     for payload in request.payloads:
-        outcome = _outcome(payload, divide)
-        if isinstance(outcome, Divided):
+        outcome = _divide(payload, divide)
+        if isinstance(outcome, DividedText):
             count += len(outcome.document.sentences)
             if count <= max_sentences:
                 payloads += outcome.payloads()
@@ -198,10 +173,12 @@ def divided(request: Request, divide: Callable[[Payload], Divided | None], max_s
         texts.append(None)
     if not any(texts):
         return replace(request, payloads=tuple(payloads))
-    return replace(request, payloads=tuple(payloads), form=Joined(request.form, tuple(texts)))
+    return replace(request, payloads=tuple(payloads), form=JoiningForm(request.form, tuple(texts)))
 
 
-def _outcome(payload: Payload | ItemError, divide: Callable[[Payload], Divided | None]) -> Divided | ItemError | None:
+def _divide(
+    payload: Payload | ItemError, divide: Callable[[Payload], DividedText | None]
+) -> DividedText | ItemError | None:
     if isinstance(payload, ItemError):
         return payload
     try:

@@ -21,26 +21,18 @@ Join = Callable[[list[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token that is not special, or one word.
+    """One token that is not special, or one word."""
 
-    Attributes:
-        word: the token as the vocabulary has it, or the text that it stands for.
-        scores: (labels,) float, the probability of each label.
-        index: its position among the text's tokens, special ones included.
-        start, end: the indices of its first character in the text, and of the one behind its last.
-        is_subword: whether it continues the word of the token before it.
-    """
-
-    word: str
-    scores: NDArray[np.floating[Any]]
-    index: int
-    start: int
-    end: int
-    is_subword: bool = False
+    word: str  # as the vocabulary has it, or the text that it stands for
+    scores: NDArray[np.floating[Any]]  # (labels,) probabilities
+    index: int  # among the text's tokens, special ones included
+    start: int  # index of its first character in the text
+    end: int  # index behind its last character
+    is_subword: bool = False  # whether it continues the word of the token before it
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledToken:
     """A token or word with its label, and that label's score."""
 
     token: Token
@@ -63,26 +55,30 @@ def find_entities(
     """Label tokens and group them.
 
     Args:
-        tokens: those of one text, in its order.
-        labels: the labels, by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
-        aggregation: how tokens are grouped; the module's first lines say what each way does.
-        join: how the tokenizer joins tokens to text.
-        ignored: the labels, or names of groups, to leave out.
+        tokens: of one text, in its order.
+        labels: by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
+        aggregation: how tokens are grouped; see the module's first lines.
+        join: joins tokens to text.
+        ignored: labels, or names of groups, to leave out.
 
     Returns:
-        {"entity", "score", "index", "word", "start", "end"} per token, or {"entity_group", "score", "word", "start",
-        "end"} per group.
+        {"entity", "score", "index", "word", "start", "end"} per token, or
+        {"entity_group", "score", "word", "start", "end"} per group.
     """
     if aggregation in ("first", "average", "max"):
-        tokens = [_word(word, aggregation, join) for word in _runs(tokens, lambda _, token: token.is_subword)]
+        tokens = [
+            _join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, token: token.is_subword)
+        ]
     labelled = []
     for token in tokens:
         best = int(token.scores.argmax())
-        labelled.append(Labelled(token, labels[best], float(token.scores[best])))
+        labelled.append(LabelledToken(token, labels[best], float(token.scores[best])))
     if aggregation != "none":
-        # Neighbours of one name are a group, which is named by what follows the first hyphen of its first label.
-        runs = _runs(labelled, lambda before, item: not item.label.startswith("B-") and item.name == before.name)
-        return [_entity(name, run, join) for run in runs if (name := run[0].label.split("-", 1)[-1]) not in ignored]
+        # Neighbours of one name are a group; its name is the part of its first label after the first hyphen.
+        runs = _group_runs(labelled, lambda before, item: not item.label.startswith("B-") and item.name == before.name)
+        return [
+            _make_entity(name, run, join) for run in runs if (name := run[0].label.split("-", 1)[-1]) not in ignored
+        ]
     return [
         {
             "entity": item.label,
@@ -97,8 +93,8 @@ def find_entities(
     ]
 
 
-def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
-    """Group neighbours for as long as each continues the one before it."""
+def _group_runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:
+    """Group neighbours while each continues the one before it."""
     runs: list[list[Any]] = []
     for item in items:
         if runs and continues(runs[-1][-1], item):
@@ -108,7 +104,7 @@ def _runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[l
     return runs
 
 
-def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
+def _join_word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
     """Join the tokens of a word, with the scores of the first, of the most certain, or their mean."""
     if aggregation == "first":
         scores = tokens[0].scores
@@ -119,7 +115,7 @@ def _word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Token:
     return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
 
 
-def _entity(name: str, run: list[Labelled], join: Join) -> dict[str, Any]:
+def _make_entity(name: str, run: list[LabelledToken], join: Join) -> dict[str, Any]:
     return {
         "entity_group": name,
         "score": fmean(item.score for item in run),

@@ -1,4 +1,4 @@
-"""Serve what the tasks on a transformers encoder share.
+"""The handler that the tasks on a transformers encoder share.
 
 payload -> decode -> checked text -> prepare: one call of the tokenizer for all items -> collate: padded micro-batches
 """
@@ -22,44 +22,44 @@ from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
-from handlers.text.encoders import Head, load_encoder, source_limit
-from handlers.text.inputs import Text, Tokens, padded_rows, rounded_length, text_of, tokenised
+from handlers.text.encoders import Head, find_source_limit, load_encoder
+from handlers.text.inputs import Text, Tokens, add_tokens, pad_rows, read_payload, round_length
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
+# Tokens that a tokenizer adds to a text: BERT's and RoBERTa's add 2, and one is to spare.
+ADDED_TOKENS = 3
+
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
-    """Serves what the archive of an encoder holds:
+    """Serves the archive of an encoder:
 
     checkpoint/       tokenizer and configuration; model.safetensors for torch
     model.xml, .bin   the exported graph, for OpenVINO
-
-    Class attributes of a task:
-        head: what the task makes of the encoder.
-        options_class: the options of one item, a dataclass of handlers.text.config.
-        needs_places: whether an answer is a place in the text, which only a fast tokenizer knows.
     """
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})
     media_types: tuple[str, ...] = ("text/plain",)
-    # Checking a text takes microseconds; tokenising a batch is one call that brings threads of its own.
+    # Checking a text takes microseconds, and the tokenizer has its own threads.
     decodes_in_threads = False
 
-    head: ClassVar[Head]
-    options_class: ClassVar[Any]
-    needs_places: ClassVar[bool] = False
+    head: ClassVar[Head]  # the task's use of the encoder
+    options_class: ClassVar[Any]  # of one item; a dataclass of handlers.text.config
+    needs_places: ClassVar[bool] = False  # whether answers are places in the text, which only a fast tokenizer knows
 
     def load(self) -> Engine:
         config = self.config
         self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         if self.needs_places and not self.tokenizer.is_fast:
-            raise InvalidConfig("tokenizer: places in the text need a fast one; the archive lacks tokenizer.json")
+            raise InvalidConfig(
+                "tokenizer: this task needs a fast one, and the archive lacks tokenizer.json; add it and build again"
+            )
         self.model_config = transformers.AutoConfig.from_pretrained(
             self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-        self.max_length = source_limit(self.checkpoint_dir, config.max_length)
+        self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
         encoder = load_encoder(self.head, self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
@@ -67,23 +67,23 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 
     def sample(self) -> Payload:
-        """A sentence."""
         return Payload("What went before decides what comes next.")
 
+    def samples(self) -> Iterable[Payload]:
+        """Return a text for each padded length."""
+        lengths = {round_length(length, self.max_length) for length in range(1, self.max_length + 1)}
+        return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
+
     def decode(self, payload: Payload) -> Item:
-        """Check a text, or {"text": ...}, and the options of the task."""
+        """Check a text, or {"text": ...}, and its options."""
         options = self.options(payload.options)
-        text = text_of(payload, self.config.max_characters)
+        text = read_payload(payload, self.config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
 
     def options(self, sent: Mapping[str, Any]) -> Any:
-        """Read the options of one item; those that it leaves out are the configuration's settings of the same name.
-
-        Raises:
-            InvalidOption: lists every problem.
-        """
+        """Read the options of one item; settings of the same name are their defaults."""
         if not sent:
             return self._default_options
         return self._options(sent)
@@ -98,7 +98,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return parse_options(self.options_class, {**defaults, **sent})
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise all items in one call; one that is too long is refused, or cut where the configuration says so."""
+        """Tokenise all items in one call; refuse a text that is too long, or cut it with `truncation: true`."""
         paired = [item for item in items if item.pair is not None]
         if 0 < len(paired) < len(items):
             alone = iter(self.prepare([item for item in items if item.pair is None]))
@@ -114,49 +114,47 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         )
         places = encodings.encodings if self.needs_places else [None] * len(items)
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
-        return [tokenised(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
+        return [add_tokens(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
 
     def cost(self, item: Item) -> Cost:
-        """The item's length is its padded length in tokens."""
         return Cost(self.padded_length(len(item.ids)))
 
     def tokens(self, item: Item) -> int:
         return len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
-        """The length in tokens that so many tokens are padded to."""
+        """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
-        return self.max_length if self.config.padding == "max_length" else rounded_length(tokens, self.max_length)
+        return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property
     def pad_id(self) -> int:
-        """The token that fills rows up: the one that the model itself takes for padding, or else any it has."""
+        """The token that fills rows up: the model's own padding, or else any token of its vocabulary."""
         model = getattr(self, "model_config", None)
         known = (getattr(model, "pad_token_id", None), self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         size = getattr(model, "vocab_size", None) or len(self.tokenizer)
         return next((each for each in known if each is not None and 0 <= each < size), 0)
 
     def collate(self, items: Sequence[Item]) -> Arrays:
-        """Each item is a row."""
         return self.stack(items)
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
-        """Pad rows to the longest of them, on the side that the tokenizer names.
+        """Pad rows to the longest of them, on the tokenizer's side.
 
         Returns:
-            `input_ids`, `attention_mask`, and `token_type_ids` where the model has them: (B, T) int64.
+            `input_ids`, `attention_mask`, and `token_type_ids` if the model has them: (B, T) int64.
         """
         length = self.padded_length(max(len(row.ids) for row in rows))
-        # Places in a text are counted from the left. Where nothing is padded, `forward` cuts the rest off.
+        # Places in a text are counted from the left, and so is the part that `forward` keeps with `padding: exact`.
         is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")
-        arrays = padded_rows([row.ids for row in rows], length, self.pad_id, is_left=is_left)
+        arrays = pad_rows([row.ids for row in rows], length, self.pad_id, is_left=is_left)
         arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0, is_left=is_left)
         wanted = {*self.engine.input_names, *(("attention_mask",) if self.config.padding == "exact" else ())}
         return {name: array for name, array in arrays.items() if name in wanted}
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:
-        """Where padding would change an answer, rows of each length run by themselves."""
+        """Run the model once; with `padding: exact` once for each length."""
         if self.config.padding != "exact" or "attention_mask" not in inputs:
             return super().forward(inputs, items)
         lengths = inputs["attention_mask"].sum(1)
@@ -165,11 +163,11 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             rows = np.flatnonzero(lengths == length)
             cut = {name: inputs[name][rows, :length] for name in self.engine.input_names}
             parts.append((rows, self.engine.run(cut)))
-        return {name: _joined([(rows, part[name]) for rows, part in parts]) for name in parts[0][1]}
+        return {name: _join_rows([(rows, part[name]) for rows, part in parts]) for name in parts[0][1]}
 
 
-def _joined(parts: Sequence[tuple[Any, Any]]) -> Any:
-    """Put the rows of several outputs into one; what has a number for each token is filled up with zeros."""
+def _join_rows(parts: Sequence[tuple[Any, Any]]) -> Any:
+    """Put the rows of several outputs into one; outputs for each token are filled up with zeros."""
     shape = np.max([array.shape for _, array in parts], axis=0)
     shape[0] = sum(map(len, (rows for rows, _ in parts)))
     whole = np.zeros(shape, parts[0][1].dtype)

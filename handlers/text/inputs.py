@@ -1,8 +1,8 @@
 """Turn the text of a request into checked text, and token ids into padded arrays. Pure.
 
-payload      -> text_of -> read_text   -> str: the one place for UTF-8, null characters, emptiness and characters
-token ids    -> tokenised              -> the item with its tokens, or the error of a text that has too many
-lists of ids -> padded_rows            -> arrays of one length, and the mask of their tokens
+payload      -> read_payload, read_text -> str, checked for UTF-8, null characters, emptiness and length
+token ids    -> add_tokens              -> the item with its tokens, or the error of a text that has too many
+lists of ids -> pad_rows                -> arrays of one length, and the mask of their tokens
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,20 @@ from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
 
-# Lengths that micro-batches are padded to, in tokens: (most tokens, multiple), ascending; up to so many tokens, a
-# length is rounded up to that multiple, and beyond to the last. An engine prepares kernels for every shape it meets
-# (OpenVINO takes 4 to 6 ms for one), so the lengths are few: 20 up to 512 tokens.
-_STEPS, _LAST_STEP = ((64, 8), (128, 16), (256, 32), (1024, 64)), 128
+# Padded lengths of micro-batches, in tokens: up to the first number, a length is rounded up to a multiple of the
+# second. An engine prepares kernels for every new shape (OpenVINO needs 4 to 6 ms), so there are few: 20 up to 512.
+_STEPS = ((64, 8), (128, 16), (256, 32), (1024, 64))
+# The multiple of longer texts, in tokens.
+_LAST_STEP = 128
 
-# Tokens of an answer where the model's own files name no limit; the 20 of transformers' GenerationConfig cuts most
+# Tokens of an answer if the model's own files contain no limit; the 20 of transformers' GenerationConfig cut most
 # sentences.
 MOST_ANSWER_TOKENS = 256
-# Tokens of an answer for each of its text, and beside these, since a number may become a sentence. English into French
-# takes 1.1 in the mean and 1.7 at most, on the 200 sentences of the tests; other vocabularies may take twice as many.
-ANSWER_FACTOR, ANSWER_FLOOR = 3, 32
+# Tokens of an answer for each token of its text. English into French needs 1.1 in the mean and 1.7 at most, on the 200
+# sentences of the tests; other vocabularies may need twice as many.
+ANSWER_FACTOR = 3
+# Tokens of an answer beside these, since a number may become a sentence.
+ANSWER_FLOOR = 32
 
 
 class Tokens(Protocol):
@@ -45,30 +48,21 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Text(Generic[Options]):
-    """One item of a text task.
+    """One item of a text task."""
 
-    Attributes:
-        text: the text as the client sent it, checked.
-        options: the options of this item.
-        ids: its token ids, special ones included; none until the batch is tokenised.
-        type_ids: the segment of each token, where the model has segments.
-        encoding: the tokenizer's record of its tokens, a tokenizers.Encoding, where answers are places in the text.
-        pair: a second text, where the model takes two.
-    """
-
-    text: str
+    text: str  # as the client sent it, checked
     options: Options
-    ids: Sequence[int] = field(default=())
-    type_ids: Sequence[int] = field(default=())
-    encoding: Any = None
-    pair: str | None = None
+    ids: Sequence[int] = field(default=())  # tokens, special ones included; none until the batch is add_tokens
+    type_ids: Sequence[int] = field(default=())  # the segment of each token, if the model has segments
+    encoding: Any = None  # tokenizers.Encoding, if answers are places in the text
+    pair: str | None = None  # a second text, if the model accepts two
 
 
 Item = TypeVar("Item", bound=Text[Any])
 
 
-def text_of(payload: Payload, max_characters: int) -> str:
-    """Read the text of an item that has one: the raw body, or the field `text` of a JSON object; see `read_text`."""
+def read_payload(payload: Payload, max_characters: int) -> str:
+    """Read the text of a payload that is one, or whose field `text` is one; see `read_text`."""
     value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
     return read_text(value, "text", max_characters)
 
@@ -78,16 +72,16 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
 
     Args:
         value: the raw body, or one field of a JSON object.
-        name: the name of the field, for the message.
-        max_characters: a text with more characters is refused.
+        name: of the field, for the message.
+        max_characters: the most characters of the text.
 
     Returns:
-        The text as it was sent, white space at its ends included: offsets of an answer count from its start.
+        The text, white space at its ends included: offsets of an answer count from its start.
 
     Raises:
-        InvalidBody: it is no text.
-        InvalidText: it is not UTF-8, or has a lone surrogate or a null character.
-        EmptyInput: it has nothing but white space.
+        UnknownShape: the value is not a text.
+        InvalidText: it is not UTF-8, or contains a lone surrogate or a null character.
+        EmptyInput: it contains only white space.
         TextTooLong: it has more than `max_characters`.
     """
     if isinstance(value, bytes | bytearray):
@@ -110,35 +104,30 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
     return value
 
 
-def tokenised(
+def add_tokens(
     item: Item, ids: Sequence[int], max_length: int, type_ids: Sequence[int] = (), encoding: Any = None
 ) -> Item | ItemError:
-    """Copy an item and add its tokens; see `Text`.
-
-    Returns:
-        The item; or the ItemError of TextTooLong where there are more tokens than `max_length`, which the model takes,
-        and of EmptyInput where there are none.
-    """
+    """Copy an item with its tokens; or return its error if there are no tokens, or more than `max_length`."""
     if not ids:
-        return ItemError.of(EmptyInput("text: nothing that the tokenizer knows."))
+        return ItemError.of(EmptyInput("text: contains no token of the model."))
     if len(ids) > max_length:
         return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {max_length}."))
     return replace(item, ids=ids, type_ids=type_ids, encoding=encoding)
 
 
-def rounded_length(length: int, limit: int) -> int:
-    """Find the least of the few padded lengths that holds `length` tokens, but no more than the model's `limit`."""
+def round_length(length: int, limit: int) -> int:
+    """Return the least padded length for `length` tokens, but no more than the model's `limit`."""
     step = next((step for bound, step in _STEPS if length <= bound), _LAST_STEP)
     return max(length, min(limit, -(-length // step) * step))
 
 
-def padded_rows(
+def pad_rows(
     rows: Sequence[Sequence[int]], length: int, pad_id: int, *, is_left: bool = False
 ) -> dict[str, NDArray[np.int64]]:
     """Pad B rows of at most `length` token ids, on the right or on the left, and mask the padding.
 
     Returns:
-        `input_ids` and `attention_mask`, (B, length) int64 each; the mask is 1 at tokens and 0 at padding.
+        `input_ids` and `attention_mask`, (B, length) int64; the mask is 1 at tokens and 0 at padding.
     """
     mask = padded([[1] * len(row) for row in rows], length, 0, is_left=is_left)
     return {"input_ids": padded(rows, length, pad_id, is_left=is_left), "attention_mask": mask}
@@ -146,35 +135,24 @@ def padded_rows(
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """How many tokens the answers of a model may have.
+    """Limits on the tokens of a model's answers."""
 
-    Attributes:
-        usual: the most tokens where the request does not say, however long the source is.
-        limit: the most that may be asked for.
-    """
-
-    usual: int
-    limit: int
+    usual: int  # tokens, however long the source is, if the request does not set a limit
+    limit: int  # the most tokens that a request may ask for
 
     @classmethod
     def read(cls, generation: Any, positions: int | None, limit: int) -> "AnswerLengths":
-        """Read a model's own files.
-
-        Args:
-            generation: its GenerationConfig.
-            positions: how many positions its decoder has; None for any number.
-            limit: the configuration's `max_new_tokens_limit`.
-        """
+        """Read a model's GenerationConfig; its decoder has `positions`, None for any number."""
         limit = min(limit, positions or limit)
         longest = generation.max_length - 1 if generation.max_length else MOST_ANSWER_TOKENS
         return cls(min(generation.max_new_tokens or longest, limit), limit)
 
     def of(self, source_tokens: int, *, in_few_classes: bool) -> int:
-        """Return the most tokens of an answer where the request does not say; a sentence that never ends costs little.
+        """Return the most tokens of an answer if the request sets no limit, so that endless sentences cost little.
 
         Args:
-            source_tokens: those of its text, special ones included.
-            in_few_classes: rounds up to a power of two, so that texts of like length may run together.
+            source_tokens: tokens of its text, special ones included.
+            in_few_classes: round up to a power of two, so that texts of similar length may share a run.
         """
         tokens = ANSWER_FLOOR + ANSWER_FACTOR * source_tokens
         return min(self.usual, 2 ** (tokens - 1).bit_length() if in_few_classes else tokens)

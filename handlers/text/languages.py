@@ -1,7 +1,7 @@
-"""The languages of translation models: how each family is given them, and which code a detector's label is. Pure.
+"""The languages of translation models: how each family selects them, and the code for a detector's label. Pure.
 
-tokenizer + generation config       -> read_languages -> Languages: codes, and what to do for each
-label of a detector (fr, fra_Latn)  -> key_of ->  one key per language  <- key_of <- codes of a model (fr, fr_XX, fra)
+tokenizer + generation config       -> read_languages -> Languages: codes, and how to select each
+label of a detector (fr, fra_Latn)  -> find_key ->  one key per language  <- find_key <- codes of a model (fr_XX, fra)
 codes -> ModelCodes: label -> the model's code, if it has one
 
 Marian (one pair)        nothing
@@ -9,11 +9,11 @@ Marian (many targets)    ">>fra<< " before the text
 M2M100, NLLB, mBART-50   the tokenizer's `src_lang`; the target's token forced to come first
 mBART-25                 the tokenizer's `src_lang`; the decoder starts with the target's token
 SeamlessM4T              the tokenizer's `src_lang`; generate(tgt_lang=...)
-T5 and others            nothing: a task's name, where there is one, is part of the text
+T5 and others            nothing: the text contains the name of the task, if there is one
 
-A key is the language's code of ISO 639-3, or its macrolanguage's where that is what ISO 639-1 and most models mean by
-it: Standard Arabic (arb) and Arabic (ar, ara) are one. Tests compare the tables with the codes of transformers and the
-labels of fastText's lid.176.
+A key is the language's code of ISO 639-3, or its macrolanguage's if ISO 639-1 and most models mean that: Standard
+Arabic (arb) and Arabic (ar, ara) have one key. Tests compare the tables with the codes of transformers and the labels
+of fastText's lid.176.
 """
 
 import re
@@ -47,8 +47,8 @@ _ISO_639 = (
 _LONG = dict(pair.split(":") for pair in _ISO_639.split())
 _SHORT = {long: short for short, long in _LONG.items() if short != "ns"}
 
-# The one of a macrolanguage's languages that a model means by it, to the macrolanguage: those that NLLB, SeamlessM4T or
-# detectors name, by ISO 639-3's table of macrolanguages (SIL).
+# Languages that NLLB, SeamlessM4T or detectors name -> the macrolanguage that other models name, by ISO 639-3's table
+# of macrolanguages (SIL).
 _MACROLANGUAGES = (
     "als:sqi arb:ara ayr:aym azj:aze cmn:zho dik:din ekk:est fuv:ful gaz:orm khk:mon kmr:kur knc:kau lvs:lav nob:nor "
     "npi:nep ory:ori pbt:pus pes:fas plt:mlg quy:que swh:swa uzn:uzb ydd:yid zlm:msa zsm:msa"
@@ -58,14 +58,14 @@ _MACROLANGUAGE = dict(pair.split(":") for pair in _MACROLANGUAGES.split())
 # lid.176 has Wikipedia's codes: "als" is Alemannic (in ISO 639-3 Tosk Albanian), and "bh" is Bhojpuri.
 _WIKIPEDIA = {"als": "gsw", "bh": "bho"}
 
-# The nearest language where a model lacks one: Egyptian Arabic, Cantonese and Wu as Arabic and Chinese, Nynorsk as
+# The nearest language if a model lacks one: Egyptian Arabic, Cantonese and Wu as Arabic and Chinese, Nynorsk as
 # Norwegian, Serbo-Croatian (in a detector: text in Latin letters) as Croatian.
 _NEAREST = {"arz": "ara", "yue": "zho", "wuu": "zho", "nno": "nor", "hbs": "hrv"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What makes a model answer in one language: a prefix of the text, or further arguments of generate()."""
+    """The language of an answer: a prefix of the text, or further arguments of generate()."""
 
     prefix: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -73,28 +73,23 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Languages:
-    """The languages of one model, under its own codes.
+    """The languages of one model, under its own codes."""
 
-    Attributes:
-        sources: the codes that its tokenizer takes as `src_lang`; empty where there is only one language.
-        targets: code -> what makes it the language of the answer; likewise.
-    """
-
-    sources: frozenset[str] = frozenset()
-    targets: Mapping[str, Target] = field(default_factory=dict)
+    sources: frozenset[str] = frozenset()  # values of the tokenizer's `src_lang`; none if there is only one language
+    targets: Mapping[str, Target] = field(default_factory=dict)  # by code; none if there is only one language
 
     def check(self, src_lang: str | None, tgt_lang: str | None, text: str) -> None:
-        """Check whether a text can be translated from one language to another; None where one is not named.
+        """Check that a text can be translated from one language to another; None for a language that is not named.
 
         Raises:
-            InvalidOption: it cannot; the message names the languages of the model.
+            UnknownOption: it cannot; the message lists the languages of the model.
         """
         _check("src_lang", src_lang, self.sources)
         if tgt_lang is not None or not self.prefix_of(text)[0]:
             _check("tgt_lang", tgt_lang, self.targets.keys())
 
     def prefix_of(self, text: str) -> tuple[str, str]:
-        """Split the target's prefix, which clients of Marian may send, off a text; the prefix may be empty."""
+        """Split a target's prefix, which clients of Marian may send, off a text; the prefix may be empty."""
         for target in self.targets.values():
             token = target.prefix.strip()
             if token and text.startswith(token):
@@ -113,7 +108,7 @@ def _check(name: str, code: str | None, codes: Any) -> None:
 
 
 def read_languages(tokenizer: Any, generation: Any) -> Languages:
-    """Read which languages a model of transformers has, and how they are chosen."""
+    """Read the languages of a model of transformers, and how to select each."""
     prefixes = getattr(tokenizer, "supported_language_codes", None)
     if prefixes is not None:
         return Languages(targets={token[2:-2]: Target(prefix=f"{token} ") for token in prefixes})
@@ -132,33 +127,32 @@ def read_languages(tokenizer: Any, generation: Any) -> Languages:
     return Languages(frozenset(ids), {code: Target(arguments={place: number}) for code, number in ids.items()})
 
 
-def key_of(code: str) -> str:
-    """Return the key of a language's code: `fr`, `fr_XX`, `fra` and `fra_Latn` have the same."""
+def find_key(code: str) -> str:
+    """Return the key of a language's code; `fr`, `fr_XX`, `fra` and `fra_Latn` have one key."""
     base = code.partition("_")[0]
     long = _LONG.get(base, base)
     return _MACROLANGUAGE.get(long, long)
 
 
-def short_code(code: str) -> str:
-    """Return the code of ISO 639-1 for any code of a language; the key where there is none."""
-    key = key_of(code)
+def shorten_code(code: str) -> str:
+    """Return the code of ISO 639-1 for any code of a language; the key if there is no such code."""
+    key = find_key(code)
     return _SHORT.get(key, key)
 
 
 class ModelCodes:
-    """The codes of one model's languages, of any family, found by a detector's labels."""
+    """The codes of one model's languages, by a detector's labels."""
 
     def __init__(self, codes: Iterable[str]) -> None:
         self._by_key: dict[str, list[str]] = defaultdict(list)
         for code in sorted(codes):
-            self._by_key[key_of(code)].append(code)
+            self._by_key[find_key(code)].append(code)
 
     def find(self, label: str) -> str | None:
-        """Find the model's code for a detector's label, without prefix; None where the model has none.
+        """Find the model's code for a detector's label without prefix; None if the model lacks the language.
 
-        Of several codes it is the label itself (`zho_Hant` of a detector that distinguishes scripts), or else the first
-        in order: `zho_Hans`.
+        Among several codes it is the label itself (`zho_Hant`), or else the first in order (`zho_Hans`).
         """
-        key = _WIKIPEDIA.get(label) or key_of(label)
+        key = _WIKIPEDIA.get(label) or find_key(label)
         codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])
         return label if label in codes else next(iter(codes), None)

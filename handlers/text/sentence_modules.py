@@ -1,4 +1,4 @@
-"""The modules that sentence-transformers runs behind a transformer.
+"""The modules that sentence-transformers runs after a transformer.
 
 modules.json, config.json of each module -> read_modules: their kinds and settings, checked
 settings -> SentenceModules: states (B, T, D) and a mask (B, T) -> vectors (B, E)
@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 
 from handlers.errors import InvalidConfig
-from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, read_json, torch_module
+from handlers.text.sentence_files import SENTENCE_CONFIG, Prompts, make_torch_module, read_json
 
-# Modules after the transformer, by the last part of their type. Dropout does nothing outside of training.
+# Modules after the transformer, by the last part of their type. Dropout has no effect outside of training.
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
-# Settings of a module, with the only value that is served.
+# Settings of a module with the only supported value.
 NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
 # Older files have a flag for each mode. Vectors of several modes are concatenated in this order.
@@ -32,10 +32,10 @@ FLAGS = {
 }
 
 
-class Module(NamedTuple):
+class SentenceModule(NamedTuple):
     """One entry of modules.json."""
 
-    kind: str
+    kind: str  # one of KINDS
     folder: Path
     settings: Mapping[str, Any]
 
@@ -47,7 +47,7 @@ class Module(NamedTuple):
         return [modes] if isinstance(modes, str) else modes
 
     def size(self, size: int) -> int:
-        """Return the length of this module's vectors, made from vectors or states of a length."""
+        """Return the length of this module's vectors; its input has `size` numbers."""
         if self.kind == "Pooling":
             return size * len(self.modes)
         return int(self.settings["out_features"]) if self.kind == "Dense" else size
@@ -60,47 +60,42 @@ def transformer_settings(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def read_modules(folder: Path) -> list[Module]:
-    """Read the modules after the transformer: a mean, or the last token of a language model, without modules.json.
-
-    Raises:
-        InvalidConfig: a module is not served.
-    """
+def read_modules(folder: Path) -> list[SentenceModule]:
+    """Read the modules after the transformer, or the default ones; InvalidConfig if one is not supported."""
     listed = read_json(folder / "modules.json")
     if not listed:
         config = read_json(folder / "config.json")
         is_causal = (config.get("architectures") or [""])[0].endswith("ForCausalLM") and config.get("is_causal", True)
-        return [Module("Pooling", folder, {"pooling_mode": "lasttoken" if is_causal else "mean"})]
-    modules = [_module(folder, each["type"], each["path"]) for each in listed[1:]]
+        return [SentenceModule("Pooling", folder, {"pooling_mode": "lasttoken" if is_causal else "mean"})]
+    modules = [_read_module(folder, each["type"], each["path"]) for each in listed[1:]]
     first = listed[0]["type"]
     if not first.startswith("sentence_transformers.") or first.rpartition(".")[2] != "Transformer" or listed[0]["path"]:
         raise InvalidConfig(
-            f"modules.json: the first module, {first}, must be a Transformer in the folder itself; serve this model "
-            "with a task of your own"
+            f"modules.json: the first module, {first}, must be a Transformer in the folder itself; write a task for "
+            "this model"
         )
     _check_settings("Transformer", transformer_settings(folder), NEUTRAL_TRANSFORMER)
     if [module.kind == "Pooling" for module in modules] != [True] + [False] * (len(modules) - 1):
         raise InvalidConfig("modules.json: one Pooling must follow the Transformer, and only once")
     if modules[0].settings.get("include_prompt") is False and any(Prompts.read(folder).texts.values()):
         raise InvalidConfig(
-            f"Pooling: include_prompt: false is not supported beside prompts; without those of {SENTENCE_CONFIG}, the "
-            "model embeds texts as they are"
+            f"Pooling: include_prompt: false is not supported together with prompts; remove the prompts from "
+            f"{SENTENCE_CONFIG} to embed texts as they are"
         )
     return modules
 
 
-def _module(folder: Path, name: str, path: str) -> Module:
+def _read_module(folder: Path, name: str, path: str) -> SentenceModule:
     kind = name.rpartition(".")[2]
     if kind not in KINDS or not name.startswith("sentence_transformers."):
         raise InvalidConfig(
-            f"modules.json: {name} is not supported, only Transformer, {', '.join(KINDS)}; serve this model with a "
-            "task of your own"
+            f"modules.json: {name} is not supported, only Transformer, {', '.join(KINDS)}; write a task for this model"
         )
     file = folder / path / "config.json"
     has_settings = kind in ("Pooling", "Dense", "LayerNorm")
     if has_settings and not (path and file.is_file()):
         raise InvalidConfig(f"modules.json: {kind} needs {path or 'a folder'}/config.json")
-    module = Module(kind, folder / path, read_json(file) if path else {})
+    module = SentenceModule(kind, folder / path, read_json(file) if path else {})
     _check_settings(kind, module.settings, NEUTRAL)
     wrong = [mode for mode in module.modes if mode not in POOLINGS]
     if wrong:
@@ -114,14 +109,14 @@ def _check_settings(kind: str, settings: Mapping[str, Any], neutral: Mapping[str
             raise InvalidConfig(f"{kind}: {name}: {settings[name]} is not supported, only {value}")
 
 
-def vector_size(folder: Path, size: int) -> int:
+def find_vector_size(folder: Path, size: int) -> int:
     """Return the length of a model's vectors; its states have `size` numbers."""
     for module in read_modules(folder):
         size = module.size(size)
     return min(size, read_json(folder / SENTENCE_CONFIG).get("truncate_dim") or size)
 
 
-# Padding may hold NaN, and may stand on either side. `places` counts a text's tokens from 1; 0 is padding.
+# Padding may contain NaN, and be on either side. `places` counts a text's tokens from 1; 0 is padding.
 def _mean(states: torch.Tensor, places: torch.Tensor, power: float = 1) -> torch.Tensor:
     return states.where(places > 0, 0).sum(1) / (places > 0).sum(1).float().clamp(min=1e-9) ** power
 
@@ -141,15 +136,15 @@ POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class Dense(torch.nn.Module):
-    """A linear layer and an activation; a residual connection may go around both."""
+    """A linear layer and an activation, with an optional residual connection around both."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Build it from its config.json."""
+        """Build the layer from its config.json."""
         super().__init__()
         sizes = int(settings["in_features"]), int(settings["out_features"])
         self.linear = torch.nn.Linear(*sizes, bias=settings.get("bias", True))
         name = settings.get("activation_function", "torch.nn.Tanh")
-        activation = torch_module(name)
+        activation = make_torch_module(name)
         if activation is None:
             raise InvalidConfig(f"Dense: activation_function: {name} is not a module of torch.nn")
         self.activation = activation
@@ -165,29 +160,23 @@ class Dense(torch.nn.Module):
 
 
 class Normalize(torch.nn.Module):
-    """Scales vectors to unit length."""
-
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Scale vectors, (B, E)."""
+        """Scale vectors, (B, E), to unit length."""
         return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 class SentenceModules(torch.nn.Module):
-    """All modules after the transformer. They are part of the graph, so (B, E) leaves it in place of (B, T, D)."""
+    """All modules after the transformer. As parts of the graph they return (B, E), not (B, T, D)."""
 
     def __init__(self, folder: Path) -> None:
-        """Load them.
-
-        Raises:
-            InvalidConfig: a module is not served, or its weights are missing or another module's.
-        """
+        """Load the modules; InvalidConfig if one is not supported, or its weights do not fit."""
         super().__init__()
         pooling, *others = read_modules(folder)
-        self.modes, self.others = pooling.modes, torch.nn.ModuleList(map(_loaded, others))
+        self.modes, self.others = pooling.modes, torch.nn.ModuleList(map(_load_module, others))
         self.most: int | None = read_json(folder / SENTENCE_CONFIG).get("truncate_dim")
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Make vectors, (B, E) float32, of states, (B, T, D), and a mask, (B, T)."""
+        """Turn states, (B, T, D), and a mask, (B, T), into vectors, (B, E) float32."""
         places = (mask.cumsum(1) * mask).unsqueeze(-1)
         vectors = torch.cat([POOLINGS[mode](states.float(), places) for mode in self.modes], -1)
         for module in self.others:
@@ -196,7 +185,7 @@ class SentenceModules(torch.nn.Module):
         return vectors[:, : self.most]
 
 
-def _loaded(module: Module) -> torch.nn.Module:
+def _load_module(module: SentenceModule) -> torch.nn.Module:
     if module.kind in ("Normalize", "Dropout"):
         return Normalize() if module.kind == "Normalize" else torch.nn.Identity()
     weights, pickled = module.folder / "model.safetensors", module.folder / "pytorch_model.bin"
@@ -211,7 +200,7 @@ def _loaded(module: Module) -> torch.nn.Module:
         empty.load_state_dict({name.removeprefix("norm."): tensor for name, tensor in state.items()})
     except FileNotFoundError:
         raise InvalidConfig(
-            f"{module.kind}: {module.folder.name} has no {weights.name} and no {pickled.name}; give --weights FOLDER"
+            f"{module.kind}: {module.folder.name} lacks {weights.name} and {pickled.name}; set --weights FOLDER"
         ) from None
     except (OSError, RuntimeError, KeyError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
         reason = str(error).strip().splitlines()[-1].strip()

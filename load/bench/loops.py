@@ -33,8 +33,8 @@ from handlers.config import parse
 from handlers.engines import available_threads, padded
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.text.encoders import load_encoder, token_limit
-from handlers.text.inputs import rounded_length
+from handlers.text.encoders import find_token_limit, load_encoder
+from handlers.text.inputs import round_length
 from load.bench import samples
 
 # (way, batch_size) -> number of items, having done some of the work.
@@ -64,7 +64,7 @@ def images(folder: Path) -> Step:
 def texts(folder: Path) -> Step:
     """Load an archive of sentence_embedding, unpacked."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
-    limit = token_limit(folder / CHECKPOINT) or PADDED_LENGTH
+    limit = find_token_limit(folder / CHECKPOINT) or PADDED_LENGTH
     network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
     engine, endless = _task(folder).engine, cycle(samples.texts())
 
@@ -80,7 +80,7 @@ def texts(folder: Path) -> Step:
         rows = sorted(tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"], key=len)
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
-            length = rounded_length(len(batch[-1]), limit)
+            length = round_length(len(batch[-1]), limit)
             ids = padded(batch, length, tokenizer.pad_token_id)
             mask = (np.arange(length) < np.array([[len(row)] for row in batch])).astype(np.int64)
             arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}

@@ -28,8 +28,8 @@ from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
-from handlers.text.encoders import Encoder, OfLastToken, load_encoder
-from handlers.warm_up import decode_items, run
+from handlers.text.encoders import Encoder, LastTokenClassifier, load_encoder
+from handlers.warm_up import decoded, run
 
 # How far a number may be off, as a share of the largest of its output; sums in fp32 differ by a hundredth of that.
 TOLERANCE = 1e-3
@@ -96,7 +96,7 @@ def _check_texts(model: ModelEntry, origin: Source, task: Any, name: str) -> tup
     settings = task.config
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
-        if isinstance(encoder.model, OfLastToken):
+        if isinstance(encoder.model, LastTokenClassifier):
             # Of one row, transformers itself finds the last token.
             encoder.model = encoder.model.model
         payloads = sample_payloads(model, task.inputs)

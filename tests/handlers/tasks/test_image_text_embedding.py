@@ -189,7 +189,7 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
     ({"input": ["x", {"video": "AAAA"}]}, 400, "input", 'a string or {"text": ...} or {"image": ...}'),
     ({"input": ["x", {"image": "AAAA", "text": "x"}]}, 400, "input", "input[1]: must be a string or"),
     ({"input": ["x"], "modality": "audio"}, 400, "modality", "modality: must be text or image"),
-    ({"input": [{"image": uri("coffee")}], "dimensions": 5}, 400, "dimensions", "dimensions: only 16"),
+    ({"input": [{"image": uri("coffee")}], "dimensions": 5}, 400, "dimensions", "dimensions: must be 16"),
     ({"input": ["x"], "normalized": False}, 400, "normalized", "normalized"),
 ]  # fmt: skip
 

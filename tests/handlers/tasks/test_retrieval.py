@@ -217,7 +217,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),
         ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
         ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
-        ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "prompt_name: no no; this model has query, passage"),
+        ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
         ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
         (b"{", 400, None, "not valid JSON"),
         (b"", 400, None, "empty"),

@@ -61,8 +61,8 @@ def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]
 def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: TranslationHandler) -> None:
     (error,) = ask(detecting, {"text": ESPERANTO}, status=400)
     assert error["type"] == "UnknownLanguage"
-    assert error["message"].startswith("src_lang: the text is in eo, with a score of ")
-    assert "which this model does not have; known are af, am, ar" in error["message"]
+    assert error["message"].startswith("src_lang: eo, identified with a score of ")
+    assert "is not a language of this model; known are af, am, ar" in error["message"]
     assert "vetero" not in error["message"]
     (mixed,) = ask(detecting, {"instances": [{"text": ESPERANTO}, {"text": FRENCH}]})
     failed, good = mixed["predictions"]
@@ -74,7 +74,7 @@ def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_say
     assert ask(handler, {"text": FRENCH})[0]["src_lang"] == "fra_Latn"
     (uncertain,) = ask(handler, {"text": "hm"}, status=400)
     assert uncertain["type"] == "UnknownLanguage"
-    assert uncertain["message"].endswith("min_score is 0.5. Name it.")
+    assert uncertain["message"].endswith("min_score is 0.5. Set src_lang.")
 
 
 def test_without_a_detector_nothing_is_identified(start: Starter) -> None:

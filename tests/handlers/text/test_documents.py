@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.text.documents import cut, segments
+from handlers.text.documents import segment_line, split_text
 
 MARKDOWN = "# A title\n\n> - Quoted. Twice.\n* 3 * 4 = 12\n-5 degrees\n#tag here\n— Oui ! — Non."
 QUOTED = ["A title", "Quoted.", "Twice.", "3 * 4 = 12", "-5 degrees", "#tag here", "Oui !", "— Non."]
@@ -31,9 +31,9 @@ QUOTED = ["A title", "Quoted.", "Twice.", "3 * 4 = 12", "-5 degrees", "#tag here
     ],
 )
 def test_text_is_cut_into_its_sentences(text: str, language: str, sentences: list[str]) -> None:
-    document = cut(text, language)
+    document = split_text(text, language)
     assert list(document.sentences) == sentences
-    assert document.joined(document.sentences) == text
+    assert document.join_answers(document.sentences) == text
 
 
 MARKS = (*".!?…。！؟।", '"', "“", "”", "(", ")", "\u200b", "\ufeff")
@@ -45,7 +45,7 @@ PIECES = st.sampled_from((*MARKS, *SPACES, *WORDS))
 @given(st.lists(PIECES, min_size=1, max_size=40).map("".join), st.sampled_from(["en", "kk", "zh", "de", "am", ""]))
 @settings(max_examples=150)
 def test_any_text_is_its_sentences_and_what_stands_between(text: str, language: str) -> None:
-    document = cut(text, language)
+    document = split_text(text, language)
     assert len(document.between) == len(document.sentences) + 1
     parts = [part for pair in zip(document.between, (*document.sentences, ""), strict=True) for part in pair]
     assert "".join(parts) == text
@@ -57,7 +57,7 @@ def test_any_text_is_its_sentences_and_what_stands_between(text: str, language: 
 def test_a_line_that_the_splitter_panics_on_stays_whole() -> None:
     """Kazakh's rules look for an initial by bytes, and find the middle of a character."""
     line = "B. C.\u2029. D."
-    assert segments(line, "kk") == [line]
+    assert segment_line(line, "kk") == [line]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_line_that_the_splitter_panics_on_stays_whole() -> None:
     ],
 )
 def test_answers_stand_where_their_sentences_stood(text: str, answers: list[str], joined: str) -> None:
-    assert cut(text, "zh" if text[0] == "你" else "en").joined(answers) == joined
+    assert split_text(text, "zh" if text[0] == "你" else "en").join_answers(answers) == joined

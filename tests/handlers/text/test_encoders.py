@@ -8,7 +8,7 @@ import pytest
 
 from deploy.build.stagers.text import read_head
 from handlers.errors import InvalidConfig
-from handlers.text.encoders import load_encoder, token_limit
+from handlers.text.encoders import find_token_limit, load_encoder
 from handlers.text.sentence_modules import SentenceModules
 from tests.tiny_models import checkpoint
 
@@ -30,7 +30,7 @@ ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_i
 def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: int | None, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    assert token_limit(tmp_path) == limit
+    assert find_token_limit(tmp_path) == limit
 
 
 ST = "sentence_transformers.models."

@@ -8,7 +8,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 
 from deploy.build.sources import source
 from deploy.models import model
-from handlers.text.languages import ModelCodes, short_code
+from handlers.text.languages import ModelCodes, shorten_code
 
 FAMILIES = {"m2m100": M2M100["m2m100"], "nllb": NLLB, "mbart": MBART}
 
@@ -37,7 +37,13 @@ def test_code_of_a_language_is_each_family_s_own(label: str) -> None:
 
 
 def test_short_code_is_that_of_iso_639_1() -> None:
-    assert [short_code(code) for code in ("fr_XX", "cmn_Hant", "ns", "ceb", "nob")] == ["fr", "zh", "nso", "ceb", "no"]
+    assert [shorten_code(code) for code in ("fr_XX", "cmn_Hant", "ns", "ceb", "nob")] == [
+        "fr",
+        "zh",
+        "nso",
+        "ceb",
+        "no",
+    ]
 
 
 # The languages that lid.176 has no label for; all others of a family are found.
