@@ -81,9 +81,9 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     def sample(self) -> Payload:
         return Payload(make_grey_jpeg(self.preprocessing.least_side))
 
-    def samples(self) -> Iterable[Payload]:
-        """Return an image, and texts of each padded length."""
-        return [self.sample(), *(super().samples() if "text" in self.inputs else ())]
+    def samples(self) -> Sequence[Payload]:
+        """Return an image, and a text for the graph of texts."""
+        return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)
@@ -96,7 +96,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         fields = value if isinstance(value, Mapping) else {"text" if isinstance(value, str) else "b64": value}
         if not fields.keys() <= self.inputs or len(fields) > 1:
             kinds = "a text or an image" if "text" in self.inputs else "an image"
-            raise UnknownShape(f"An item of this model must be {kinds}.")
+            raise InvalidBody(f"An item of this model must be {kinds}.")
         if "text" in fields:
             return super().decode(payload)
         options, image = self.options(payload.options), fields["b64"]

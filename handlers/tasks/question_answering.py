@@ -58,13 +58,10 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     def sample(self) -> Payload:
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
 
-    def samples(self) -> Iterable[Payload]:
-        return (self.sample(),)
-
     def decode(self, payload: Payload) -> Passage:
         """Check {"question": ..., "context": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
-            raise UnknownShape('A question must be {"question": ..., "context": ...}.')
+            raise InvalidBody('A question must be {"question": ..., "context": ...}.')
         fields = {**payload.options, **payload.value}
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")

@@ -40,14 +40,10 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     def sample(self) -> Payload:
         return Payload({"query": "What comes next?", "document": "What went before decides what comes next."})
 
-    def samples(self) -> Iterable[Payload]:
-        """Return documents of each padded length."""
-        return [Payload({"query": "a", "document": each.value}) for each in super().samples()]
-
     def decode(self, payload: Payload) -> Pair:
         """Check {"query": ..., "document": ...}; either may be beside "instances", for all of them."""
         if not isinstance(payload.value, Mapping):
-            raise UnknownShape('A pair must be {"query": ..., "document": ...}.')
+            raise InvalidBody('A pair must be {"query": ..., "document": ...}.')
         fields = {**payload.options, **payload.value}
         query, document = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("query", "document")
@@ -55,7 +51,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         options = self.options(fields)
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
-            raise UnknownOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
+            raise InvalidOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
         # A query is sent once, and tokenised for each document.
         if payload.allowance:
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)

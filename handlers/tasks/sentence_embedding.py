@@ -55,10 +55,10 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     def _from_ids(self, ids: list[int], options: SentenceEmbeddingOptions) -> Sentence:
         """Accept the model's own token ids unchanged, special ones included."""
         if self.config.token_ids is None:
-            raise UnknownShape(f"text: token ids are not accepted (setting token_ids); send texts. {LANGCHAIN}")
+            raise InvalidBody(f"text: token ids are not accepted (setting token_ids); send texts. {LANGCHAIN}")
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
             size = self.model_config.vocab_size
-            raise UnknownShape(f"text: a token id is outside this model's vocabulary of {size}. {LANGCHAIN}")
+            raise InvalidBody(f"text: a token id is outside this model's vocabulary of {size}. {LANGCHAIN}")
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
 
     def options(self, sent: Mapping[str, Any]) -> Any:

@@ -56,7 +56,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         defaults = {"padding": config.padding, "truncation": config.truncation, "max_length": self.max_length}
         options = parse_options(TokenizationOptions, {**defaults, **payload.options})
         if options.max_length > self.max_length:
-            raise UnknownOption(f"max_length: {options.max_length}; at most {self.max_length}.")
+            raise InvalidOption(f"max_length: {options.max_length}; at most {self.max_length}.")
         text = read_payload(payload, config.max_characters)
         if payload.allowance:
             payload.allowance.take("characters", len(text), config.max_request_characters)

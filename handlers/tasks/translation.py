@@ -142,7 +142,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         if wanted != AUTO:
             return SourceLanguage(wanted)
         if self.detector is None:
-            raise UnknownOption(
+            raise InvalidOption(
                 "src_lang: auto needs a detector, which this archive lacks; set src_lang to a language."
             )
         least = self.config.min_score if options.min_score is None else options.min_score
@@ -178,7 +178,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
             if (getattr(options, name) or 0) > limit:
                 raise InvalidOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         if not is_greedy and self.is_greedy_only:
-            raise UnknownOption("num_beams: must be 1; the engine of this archive searches otherwise than the model.")
+            raise InvalidOption("num_beams: must be 1; the engine of this archive searches otherwise than the model.")
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
 

@@ -28,9 +28,6 @@ from handlers.text.inputs import Text, Tokens, add_tokens, pad_rows, read_payloa
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
-# Tokens that a tokenizer adds to a text: BERT's and RoBERTa's add 2, and one is to spare.
-ADDED_TOKENS = 3
-
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     """Serves the archive of an encoder:
@@ -68,11 +65,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def sample(self) -> Payload:
         return Payload("What went before decides what comes next.")
-
-    def samples(self) -> Iterable[Payload]:
-        """Return a text for each padded length."""
-        lengths = {round_length(length, self.max_length) for length in range(1, self.max_length + 1)}
-        return [Payload("a " * max(1, length - ADDED_TOKENS)) for length in sorted(lengths)]
 
     def decode(self, payload: Payload) -> Item:
         """Check a text, or {"text": ...}, and its options."""

@@ -79,7 +79,7 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
         The text, white space at its ends included: offsets of an answer count from its start.
 
     Raises:
-        UnknownShape: the value is not a text.
+        InvalidBody: the value is not a text.
         InvalidText: it is not UTF-8, or contains a lone surrogate or a null character.
         EmptyInput: it contains only white space.
         TextTooLong: it has more than `max_characters`.

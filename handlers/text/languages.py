@@ -82,7 +82,7 @@ class Languages:
         """Check that a text can be translated from one language to another; None for a language that is not named.
 
         Raises:
-            UnknownOption: it cannot; the message lists the languages of the model.
+            InvalidOption: it cannot; the message lists the languages of the model.
         """
         _check("src_lang", src_lang, self.sources)
         if tgt_lang is not None or not self.prefix_of(text)[0]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.errors import UnknownOption, shown
+from handlers.errors import InvalidOption, shown
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 # The names of prompts that sentence-transformers tries for a query and a document, in this order.
@@ -55,7 +55,7 @@ class Prompts:
             InvalidOption: there is no prompt of that name.
         """
         if name is not None and name not in self.texts:
-            raise UnknownOption(
+            raise InvalidOption(
                 f"prompt_name: {shown(name)} is not a prompt of this model; it has {', '.join(self.texts) or 'none'}."
             )
         names = (name,) if name is not None else (*PROMPT_NAMES.get(input_type or "", ()), self.default or "")
@@ -84,13 +84,13 @@ class Dimensions:
         return cls(size, [each for each in config.get("matryoshka_dimensions") or () if isinstance(each, int)])
 
     def check(self, wanted: int | None) -> None:
-        """Check the size that a client asks for, None for whole vectors; UnknownOption if it is not allowed."""
+        """Check the size that a client asks for, None for whole vectors; InvalidOption if it is not allowed."""
         if wanted is None or wanted == self.size or (wanted < self.size and wanted in self.sizes):
             return
         if wanted > self.size:
-            raise UnknownOption(f"dimensions: {wanted}; at most {self.size}.")
+            raise InvalidOption(f"dimensions: {wanted}; at most {self.size}.")
         if not self.sizes:
-            raise UnknownOption(
+            raise InvalidOption(
                 f"dimensions: must be {self.size}; neither this model nor its archive (is_matryoshka) allows others."
             )
         raise InvalidOption(f"dimensions: must be one of {', '.join(map(str, self.sizes))}.")

@@ -89,7 +89,7 @@ def open_image(
     Raises:
         EmptyInput: there are no bytes.
         UnsupportedMedia: the bytes are not a file of an accepted format.
-        UnknownShape: the value is of another kind, or its pixels have another shape or dtype.
+        InvalidBody: the value is of another kind, or its pixels have another shape or dtype.
         ImageTooLarge: the image has over `max_pixels`, needs over 8 bytes of memory for each of these, or its file has
             more parts than an image needs.
         WorkTooLarge: the images of the request have more than `max_request_pixels`.
@@ -104,7 +104,7 @@ def open_image(
             image = _from_pixels(pixels, config, allowance)
             return image, image.size
         case _:
-            raise UnknownShape('An image must be bytes, {"b64": ...} or a tensor, not text.')
+            raise InvalidBody('An image must be bytes, {"b64": ...} or a tensor, not text.')
 
 
 def _decode(
@@ -167,7 +167,7 @@ def _from_base64(text: Any) -> bytes:
 
 def _from_pixels(pixels: NDArray[Any], config: PixelsConfig, allowance: Allowance | None) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise UnknownShape("A tensor of pixels must be UINT8 [B, H, W, 3], RGB; send image files as BYTES [B].")
+        raise InvalidBody("A tensor of pixels must be UINT8 [B, H, W, 3], RGB; send image files as BYTES [B].")
     height, width, _ = pixels.shape
     _check_size(width, height, config, allowance)
     return Image.fromarray(pixels)

@@ -29,7 +29,7 @@ from handlers.archive_files import FIDELITY
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.text.encoders import Encoder, LastTokenClassifier, load_encoder
-from handlers.warm_up import decoded, run
+from handlers.warm_up import decode_items, run
 
 # How far a number may be off, as a share of the largest of its output; sums in fp32 differ by a hundredth of that.
 TOLERANCE = 1e-3

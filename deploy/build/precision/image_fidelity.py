@@ -181,9 +181,9 @@ def _owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterato
         )
 
 
-def _of_classifier(model: Model, origin: Source, config: Any, task: Any) -> Owner:
+def _of_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
     known, chosen = network_options(config.arch, task.preprocessing), chosen_settings(config, origin)
-    state = load(model, config.arch, origin, **known)
+    state = load_weights(model, config.arch, origin, **known)
     if chosen["transform_input"]:
         known["transform_input"] = True
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)

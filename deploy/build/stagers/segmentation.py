@@ -32,8 +32,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:
         seen = Preprocessing(config.resize_size, None, "bilinear", to_levels(config.mean), to_levels(config.std))
-        state = load(model, config.arch, origin, weights_backbone=None)
-        labels = labels_of(model, config.arch, class_count(model, config.arch, state, weights_backbone=None))
+        state = load_weights(model, config.arch, origin, weights_backbone=None)
+        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, weights_backbone=None))
         segmenter = build_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")

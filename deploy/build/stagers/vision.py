@@ -39,8 +39,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     if config.arch is not None:
         seen = of_arch(model, config, origin)
         known = network_options(config.arch, seen)
-        state = load(model, config.arch, origin, **known)
-        labels = labels_of(model, config.arch, class_count(model, config.arch, state, **known))
+        state = load_weights(model, config.arch, origin, **known)
+        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, **known))
         classifier = build_torchvision(state, config.arch, len(labels), seen)
         if engine != "openvino":
             torch.save(state, folder / "model.pt")

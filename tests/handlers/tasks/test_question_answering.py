@@ -80,10 +80,10 @@ BAD: list[tuple[Any, int, str, str]] = [
     (asked("Who?", PAGE * 9), 413, "TextTooLong", r"context: \d+ tokens, \d+ windows; max_windows is 32\."),
     (asked(" ", "qzqz"), 400, "EmptyInput", "question: empty"),
     (asked("qzqz", "\u200b\u0001"), 400, "EmptyInput", "context: contains no token of the model"),
-    ({"body": {"question": "qzqz"}}, 400, "UnknownShape", "context: must be a string"),
-    ("qzqz", 400, "UnknownShape", '{"question": ..., "context": ...}'),
-    (asked("qzqz", "qzqz", text="qzqz"), 400, "UnknownOption", "Known options: top_k, max_answer_tokens"),
-    (asked("qzqz", "qzqz", top_k=101), 400, "UnknownOption", "top_k: .*100"),
+    ({"body": {"question": "qzqz"}}, 400, "InvalidBody", "context: must be a string"),
+    ("qzqz", 400, "InvalidBody", '{"question": ..., "context": ...}'),
+    (asked("qzqz", "qzqz", text="qzqz"), 400, "InvalidOption", "Known options: top_k, max_answer_tokens"),
+    (asked("qzqz", "qzqz", top_k=101), 400, "InvalidOption", "top_k: .*100"),
 ]
 
 
