@@ -19,7 +19,7 @@ from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import SIGNATURE, Said, Tensor, signed
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
 
 
 def main(arguments: list[str]) -> int:
@@ -146,7 +146,7 @@ def signature_of(model: ModelEntry, path: Path) -> str | None:
         return None
     try:
         said = _said(path)
-        signature = signed(said, parse(TensorsConfig, model.config().get("handler")))
+        signature = merge_signature(said, parse(TensorsConfig, model.config().get("handler")))
     except (LookupError, ValueError, InvalidConfig):
         # Its function takes its parameters from elsewhere; whoever loads it sees them.
         return None
@@ -154,13 +154,13 @@ def signature_of(model: ModelEntry, path: Path) -> str | None:
     return f"{_listed(signature.inputs.values())} -> {outputs}"
 
 
-def _said(path: Path) -> Said:
+def _said(path: Path) -> DeclaredSignature:
     try:
-        return Said.from_json(read_packed(path, SIGNATURE).decode())
+        return DeclaredSignature.from_json(read_packed(path, SIGNATURE).decode())
     except LookupError:
         module = ast.parse(read_packed(path, f"{FOLDER}/{FILE}"))
     (infer,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "infer")
-    return Said(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
+    return DeclaredSignature(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
 
 
 def _listed(tensors: Iterable[Tensor]) -> str:

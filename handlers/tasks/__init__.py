@@ -1,4 +1,4 @@
-"""Each file holds one class, which is one task and the entry of an archive: there it stands at the root, by its name.
+"""Each file contains one class, which is one task and the entry point of an archive, at whose root it lies.
 
-A task may import everything of handlers but another task.
+A task may import everything of handlers except another task.
 """

@@ -21,28 +21,35 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Payload
-from handlers.tensor_models.answers import described, row_outputs
-from handlers.tensor_models.bounds import integer_bounds, outside
-from handlers.tensor_models.checks import check_finite, checked_outputs, shown_outputs
+from handlers.tensor_models.answers import describe_tensor, make_output_tensors
+from handlers.tensor_models.bounds import find_out_of_range, integer_bounds
+from handlers.tensor_models.checks import check_finite, check_outputs, describe_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.items import TensorItems
-from handlers.tensor_models.rows import Row, Rows, sample_rows
-from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, narrowed, signed
+from handlers.tensor_models.rows import Row, Rows, make_sample_rows
+from handlers.tensor_models.signature import (
+    SIGNATURE,
+    DeclaredSignature,
+    Signature,
+    Tensor,
+    merge_signature,
+    set_engine_types,
+)
 
-# OpenVINO's CPU plugin computes these in 32 bits, and says nothing of what it cuts off: 2**40 + 3 becomes 3.
+# OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
-# Sizes of rows that are remembered as accepted.
+# Accepted sizes of rows that are remembered.
 MOST_SIZES = 10_000
 
 
 class TensorsHandler(BatchHandler[TensorsConfig, Row]):
-    """Serves what the archive holds:
+    """Serves the files of an archive:
 
-    function/infer.py    a Python function, with whatever else lies in its folder
+    function/infer.py    a Python function, with the other files of its folder
     model.xml, .bin      an OpenVINO graph
     onnx/model.onnx      an ONNX file, for ONNX Runtime
     model.pt2, model.pt  a PyTorch program
-    signature.json       what the graph or the program says of itself
+    signature.json       the graph's or the program's own description
     """
 
     config_class = TensorsConfig
@@ -56,29 +63,29 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self._accepted: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._bounds = integer_bounds(engine.model) if isinstance(engine, OpenVinoEngine) else {}
         self.inputs = frozenset(self.signature.inputs)
-        self.input_tensors = {name: described(tensor) for name, tensor in self.signature.inputs.items()}
+        self.input_tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
-        self._samples = sample_rows(self.signature, self.config)
-        # None where only each run tells which outputs a function has.
+        self._samples = make_sample_rows(self.signature, self.config)
+        # None if only a run shows the outputs of a function.
         self.outputs = self.signature.outputs
         if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
-            rows = [self.rows.row(self._samples[0])]
-            self.outputs = shown_outputs(checked_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
-        self.output_tensors = row_outputs(self.outputs)
+            rows = [self.rows.make_row(self._samples[0])]
+            self.outputs = describe_outputs(check_outputs(engine.run(self.collate(rows)), None, len(rows), {}))
+        self.output_tensors = make_output_tensors(self.outputs)
         self.engine = engine
         return engine
 
     def sample(self) -> Payload | None:
-        """The first of those that `warm_up` names."""
+        """Return the first size of `warm_up`."""
         return next(iter(self.samples()), None)
 
     def samples(self) -> Sequence[Payload]:
-        """One of each size that `warm_up` names."""
+        """Return a row of each size of `warm_up`."""
         return [Payload(row) for row in self._samples]
 
     def items(self, fields: Fields, model: Model) -> Items:
-        """Rows of tensors, held against the signature."""
+        """Rows of tensors, checked against the signature."""
         self._items = TensorItems(
             self.signature,
             self.rows,
@@ -89,20 +96,20 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return self._items
 
     def decode(self, payload: Payload) -> Row:
-        """Read a row's values, where they are JSON's still."""
+        """Read a row's values, if they are JSON's."""
         if payload.options:
             parse_options(NoOptions, payload.options)
-        arrays = self._items.decoded(payload)
+        arrays = self._items.read_row(payload)
         if not self.config.allow_non_finite:
             check_finite(arrays, self._items.given)
-        row = self.rows.row(arrays)
-        if (problem := outside(row.arrays, self._bounds)) is not None:
+        row = self.rows.make_row(arrays)
+        if (problem := find_out_of_range(row.arrays, self._bounds)) is not None:
             raise OutOfRange(problem)
         if self._graph is not None:
-            self._expect_accepted(self._graph, row)
+            self._check_sizes(self._graph, row)
         return row
 
-    def _expect_accepted(self, graph: OpenVinoEngine, row: Row) -> None:
+    def _check_sizes(self, graph: OpenVinoEngine, row: Row) -> None:
         """Refuse sizes that the graph cannot compute with: a run that fails may harm the runs after it."""
         sizes = tuple((name, array.shape) for name, array in row.arrays.items())
         if sizes in self._accepted:
@@ -118,24 +125,23 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self._accepted.add(sizes)
 
     def cost(self, item: Row) -> Cost:
-        """The row's positions along free dimensions, and the sizes that keep it apart."""
         return item.cost
 
     def collate(self, items: Sequence[Row]) -> Arrays:
-        """Join the rows along each input's batch dimension, padded where they differ."""
-        return self.rows.collated(items)
+        """Join the rows along each input's batch dimension, padded if they differ."""
+        return self.rows.collate(items)
 
     def forward(self, inputs: Arrays, items: Sequence[Row]) -> Outputs:
         """Run the model, and check its outputs against its signature."""
-        outputs = checked_outputs(self.engine.run(inputs), self.outputs, len(items), self.config.tensors.outputs)
+        outputs = check_outputs(self.engine.run(inputs), self.outputs, len(items), self.config.tensors.outputs)
         if self.outputs is None and not self.metadata.outputs:
-            # Only names: datatypes and sizes may be those of the first request.
-            self.metadata = replace(self.metadata, outputs=[described(Tensor(name)) for name in outputs])
+            # Only names: datatypes and sizes may differ in other requests.
+            self.metadata = replace(self.metadata, outputs=[describe_tensor(Tensor(name)) for name in outputs])
         return outputs
 
     def split(self, outputs: Outputs, items: Sequence[Row]) -> Sequence[Any]:
         """Return the outputs of each row, by the model's names, with the batch dimension."""
-        return self.rows.parted(outputs, items, self.outputs)
+        return self.rows.split_outputs(outputs, items, self.outputs)
 
 
 def load_model(
@@ -146,22 +152,19 @@ def load_model(
     Args:
         folder: the archive, unpacked.
         config: its settings.
-        device: where it is to run.
-        uses_torch: whether PyTorch is to run it; an archive without a program for it has OpenVINO's graph run instead
-            where nothing else was asked for.
+        device: of the model.
+        uses_torch: whether PyTorch runs it; without a program for PyTorch, OpenVINO does, unless `engine` is set.
 
     Raises:
-        InvalidConfig: it cannot be served.
+        InvalidConfig: the model cannot be served.
     """
     functions = folder / FOLDER
     if functions.is_dir():
-        return _function(functions, config, device)
+        return _load_function(functions, config, device)
     path = folder / SIGNATURE
     if not path.is_file():
-        raise InvalidConfig(
-            f"this archive has neither {SIGNATURE} nor {FOLDER}/{FILE}; name weights, and build it again"
-        )
-    signature = signed(Said.from_json(path.read_text(encoding="utf-8")), config)
+        raise InvalidConfig(f"this archive lacks {SIGNATURE} and {FOLDER}/{FILE}; name weights, and build it again")
+    signature = merge_signature(DeclaredSignature.from_json(path.read_text(encoding="utf-8")), config)
     has_program = any((folder / name).is_file() for name in (EXPORTED, SCRIPTED))
     if uses_torch and (has_program or config.engine == "torch"):
         dtypes = {name: torch.bfloat16 if t.datatype == "BF16" else None for name, t in signature.arguments.items()}
@@ -173,17 +176,17 @@ def load_model(
     if config.engine == "onnxruntime" or (config.engine == "auto" and (folder / ONNX).is_file()):
         return OnnxEngine(folder / ONNX, precision=config.precision, threads=config.threads), signature
     engine = OpenVinoEngine(folder / GRAPH, precision=config.precision, threads=config.threads)
-    return engine, narrowed(signature, OPENVINO_COMPUTES_IN)
+    return engine, set_engine_types(signature, OPENVINO_COMPUTES_IN)
 
 
-def _function(folder: Path, config: TensorsConfig, device: torch.device) -> tuple[Engine, Signature]:
+def _load_function(folder: Path, config: TensorsConfig, device: torch.device) -> tuple[Engine, Signature]:
     function = load_function(folder)
     if function.load is not None:
         try:
             function.load(folder, str(device))
         except Exception as error:
-            # Its owner reads this line; the traceback follows.
+            # The owner of the function reads this line; the traceback follows.
             reason = str(error).partition("\n")[0]
             raise InvalidConfig(f"{FILE}: load failed: {type(error).__name__}: {reason}") from error
-    signature = signed(Said(tuple(Tensor(name) for name in function.inputs)), config)
+    signature = merge_signature(DeclaredSignature(tuple(Tensor(name) for name in function.inputs)), config)
     return FunctionEngine(function.infer, function.inputs), signature

@@ -1,4 +1,4 @@
-"""What a model of the user's own takes and gives: tensors, checked against its signature, as rows of micro-batches.
+"""Models of tensors of the user's own: requests checked against a signature, as rows of micro-batches.
 
-It may import handlers.base and what is below.
+It may import handlers.base and everything below it.
 """

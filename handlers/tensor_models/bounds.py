@@ -1,6 +1,6 @@
-"""Which whole numbers OpenVINO computes with as the model says: others would be answered wrongly, without an error.
+"""The whole numbers that OpenVINO computes exactly; others would get wrong answers without an error.
 
-a graph -> for each input of whole numbers, where they go -> (least, most)
+a graph -> for each input of whole numbers, the operations that it reaches -> (least, most)
 """
 
 from collections.abc import Mapping
@@ -8,28 +8,28 @@ from typing import Any
 
 import openvino
 
-# On a CPU OpenVINO 2026.4 computes these on whole numbers in float32, which has each of them up to this one.
+# On a CPU OpenVINO 2026.4 computes these on whole numbers in float32.
 INEXACT = frozenset(
     {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
 )
+# float32 represents every whole number up to this one.
 MOST_EXACT = 2**24
-# Operations that pass numbers on as they are.
+# Operations that do not change numbers.
 UNCHANGED = frozenset(
     {"Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Broadcast", "Tile", "Slice", "StridedSlice", "Split"}
 )
 
 
 def integer_bounds(model: openvino.Model) -> dict[str, tuple[int, int]]:
-    """Find the least and the most that an input may hold; inputs without bounds are left out.
+    """Find the least and the most that an input may contain; inputs without bounds are left out.
 
-    Args:
-        model: a graph. An index into a table of constants must lie in the table, which OpenVINO does not check.
+    An index into a table of constants must be inside the table, which OpenVINO does not check.
     """
-    found = {port.any_name: _bounds(port.node.output(0)) for port in model.inputs if port.element_type.is_integral()}
+    found = {port.any_name: _follow(port.node.output(0)) for port in model.inputs if port.element_type.is_integral()}
     return {name: (max(least), min(most)) for name, (least, most) in found.items() if least}
 
 
-def _bounds(source: Any) -> tuple[list[int], list[int]]:
+def _follow(source: Any) -> tuple[list[int], list[int]]:
     least, most = [], []
     seen, waiting = set(), [(source, True)]
     while waiting:
@@ -39,7 +39,7 @@ def _bounds(source: Any) -> tuple[list[int], list[int]]:
             if kind in INEXACT:
                 least.append(-MOST_EXACT)
                 most.append(MOST_EXACT)
-            size = _table_size(node) if kind == "Gather" and target.get_index() == 1 and is_unchanged else None
+            size = _read_table_size(node) if kind == "Gather" and target.get_index() == 1 and is_unchanged else None
             if size is not None:
                 least.append(-size)
                 most.append(size - 1)
@@ -51,8 +51,8 @@ def _bounds(source: Any) -> tuple[list[int], list[int]]:
     return least, most
 
 
-def _table_size(gather: Any) -> int | None:
-    """The number of places that a Gather's index may name; None where only a run tells."""
+def _read_table_size(gather: Any) -> int | None:
+    """Return the number of positions of a Gather's table; None if only a run shows it."""
     table, axis = gather.input_value(0).get_partial_shape(), gather.input_value(2).get_node()
     if axis.get_type_name() != "Constant" or table.rank.is_dynamic:
         return None
@@ -60,8 +60,8 @@ def _table_size(gather: Any) -> int | None:
     return size.get_length() if size.is_static else None
 
 
-def outside(arrays: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]) -> str | None:
-    """Say which input has a number outside its bounds, and what they are; None where all are inside."""
+def find_out_of_range(arrays: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]) -> str | None:
+    """Describe an input with a number outside its bounds; None if all are inside."""
     for name, (least, most) in bounds.items():
         array = arrays.get(name)
         if array is not None and array.size and not (least <= int(array.min()) and int(array.max()) <= most):

@@ -1,7 +1,7 @@
 """Check the tensors of a request and the outputs of a run against the signature. Pure.
 
-tensors of a request -> checked -> arrays by the model's names, all of so many rows; or InvalidInput
-outputs of a run     -> checked_outputs -> arrays that are what the signature says; or WrongOutput
+tensors of a request -> check_inputs  -> arrays by the model's names, all with one number of rows; or InvalidInput
+outputs of a run     -> check_outputs -> arrays that fit the signature; or WrongOutput
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,38 +13,40 @@ from numpy.typing import NDArray
 from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, shown
 from handlers.protocol.output_tensors import ERROR
 from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
-from handlers.tensor_models.signature import Shape, Signature, Tensor, without
+from handlers.tensor_models.signature import Shape, Signature, Tensor, remove_dimension
 
 # Kinds of numpy's strings, which a function may return for BYTES.
 _STRINGS = "SU"
 _KNOWN = set(DTYPES.values())
 
 
-def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Any]:
+def check_inputs(
+    tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature
+) -> dict[str, Any]:
     """Check the inputs of a request.
 
     Args:
-        tensors: by the names that clients use, of any dtype of DTYPES.
-        inputs: those of the signature, by the same names.
-        signature: what the model takes.
+        tensors: by the clients' names, of any dtype of DTYPES.
+        inputs: of the signature, by the clients' names.
+        signature: of the model.
 
     Returns:
-        The arrays by the model's names, all with the same number of rows, at least one; numbers of BF16 as float32,
-        elements of BYTES as bytes. A mask that was not sent is left out.
+        Arrays by the model's names, with at least one row; numbers of BF16 as float32, elements of BYTES as bytes. A
+        mask that was not sent is left out.
 
     Raises:
-        InvalidBody, TensorMismatch, EmptyInput: one is not what the signature says, or is missing or unknown.
+        InvalidBody, TensorMismatch, EmptyInput: a tensor does not fit the signature, or is missing or unknown.
     """
     arrays = {}
     for name, array in tensors.items():
         tensor = inputs.get(name)
         if tensor is None:
             raise InvalidBody(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
-        if not _is_like(array, tensor):
+        if not _matches(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {datatype_of(array)} {list(array.shape)} was sent.")
         if tensor.computes_in is not None:
             _check_range(name, array, tensor)
-        arrays[tensor.name] = _plain(array, name)
+        arrays[tensor.name] = _decode_array(array, name)
     for name, tensor in inputs.items():
         if name not in tensors and tensor.name not in signature.masks:
             raise TensorMismatch(f"{name}: {tensor} is expected; nothing was sent.")
@@ -53,7 +55,7 @@ def checked(tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], s
 
 
 def check_finite(arrays: Mapping[str, NDArray[Any]], given: Mapping[str, str]) -> None:
-    """Check that a row has numbers only; `given` has the clients' name of an input, by the model's."""
+    """Check that a row contains only numbers; `given` maps the model's name of an input to the clients'."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise NonFiniteInput(f"{given.get(name, name)}: contains NaN or infinity; allow_non_finite is false.")
@@ -62,11 +64,13 @@ def check_finite(arrays: Mapping[str, NDArray[Any]], given: Mapping[str, str]) -
 def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
     bounds = np.iinfo(DTYPES[str(tensor.computes_in)].str)
     if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
-        raise TensorMismatch(f"{name}: there is a number beyond {tensor.computes_in}, which the engine computes in.")
+        raise TensorMismatch(
+            f"{name}: contains a value that {tensor.computes_in}, the engine's datatype, cannot represent."
+        )
 
 
 def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> None:
-    """Check that all inputs have the same number of rows, and a mask as many positions as what it masks."""
+    """Check that all inputs have one number of rows, and a mask as many positions as its input."""
     sizes = {name: array.shape[signature.inputs[name].batch_dim] for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         given = {tensor.name: name for name, tensor in inputs.items()}
@@ -80,23 +84,22 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor]
             if free_sizes(arrays[mask].shape, signature.inputs[mask]) != wanted:
                 given = {tensor.name: name for name, tensor in inputs.items()}
                 raise TensorMismatch(
-                    f"{given[mask]}: it must have {list(wanted)} positions a row, as {given[padded]} has."
+                    f"{given[mask]}: {list(wanted)} positions a row are expected, as in {given[padded]}."
                 )
 
 
 def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
-    """Return the sizes of the free dimensions but the batch's."""
+    """Return the sizes of the free dimensions except the batch's."""
     return tuple(shape[dimension] for dimension in tensor.free)
 
 
-def row_count(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
-    """Count the rows of checked arrays."""
+def count_rows(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
     name, array = next(iter(arrays.items()))
     return int(array.shape[signature.inputs[name].batch_dim])
 
 
-def _is_like(array: NDArray[Any], tensor: Tensor) -> bool:
-    """Whether an array has the datatype and the shape that a tensor is to have."""
+def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
+    """Return whether an array has a tensor's datatype and shape."""
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         return False
     if tensor.shape is None:
@@ -108,7 +111,7 @@ def _fits(shape: Sequence[int], wanted: Shape) -> bool:
     return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
 
 
-def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
+def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
     """Return BF16 as float32, and BYTES as bytes."""
     if array.dtype == BF16:
         return from_bfloat16(array)
@@ -116,66 +119,66 @@ def _plain(array: NDArray[Any], place: str) -> NDArray[Any]:
         try:
             return objects(encoded(array)).reshape(array.shape)
         except UnicodeEncodeError:
-            raise InvalidText(f"{place}: there is text with a lone surrogate, which UTF-8 has not.") from None
+            raise InvalidText(f"{place}: contains an invalid Unicode code point, a lone surrogate.") from None
     return array
 
 
-def checked_outputs(
+def check_outputs(
     outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
     """Check the outputs of a run.
 
     Args:
-        outputs: what the model returned.
-        signature: the expected outputs, by name; None where they are not known yet.
-        rows: how many there must be.
-        given: the clients' name of an output, where it is another.
+        outputs: the model's return value.
+        signature: the expected outputs, by name; None if they are not known yet.
+        rows: the expected number of rows.
+        given: the clients' name of an output, if it differs.
 
     Returns:
-        An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers have them.
+        An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers contain them.
 
     Raises:
-        WrongOutput: one is missing, or is not what the signature says.
+        WrongOutput: an output is missing, or does not fit the signature.
     """
     if not isinstance(outputs, Mapping) or not outputs:
-        raise WrongOutput(f"A {type(outputs).__name__} came back; arrays by name are needed.")
+        raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")
     if signature is None:
-        signature = {_own_name(name): Tensor(name) for name in outputs}
+        signature = {_check_name(name): Tensor(name) for name in outputs}
     arrays = {}
     for name, tensor in signature.items():
         place = given.get(name, name)
         if name not in outputs:
-            raise WrongOutput(f"{place}: the model gave none.")
-        arrays[name] = _output(outputs[name], tensor, rows, place)
+            raise WrongOutput(f"{place}: the model did not return it.")
+        arrays[name] = _check_output(outputs[name], tensor, rows, place)
     return arrays
 
 
-def _own_name(name: Any) -> str:
-    """Check the name of an output that nothing has declared."""
+def _check_name(name: Any) -> str:
+    """Check the name of an output without a declaration."""
     if not isinstance(name, str) or not name:
-        raise WrongOutput(f"An output is named {name!r}; a text is needed.")
+        raise WrongOutput(f"An output is named {name!r}; a text is expected.")
     if name == ERROR:
-        raise WrongOutput(f"{name}: the name is taken, by the errors of rows.")
+        raise WrongOutput(f"{name}: the name is reserved for the errors of rows.")
     return name
 
 
-def _output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
+def _check_output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray):
-        raise WrongOutput(f"{place}: a {type(value).__name__} came back; an array is needed.")
-    array = _answerable(value, tensor, place)
+        raise WrongOutput(f"{place}: a {type(value).__name__} was returned; an array is expected.")
+    array = _convert_output(value, tensor, place)
     at = tensor.batch_dim
     if array.ndim <= at or array.shape[at] != rows:
         came = array.shape[at] if array.ndim > at else "no"
-        raise WrongOutput(f"{place}: {came} rows came back for {rows}.")
+        raise WrongOutput(f"{place}: {came} rows were returned for {rows}.")
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
-        raise WrongOutput(f"{place}: {datatype_of(array)} came back; {tensor.datatype} is expected.")
+        raise WrongOutput(f"{place}: {datatype_of(array)} was returned; {tensor.datatype} is expected.")
     if tensor.shape is not None and not _fits(array.shape, tensor.shape):
-        came_shape, wanted = list(without(array.shape, at)), list(without(tensor.shape, at))
-        raise WrongOutput(f"{place}: rows of {came_shape} came back; {wanted} is expected.")
+        came_shape, wanted = list(remove_dimension(array.shape, at)), list(remove_dimension(tensor.shape, at))
+        raise WrongOutput(f"{place}: rows of {came_shape} were returned; {wanted} is expected.")
     return array
 
 
-def _answerable(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]:
+def _convert_output(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]:
     """Convert an array to a dtype that an answer can have."""
     kind = array.dtype.kind
     if tensor.datatype == "BF16" and array.dtype == np.float32:
@@ -184,14 +187,14 @@ def _answerable(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[Any]
         return array.astype(object)
     if kind == "O":
         if not all(isinstance(each, str | bytes) for each in array.ravel()):
-            raise WrongOutput(f"{place}: objects other than str and bytes came back.")
+            raise WrongOutput(f"{place}: objects other than str and bytes were returned.")
         return array
     little = array.dtype.newbyteorder("<")
     if little not in _KNOWN:
-        raise WrongOutput(f"{place}: {array.dtype} came back, which no datatype of the protocol is.")
+        raise WrongOutput(f"{place}: {array.dtype} was returned, which is not a datatype of the protocol.")
     return array.astype(little, copy=False)
 
 
-def shown_outputs(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Describe the outputs of a function after a run: names and datatypes; sizes may be the request's."""
+def describe_outputs(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Describe the outputs of a function after a run: names and datatypes; sizes may depend on the request."""
     return {name: Tensor(name, datatype_of(array), (-1,) * array.ndim) for name, array in arrays.items()}

@@ -1,9 +1,9 @@
 """Rows of a model of tensors, and the micro-batches that they make. Pure.
 
-    arrays of a request -> row -> Row, its Cost
-    rows of a micro-batch -> collated -> arrays with the batch dimension, padded and with their masks
-    outputs of a run, its rows -> parted -> the outputs of each row
-    signature, configured sizes -> sample_rows -> arrays of one row each, to warm the model up with
+    arrays of a request -> split_request, make_row -> Row, its Cost
+    rows of a micro-batch -> collate -> arrays with the batch dimension, padded and with their masks
+    outputs of a run, its rows -> split_outputs -> the outputs of each row
+    signature, configured sizes -> make_sample_rows -> arrays of one row each, to warm the model up with
 
 A row keeps its batch dimension, of size 1: rows are joined and cut along it.
 """
@@ -25,27 +25,23 @@ from handlers.tensor_models.signature import Signature, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# What a row of a model costs whose sizes are all fixed.
+# The cost of a row if all sizes of the model are fixed.
 _ONE = Cost()
-# Rows are padded to so many times their own elements together, and to so many elements in any case (4 MB of FP32): one
-# wide image and one high one make a square of what neither of their clients sent.
-_MOST_PADDING, _ROOM = 8, 2**20
+# Padded rows may have this many times their own elements together: a wide image and a high one fill a large square.
+_MOST_PADDING = 8
+# Elements that padded rows may always have: 4 MB of FP32.
+_ROOM = 2**20
 
-# A free dimension is taken to be so long where `warm_up` does not say: convolutions take it, and so do sequences.
+# The size of a free dimension if `warm_up` has none: both convolutions and sequences accept it.
 FREE_SIZE = 32
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One item.
+    """One item."""
 
-    Attributes:
-        arrays: by the model's names, with the batch dimension, of size 1; a mask that was not sent is left out.
-        cost: what it asks of a micro-batch.
-    """
-
-    arrays: Arrays
+    arrays: Arrays  # by the model's names, with the batch dimension, of size 1; without a mask that was not sent
     cost: Cost
 
 
@@ -59,16 +55,15 @@ class Rows:
         self._padded = {tensor.name: tensor for tensor in self._inputs if tensor.pad is not None}
         self._is_fixed = all(each.shape and not each.free and each.datatype for each in self._inputs)
 
-    def row(self, arrays: Arrays) -> Row:
+    def make_row(self, arrays: Arrays) -> Row:
         """Make an item of checked arrays of one row."""
         return Row(arrays, _ONE if self._is_fixed else self._cost(arrays))
 
-    def apart(self, arrays: Arrays, count: int) -> list[dict[str, Any]]:
-        """Cut checked arrays into their rows."""
-        return _rows_of(arrays, {tensor.name: tensor.batch_dim for tensor in self._inputs}, count)
+    def split_request(self, arrays: Arrays, count: int) -> list[dict[str, Any]]:
+        return _split_rows(arrays, {tensor.name: tensor.batch_dim for tensor in self._inputs}, count)
 
     def _cost(self, arrays: Arrays) -> Cost:
-        """Return how many positions a row has, and with which rows it can be joined."""
+        """Return a row's positions, and the group of rows that it can be joined with."""
         group: list[Any] = []
         length = 1
         for tensor in self._inputs:
@@ -83,14 +78,14 @@ class Rows:
                 group.append(array.dtype.str)
         return Cost(max(1, length), tuple(group))
 
-    def collated(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    def collate(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         """Join rows of equal cost groups: new arrays, in C order, that the model may write to."""
         joined = {tensor.name: self._joined(tensor, rows) for tensor in self._inputs}
         return joined | {name: array.copy() for name, array in self._constants.items()}
 
     def _joined(self, tensor: Tensor, rows: Sequence[Row]) -> NDArray[Any]:
         if tensor.pad is not None:
-            return _padded(tensor, [row.arrays[tensor.name] for row in rows], tensor.pad.value)
+            return _pad(tensor, [row.arrays[tensor.name] for row in rows], tensor.pad.value)
         source = self._masks.get(tensor.name)
         if source is None:
             joined = np.concatenate([row.arrays[tensor.name] for row in rows], axis=tensor.batch_dim)
@@ -98,34 +93,28 @@ class Rows:
         own = [row.arrays.get(tensor.name) for row in rows]
         padded = self._padded[source]
         masks = [
-            _ones(tensor, free_sizes(row.arrays[source].shape, padded)) if mask is None else mask
+            _make_mask(tensor, free_sizes(row.arrays[source].shape, padded)) if mask is None else mask
             for row, mask in zip(rows, own, strict=True)
         ]
-        return _padded(tensor, masks, 0)
+        return _pad(tensor, masks, 0)
 
-    def parted(
+    def split_outputs(
         self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
     ) -> list[dict[str, Any]]:
-        """Return the outputs of each row, views with the batch dimension.
-
-        Args:
-            outputs: of a run of the rows.
-            rows: those of the micro-batch.
-            signature: of the outputs, by name: those that follow an input are cut to each row's own sizes.
-        """
+        """Return the outputs of each row, views with the batch dimension; padded ones are cut to the row's sizes."""
         signature = signature or {name: Tensor(name) for name in outputs}
-        parts = _rows_of(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
+        parts = _split_rows(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
         for name in outputs:
             tensor = signature[name]
             if tensor.follows is not None:
                 for part, row in zip(parts, rows, strict=True):
                     sizes = free_sizes(row.arrays[tensor.follows].shape, self._padded[tensor.follows])
-                    part[name] = part[name][_corner(tensor, sizes)]
+                    part[name] = part[name][_find_own_part(tensor, sizes)]
         return parts
 
 
-def _rows_of(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[dict[str, Any]]:
-    """Cut arrays into so many rows, each along its dimension; views with that dimension."""
+def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[dict[str, Any]]:
+    """Split arrays into rows along their dimensions; views that keep the dimension."""
     if count == 1:
         return [dict(arrays)]
     before = {name: (slice(None),) * dimensions[name] for name in arrays}
@@ -135,7 +124,7 @@ def _rows_of(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> list[
     ]
 
 
-def _padded(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
+def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
     """Join arrays of different free sizes, each in the low corner of its row.
 
     Raises:
@@ -153,26 +142,26 @@ def _padded(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArr
     return joined
 
 
-def _ones(mask: Tensor, sizes: Sequence[int]) -> NDArray[Any]:
+def _make_mask(mask: Tensor, sizes: Sequence[int]) -> NDArray[Any]:
     shape = [*sizes[: mask.batch_dim], 1, *sizes[mask.batch_dim :]]
     dtype = np.dtype(np.float32) if mask.datatype == "BF16" else DTYPES[mask.datatype or "INT64"]
     return np.ones(shape, dtype)
 
 
-def _corner(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
+def _find_own_part(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
     free = dict(zip(tensor.free, sizes, strict=True))
     return tuple(slice(0, free[i]) if i in free else slice(None) for i in range(len(tensor.shape or ())))
 
 
-def sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, NDArray[Any]]]:
-    """Make a row of each of the configured sizes, or one where there are none.
+def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, NDArray[Any]]]:
+    """Make a row of each configured size, or one if `warm_up` is empty.
 
     Returns:
-        Arrays by the model's names, with the batch dimension, of size 1; numbers of BF16 as float32. No row where a
-        datatype or a shape may be any.
+        Arrays by the model's names, with the batch dimension, of size 1; numbers of BF16 as float32. No row if any
+        datatype or shape is accepted.
 
     Raises:
-        InvalidConfig: `warm_up` names an input that there is not, or sizes that it cannot have.
+        InvalidConfig: `warm_up` names an unknown input, or sizes that its shape excludes.
     """
     inputs = signature.inputs
     for sizes in config.warm_up:
@@ -180,30 +169,30 @@ def sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, N
             raise InvalidConfig(f"warm_up: {', '.join(unknown)}: this model has {', '.join(inputs)}")
     if any(tensor.datatype is None or tensor.shape is None for tensor in inputs.values()):
         return []
-    return [_sample(signature, sizes) for sizes in config.warm_up or ({},)]
+    return [_make_sample(signature, sizes) for sizes in config.warm_up or ({},)]
 
 
-def _sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
+def _make_sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
     noise = np.random.default_rng(SEED)
     row = {}
     for name, tensor in signature.inputs.items():
-        # A mask that says nothing else is the server's own.
+        # The server makes a mask without a size in `warm_up`.
         if name not in signature.masks or name in sizes:
-            row[name] = _noise(tensor, _sample_shape(tensor, sizes.get(name)), noise)
+            row[name] = _make_noise(tensor, _make_shape(tensor, sizes.get(name)), noise)
     return row
 
 
-def _sample_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
+def _make_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
     wanted = tensor.row_shape or ()
     if sizes is None:
         sizes = tuple(FREE_SIZE if size < 0 else size for size in wanted)
     if len(sizes) != len(wanted) or any(a not in (-1, b) for a, b in zip(wanted, sizes, strict=True)):
-        raise InvalidConfig(f"warm_up: {tensor.name}: a row is {list(wanted)}, and not {list(sizes)}")
+        raise InvalidConfig(f"warm_up: {tensor.name}: a row is {list(wanted)}, not {list(sizes)}")
     return (*sizes[: tensor.batch_dim], 1, *sizes[tensor.batch_dim :])
 
 
-def _noise(tensor: Tensor, shape: tuple[int, ...], noise: np.random.Generator) -> NDArray[Any]:
-    """Numbers that models take: whole ones are 0 or 1, which are indices of anything."""
+def _make_noise(tensor: Tensor, shape: tuple[int, ...], noise: np.random.Generator) -> NDArray[Any]:
+    """Return random numbers; whole ones are 0 or 1, which are valid indices of any table."""
     dtype = DTYPES[str(tensor.datatype)]
     if dtype.kind == "O":
         return objects([b"a"] * int(np.prod(shape))).reshape(shape)

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model: names, datatypes, shapes, and which dimension counts rows. Pure.
 
-    the model's own description (Said) + model-config.yaml -> signed -> Signature, or InvalidConfig
-    Said <-> signature.json, which the builder writes beside the model
+    DeclaredSignature, the model's own + model-config.yaml -> merge_signature -> Signature, or InvalidConfig
+    DeclaredSignature <-> signature.json, which the builder writes beside the model
 
 A shape has the batch dimension, as -1 like every other size that is the request's.
 """
@@ -18,103 +18,79 @@ from handlers.errors import InvalidConfig
 from handlers.protocol.tensors import DTYPES, JSON_TYPES, converted, datatype_of, encoded, nested, objects
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
-# The file of an archive with the description that its model gave as it was built.
+# The file of an archive with its model's own description.
 SIGNATURE = "signature.json"
-# The datatype in metadata where neither the model nor the configuration names one: any is accepted.
+# The datatype in metadata if neither the model nor the configuration names one: any is accepted.
 ANY = "ANY"
 
-# What elements of any datatype are read as, by the type of the first that decides.
+# Datatypes of JSON's values for a tensor of any datatype: the first type that occurs among them decides.
 GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))
 
 Shape = tuple[int, ...]
 
-# The attributes of tensors that only the configuration or the engine says, and signature.json therefore lacks.
+# Fields of tensors that only the configuration or the engine sets; signature.json lacks them.
 _CONFIGURED: Any = {"__all__": {"batch_dim", "pad", "follows", "computes_in"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output.
-
-    Attributes:
-        name: as requests, answers and the model have it.
-        datatype: one of handlers.protocol.tensors.DTYPES; None where it may be any.
-        shape: with the batch dimension; -1 where a size is the request's. None where it may be any.
-        batch_dim: the dimension that counts rows.
-        pad: of an input, how rows of different sizes are padded.
-        follows: of an output, the padded input that its free dimensions follow.
-        computes_in: of an input, the datatype that the engine computes with, where that holds fewer whole numbers.
-    """
+    """One input or output, by the name that requests, answers and the model use."""
 
     name: str
-    datatype: str | None = None
-    shape: Shape | None = None
-    batch_dim: int = 0
-    pad: Padding | None = None
-    follows: str | None = None
-    computes_in: str | None = None
+    datatype: str | None = None  # one of handlers.protocol.tensors.DTYPES; None for any
+    shape: Shape | None = None  # with the batch dimension; -1 for a size of the request's; None for any shape
+    batch_dim: int = 0  # the dimension that counts rows
+    pad: Padding | None = None  # of an input: how rows of different sizes are padded
+    follows: str | None = None  # of an output: the padded input with its free dimensions
+    computes_in: str | None = None  # of an input: the engine's datatype, if that holds fewer whole numbers
 
     @property
     def row_shape(self) -> Shape | None:
-        """The shape of one row, which has no batch dimension; None where it may be any."""
-        return None if self.shape is None else without(self.shape, self.batch_dim)
+        """The shape of one row, without the batch dimension; None for any shape."""
+        return None if self.shape is None else remove_dimension(self.shape, self.batch_dim)
 
     @property
     def free(self) -> tuple[int, ...]:
-        """The free dimensions but the batch's, as indices into `shape`; none where the shape may be any."""
+        """The free dimensions except the batch's, as indices into `shape`; none for any shape."""
         return tuple(i for i, size in enumerate(self.shape or ()) if size < 0 and i != self.batch_dim)
 
     def __str__(self) -> str:
-        """Write datatype and shape as messages have them."""
+        """Write datatype and shape for messages."""
         return f"{self.datatype or 'any datatype'} {'of any shape' if self.shape is None else list(self.shape)}"
 
 
-def without(shape: Sequence[int], dimension: int) -> Shape:
-    """Leave one dimension out of a shape."""
+def remove_dimension(shape: Sequence[int], dimension: int) -> Shape:
     return (*shape[:dimension], *shape[dimension + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a model says of itself.
+class DeclaredSignature:
+    """A model's own description."""
 
-    Attributes:
-        inputs: at least one; of a function and a TorchScript file names alone.
-        outputs: None where the model does not say which it has.
-    """
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...] | None = None
+    inputs: tuple[Tensor, ...]  # at least one; only names for a function or a TorchScript file
+    outputs: tuple[Tensor, ...] | None = None  # None if the model does not declare them
 
     def to_json(self) -> str:
         """Write signature.json."""
         return (
-            TypeAdapter(Said)
+            TypeAdapter(DeclaredSignature)
             .dump_json(self, indent=1, exclude={"inputs": _CONFIGURED, "outputs": _CONFIGURED})
             .decode()
         )
 
     @classmethod
-    def from_json(cls, text: str) -> "Said":
-        """Read signature.json, as `to_json` wrote it."""
-        return TypeAdapter(Said).validate_json(text)
+    def from_json(cls, text: str) -> "DeclaredSignature":
+        return TypeAdapter(DeclaredSignature).validate_json(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What requests and answers are held against.
+    """The inputs and outputs that requests and answers are checked against, by name."""
 
-    Attributes:
-        inputs: by name, in the model's order.
-        outputs: by name, in the model's order; None where only a run will tell.
-        constants: the arrays of the inputs that every row shares, by name.
-        arguments: all inputs of the model in its order, those of `constants` included.
-    """
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor] | None
-    constants: Mapping[str, NDArray[Any]]
-    arguments: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]  # in the model's order
+    outputs: Mapping[str, Tensor] | None  # in the model's order; None if only a run shows them
+    constants: Mapping[str, NDArray[Any]]  # of the inputs that every row shares
+    arguments: Mapping[str, Tensor]  # all inputs of the model in its order, `constants` included
 
     @property
     def masks(self) -> Mapping[str, str]:
@@ -122,11 +98,8 @@ class Signature:
         return {tensor.pad.mask: tensor.name for tensor in self.inputs.values() if tensor.pad is not None}
 
 
-def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
-    """Note the inputs that the engine computes with fewer whole numbers than their datatype has.
-
-    `datatypes` has what the engine computes with, by the datatype of its input.
-    """
+def set_engine_types(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
+    """Note the inputs whose datatype the engine replaces by a smaller one; `datatypes` maps one to the other."""
     inputs = {
         name: replace(tensor, computes_in=datatypes.get(tensor.datatype or ""))
         for name, tensor in signature.inputs.items()
@@ -134,79 +107,79 @@ def narrowed(signature: Signature, datatypes: Mapping[str, str]) -> Signature:
     return replace(signature, inputs=inputs)
 
 
-def signed(said: Said, config: TensorsConfig) -> Signature:
+def merge_signature(declared: DeclaredSignature, config: TensorsConfig) -> Signature:
     """Combine the model's own description with the configuration.
 
     Raises:
-        InvalidConfig: they disagree, or leave open what must be known.
+        InvalidConfig: they contradict each other, or leave a necessary property open.
     """
-    constants = {each.name: _constant(each, config) for each in said.inputs if each.name in config.constants}
-    known = [tensor.name for tensor in said.inputs]
+    constants = {each.name: _make_constant(each, config) for each in declared.inputs if each.name in config.constants}
+    known = [tensor.name for tensor in declared.inputs]
     if unknown := sorted(config.constants.keys() - constants.keys()):
         raise InvalidConfig(f"constants: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
     fixed = [Tensor(name, datatype_of(array), array.shape) for name, array in constants.items()]
-    inputs = _combined("inputs", [each for each in said.inputs if each.name not in constants], config.inputs)
+    inputs = _merge_tensors("inputs", [each for each in declared.inputs if each.name not in constants], config.inputs)
     if not inputs:
-        raise InvalidConfig("constants: there is no input left for requests")
+        raise InvalidConfig("constants: every input is constant; leave at least one for requests")
     arguments = {**inputs, **{tensor.name: tensor for tensor in fixed}}
     arguments = {name: arguments[name] for name in known}
     for name, tensor in inputs.items():
         _check_padding(name, tensor, inputs)
-    if said.outputs is None and not config.outputs:
+    if declared.outputs is None and not config.outputs:
         return Signature(inputs, None, constants, arguments)
-    outputs = _combined("outputs", said.outputs or [Tensor(name) for name in config.outputs], config.outputs)
+    outputs = _merge_tensors("outputs", declared.outputs or [Tensor(name) for name in config.outputs], config.outputs)
     for name, tensor in outputs.items():
         _check_follows(name, tensor, inputs)
     return Signature(inputs, outputs, constants, arguments)
 
 
-def _constant(said: Tensor, config: TensorsConfig) -> NDArray[Any]:
-    """Make the array of an input that the configuration fixes; one number fills the shape that the model has."""
-    place, value = f"constants.{said.name}", config.constants[said.name]
+def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
+    """Make the array of an input that the configuration sets; one number fills the model's shape."""
+    place, value = f"constants.{declared.name}", config.constants[declared.name]
     listed, types = nested(value)
-    datatype = said.datatype or next((name for kind, name in GUESSED if kind in types), "FP32")
+    datatype = declared.datatype or next((name for kind, name in GUESSED if kind in types), "FP32")
     dtype = np.dtype(np.float32) if datatype == "BF16" else DTYPES[datatype]
     if not types <= JSON_TYPES[dtype.kind]:
-        raise InvalidConfig(f"{place}: {said} is expected, as a value or as lists of them")
-    if listed.ndim == 0 and said.shape:
-        listed = np.full([max(1, size) for size in said.shape], listed[()], object)
-    shape = said.shape
+        raise InvalidConfig(f"{place}: {declared} is expected, as a value or as lists of them")
+    if listed.ndim == 0 and declared.shape:
+        listed = np.full([max(1, size) for size in declared.shape], listed[()], object)
+    shape = declared.shape
     if shape is not None and (
         len(shape) != listed.ndim or any(a not in (-1, b) for a, b in zip(shape, listed.shape, strict=True))
     ):
-        raise InvalidConfig(f"{place}: {said} is expected; it has the shape {list(listed.shape)}")
+        raise InvalidConfig(f"{place}: {declared} is expected, not the shape {list(listed.shape)}")
     try:
         return objects(encoded(listed)).reshape(listed.shape) if datatype == "BYTES" else converted(listed, dtype)
     except OverflowError:
-        raise InvalidConfig(f"{place}: there is a number that {datatype} has not") from None
+        raise InvalidConfig(f"{place}: contains a value that {datatype} cannot represent") from None
 
 
-def _combined(kind: str, said: Sequence[Tensor], given: Mapping[str, TensorConfig]) -> dict[str, Tensor]:
-    known = {tensor.name for tensor in said}
+def _merge_tensors(kind: str, declared: Sequence[Tensor], given: Mapping[str, TensorConfig]) -> dict[str, Tensor]:
+    known = {tensor.name for tensor in declared}
     if unknown := sorted(given.keys() - known):
         raise InvalidConfig(f"{kind}: {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
     combined = {}
-    for tensor in said:
+    for tensor in declared:
         config = given.get(tensor.name)
         if config is not None:
-            tensor = _agreed(tensor, config, kind)  # noqa: PLW2901
-        combined[tensor.name] = _batched(tensor, kind)
+            tensor = _merge_tensor(tensor, config, kind)  # noqa: PLW2901
+        combined[tensor.name] = _free_batch_dimension(tensor, kind)
     return combined
 
 
-def _agreed(said: Tensor, given: TensorConfig, kind: str) -> Tensor:
-    """Add what the model leaves out; both must not contradict each other."""
-    place = f"{kind}.{said.name}"
-    if said.datatype and given.datatype and said.datatype != given.datatype:
-        raise InvalidConfig(f"{place}: the model has {said.datatype}, and not {given.datatype}")
-    shape = said.shape
+def _merge_tensor(declared: Tensor, given: TensorConfig, kind: str) -> Tensor:
+    """Add the properties that the model leaves out."""
+    place = f"{kind}.{declared.name}"
+    if declared.datatype and given.datatype and declared.datatype != given.datatype:
+        raise InvalidConfig(f"{place}: the model has {declared.datatype}, not {given.datatype}")
+    shape = declared.shape
     if given.shape is not None:
         if shape is not None and not _fits(shape, given.shape, given.batch_dim):
-            raise InvalidConfig(f"{place}: the model has {list(shape)}, and not {list(given.shape)}")
+            raise InvalidConfig(f"{place}: the model has {list(shape)}, not {list(given.shape)}")
         shape = given.shape
     return replace(
-        said,
-        datatype=said.datatype or given.datatype,
+        declared,
+        datatype=declared.datatype or given.datatype,
         shape=shape,
         batch_dim=given.batch_dim,
         pad=given.pad if isinstance(given, InputConfig) else None,
@@ -214,24 +187,24 @@ def _agreed(said: Tensor, given: TensorConfig, kind: str) -> Tensor:
     )
 
 
-def _fits(said: Shape, given: Shape, batch_dim: int) -> bool:
-    """Whether a configured shape is one that the model has: it may fix sizes that are free there."""
-    pairs = enumerate(zip(said, given, strict=False))
-    return len(said) == len(given) and all(i == batch_dim or a in (-1, b) for i, (a, b) in pairs)
+def _fits(declared: Shape, given: Shape, batch_dim: int) -> bool:
+    """Return whether the configured shape only sets sizes that are free in the model's."""
+    pairs = enumerate(zip(declared, given, strict=False))
+    return len(declared) == len(given) and all(i == batch_dim or a in (-1, b) for i, (a, b) in pairs)
 
 
-def _batched(tensor: Tensor, kind: str) -> Tensor:
-    """Check the batch dimension, and leave it free."""
+def _free_batch_dimension(tensor: Tensor, kind: str) -> Tensor:
+    """Check the batch dimension, and make its size free."""
     if tensor.shape is None:
         return tensor
     if kind == "inputs" and not tensor.shape:
         raise InvalidConfig(
-            f"inputs.{tensor.name}: it is a scalar, which has no rows; model-config.yaml can fix its value, with "
+            f"inputs.{tensor.name}: a scalar has no rows; set its value in model-config.yaml: "
             f"handler: {{constants: {{{tensor.name}: VALUE}}}}"
         )
     if tensor.batch_dim >= len(tensor.shape):
         shape = list(tensor.shape)
-        raise InvalidConfig(f"{kind}.{tensor.name}: shape {shape} has no dimension {tensor.batch_dim} to count rows")
+        raise InvalidConfig(f"{kind}.{tensor.name}: shape {shape} lacks batch_dim {tensor.batch_dim}")
     at = tensor.batch_dim
     return replace(tensor, shape=(*tensor.shape[:at], -1, *tensor.shape[at + 1 :]))
 
@@ -241,9 +214,9 @@ def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
         return
     place = f"inputs.{name}.pad"
     if not tensor.free:
-        raise InvalidConfig(f"{place}: nothing is free in {tensor}; say its shape, with -1 where rows differ")
+        raise InvalidConfig(f"{place}: {tensor} has no free dimension; set its shape, with -1 for sizes that differ")
     if tensor.datatype in (None, "BYTES"):
-        raise InvalidConfig(f"{place}: {tensor.datatype or 'what may be of any datatype'} cannot be padded")
+        raise InvalidConfig(f"{place}: {tensor.datatype or 'a tensor of any datatype'} cannot be padded")
     mask = inputs.get(tensor.pad.mask)
     if mask is None or mask.name == name or mask.pad is not None:
         raise InvalidConfig(f"{place}.mask: {tensor.pad.mask} must be another input, without a pad of its own")
@@ -259,12 +232,12 @@ def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
     kind = DTYPES[tensor.datatype].kind
     fits = {"b": (bool,), "u": (int,), "i": (int,)}.get(kind, (int, float))
     is_kind = isinstance(tensor.pad.value, fits) and (kind == "b" or not isinstance(tensor.pad.value, bool))
-    if not is_kind or not _has(tensor.datatype, tensor.pad.value):
-        raise InvalidConfig(f"{place}.value: {tensor.pad.value} is no {tensor.datatype}")
+    if not is_kind or not _can_hold(tensor.datatype, tensor.pad.value):
+        raise InvalidConfig(f"{place}.value: {tensor.pad.value} is not a valid {tensor.datatype}")
 
 
-def _has(datatype: str, value: float) -> bool:
-    """Whether a number is one of a datatype."""
+def _can_hold(datatype: str, value: float) -> bool:
+    """Return whether a datatype can represent a number."""
     dtype = DTYPES[datatype]
     try:
         with np.errstate(over="raise"):
@@ -282,5 +255,5 @@ def _check_follows(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
         raise InvalidConfig(f"outputs.{name}.follows: {tensor.follows} must be an input with a pad")
     if len(tensor.free) != len(padded.free):
         raise InvalidConfig(
-            f"outputs.{name}.follows: {tensor} has not as many free dimensions as {padded.name}, {padded}"
+            f"outputs.{name}.follows: {tensor} and {padded.name}, {padded}, have different numbers of free dimensions"
         )

@@ -34,7 +34,7 @@ from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import SIGNATURE, Said, Signature, Tensor, signed
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Signature, Tensor, merge_signature
 
 CPU = torch.device("cpu")
 # What runs each kind of file, beside OpenVINO, and what a list is told that asks for another.
@@ -79,20 +79,22 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         raise InvalidConfig(f"{place}: {error}") from error
 
 
-def _stage_graph(graph: Graph, said: Said, config: TensorsConfig, folder: Path) -> Said:
+def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> DeclaredSignature:
     """Write a graph and its signature, after it was run as a worker will; returns what is known of it now."""
     signature = _signed(said, config)
     model = shaped(graph, signature, _outputs(said))
     # Of TorchScript, only the graph knows the outputs' shapes.
     ports = zip(said.outputs or (), model.outputs, strict=True)
-    said = Said(said.inputs, tuple(replace(tensor, shape=tensor.shape or shape_of(port)) for tensor, port in ports))
+    said = DeclaredSignature(
+        said.inputs, tuple(replace(tensor, shape=tensor.shape or shape_of(port)) for tensor, port in ports)
+    )
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
     prove(OpenVinoEngine(folder / GRAPH, precision="fp32").run, _signed(said, config), config)
     (folder / SIGNATURE).write_text(said.to_json())
     return said
 
 
-def _agree(run: Run, owner: str, said: Said, config: TensorsConfig, folder: Path) -> None:
+def _agree(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
     """Hold a graph against the runtime that owns the file, and note how near it is."""
     engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
     try:
@@ -109,7 +111,9 @@ def _note(folder: Path, engine: Engine, words: str, **more: float) -> None:
     (folder / FIDELITY).write_text(json.dumps({"said": words, "engine": engine, **more}))
 
 
-def _stage_or_name(make: Callable[[], None], run: Run, said: Said, config: TensorsConfig, instead: Engine) -> None:
+def _stage_or_name(
+    make: Callable[[], None], run: Run, said: DeclaredSignature, config: TensorsConfig, instead: Engine
+) -> None:
     """Stage OpenVINO's graph of a file; where that fails, name the runtime that owns the file, if it runs the model.
 
     Raises:
@@ -195,7 +199,7 @@ def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> P
     return ProgramEngine(program.module, CPU, dtypes, outputs)
 
 
-def _with_outputs(program: Program, said: Said, config: TensorsConfig) -> Said:
+def _with_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
     """Run TorchScript once, for the names and datatypes of what it returns; those of BF16 come as FP32."""
     signature = _signed(said, config)
     row = rows(signature, config)[0]
@@ -205,20 +209,20 @@ def _with_outputs(program: Program, said: Said, config: TensorsConfig) -> Said:
         raise InvalidConfig(f"it does not run on one row: {reason(error)}") from error
     if not all(isinstance(array, np.ndarray) for array in found.values()):
         raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
-    return Said(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
+    return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
 
 
-def _outputs(said: Said) -> list[str]:
+def _outputs(said: DeclaredSignature) -> list[str]:
     return [tensor.name for tensor in said.outputs or ()]
 
 
-def _signed(said: Said, config: TensorsConfig) -> Signature:
+def _signed(said: DeclaredSignature, config: TensorsConfig) -> Signature:
     """Put what the model and its configuration say together, and see that every input has a shape.
 
     Raises:
         InvalidConfig: they disagree, or say no shape of an input.
     """
-    signature = signed(said, config)
+    signature = merge_signature(said, config)
     for name, tensor in signature.inputs.items():
         if tensor.shape is None:
             raise InvalidConfig(

@@ -15,7 +15,7 @@ from deploy.models import ModelEntry
 from handlers.engines.function import FOLDER, FunctionEngine, load_function
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import Said, Tensor, signed
+from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
 
 
 def stage_function(model: ModelEntry, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
@@ -36,7 +36,7 @@ def stage_function(model: ModelEntry, file: ModelFile, config: TensorsConfig, fo
 
 def _run(model: ModelEntry, folder: Path, config: TensorsConfig) -> None:
     function = load_function(folder)
-    signature = signed(Said(tuple(Tensor(name) for name in function.inputs)), config)
+    signature = merge_signature(DeclaredSignature(tuple(Tensor(name) for name in function.inputs)), config)
     if not rows(signature, config):
         return
     try:

@@ -1,6 +1,6 @@
 """OpenVINO's graphs: read from files, and given the signature's names and shapes.
 
-.onnx, .xml -> read_graph -> graph, Said
+.onnx, .xml -> read_graph -> graph, DeclaredSignature
 graph + Signature -> shaped: its ports named, their batch dimension free, none of them BF16
 """
 
@@ -15,7 +15,7 @@ from openvino.frontend import FrontEndManager
 
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
 from handlers.errors import InvalidConfig, reason
-from handlers.tensor_models.signature import Said, Shape, Signature, Tensor
+from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor
 
 DATATYPES = {
     "boolean": "BOOL",
@@ -48,7 +48,7 @@ class Graph:
     ports: Mapping[str, str]
 
 
-def read_graph(path: Path) -> tuple[Graph, Said]:
+def read_graph(path: Path) -> tuple[Graph, DeclaredSignature]:
     """Read an ONNX file, or an .xml with its .bin beside it, and what it says of itself.
 
     Raises:
@@ -69,7 +69,7 @@ def read_graph(path: Path) -> tuple[Graph, Said]:
         for port, name in zip(model.outputs, names, strict=True)
     ]
     ports = {tensor.name: port.any_name for tensor, port in zip(inputs, model.inputs, strict=True)}
-    return Graph(model, ports), Said(tuple(inputs), tuple(outputs))
+    return Graph(model, ports), DeclaredSignature(tuple(inputs), tuple(outputs))
 
 
 def _said(port: Any, own: str, otherwise: str = "") -> Tensor:

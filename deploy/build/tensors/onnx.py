@@ -1,6 +1,6 @@
 """ONNX files as ONNX Runtime reads them.
 
-.onnx -> read_onnx -> its engine, Said
+.onnx -> read_onnx -> its engine, DeclaredSignature
 """
 
 from pathlib import Path
@@ -9,13 +9,13 @@ from typing import Any
 from handlers.engines.onnx import DATATYPES, OnnxEngine
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import Said, Tensor
+from handlers.tensor_models.signature import DeclaredSignature, Tensor
 
 # Converters of scikit-learn and its relatives end a classifier with a map for each row.
 ZIPMAP = "convert the model with zipmap=False (skl2onnx: options={'zipmap': False}) to have tensors"
 
 
-def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, Said]:
+def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSignature]:
     """Read a file, and what it says of itself; outputs that are no tensors are left out.
 
     Raises:
@@ -34,7 +34,7 @@ def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, Said]:
         raise InvalidConfig(
             f"it has {len(inputs)} inputs, and no tensor among its outputs: {', '.join(others)}; {ZIPMAP}"
         )
-    return engine, Said(tuple(map(_said, inputs)), tuple(map(_said, tensors)))
+    return engine, DeclaredSignature(tuple(map(_said, inputs)), tuple(map(_said, tensors)))
 
 
 def _said(each: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """PyTorch's own files: programs of torch.export and TorchScript, read and converted.
 
-.pt2                       -> read_program -> Program, Said
-.pt and model-config.yaml  -> read_program -> Program, Said
+.pt2                       -> read_program -> Program, DeclaredSignature
+.pt and model-config.yaml  -> read_program -> Program, DeclaredSignature
 Program + Signature -> converted -> Graph of OpenVINO's
 """
 
@@ -20,7 +20,7 @@ from torch.export.graph_signature import OutputKind
 from deploy.build.tensors.graphs import TYPES, Graph, Unreadable, output_names
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import InputConfig, TensorsConfig
-from handlers.tensor_models.signature import Said, Signature, Tensor
+from handlers.tensor_models.signature import DeclaredSignature, Signature, Tensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -48,7 +48,7 @@ class Program:
     has_shapes: bool
 
 
-def read_program(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+def read_program(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSignature]:
     """Read a .pt2 or a .pt, and what it says of itself; TorchScript says the names of its inputs.
 
     Raises:
@@ -70,7 +70,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _exported(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+def _exported(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSignature]:
     try:
         exported = torch.export.load(path)
     except Exception as error:
@@ -92,7 +92,9 @@ def _exported(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
     for tensor in inputs:
         _check_range(exported, tensor, values[tensor.name], config)
     ports = {tensor.name: tensor.name for tensor in inputs}
-    return Program(exported.module(), exported, ports, has_shapes=True), Said(tuple(inputs), tuple(outputs))
+    return Program(exported.module(), exported, ports, has_shapes=True), DeclaredSignature(
+        tuple(inputs), tuple(outputs)
+    )
 
 
 def _said(name: str, value: Any) -> Tensor:
@@ -114,7 +116,7 @@ def _check_range(exported: Any, tensor: Tensor, value: torch.Tensor, config: Ten
         )
 
 
-def _script(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
+def _script(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSignature]:
     try:
         script = torch.jit.load(path, map_location="cpu").eval()  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -137,7 +139,7 @@ def _script(path: Path, config: TensorsConfig) -> tuple[Program, Said]:
             raise InvalidConfig(f"inputs.{name}: TorchScript takes no {given.datatype}")
     inner_names = [each.debugName() for each in script.graph.inputs()][1 : len(names) + 1]
     ports = dict(zip(names, inner_names, strict=True))
-    return Program(script, script, ports, has_shapes=False), Said(tuple(Tensor(name) for name in names))
+    return Program(script, script, ports, has_shapes=False), DeclaredSignature(tuple(Tensor(name) for name in names))
 
 
 def converted(program: Program, signature: Signature) -> Graph:

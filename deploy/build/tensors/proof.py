@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.protocol.tensors import DTYPES, objects
-from handlers.tensor_models.checks import checked_outputs
+from handlers.tensor_models.checks import check_outputs
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.rows import sample_rows
+from handlers.tensor_models.rows import make_sample_rows
 from handlers.tensor_models.signature import Signature, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -176,7 +176,7 @@ def rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dic
     Raises:
         InvalidConfig: `warm_up` is wrong.
     """
-    return [_like(sample, signature, seed) for sample in sample_rows(signature, config)[:MOST_SIZES]]
+    return [_like(sample, signature, seed) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
 
 
 def _compare(alone: list[Arrays], together: Arrays, again: Arrays, signature: Signature) -> None:
@@ -194,7 +194,7 @@ def _compare(alone: list[Arrays], together: Arrays, again: Arrays, signature: Si
 
 def _check(outputs: Any, signature: Signature, rows: int) -> None:
     try:
-        checked_outputs(outputs, signature.outputs, rows, {})
+        check_outputs(outputs, signature.outputs, rows, {})
     except WrongOutput as error:
         way_out = (
             " max_batch_items: 1 serves rows one by one"

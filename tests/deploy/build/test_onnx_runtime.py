@@ -20,7 +20,7 @@ from handlers.engines.onnx import OnnxEngine
 from handlers.errors import InvalidConfig
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import Said, Tensor, signed
+from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
 from tests.deploy.build.conftest import ArchiveSh
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
 from tests.tensor_files import exported, one_node, scaled_onnx
@@ -208,11 +208,11 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
 @pytest.mark.parametrize(
     ("constants", "words"),
     [
-        ({}, "inputs.s: it is a scalar, which has no rows; model-config.yaml can fix its value, with handler: {const"),
+        ({}, "inputs.s: a scalar has no rows; set its value in model-config.yaml: handler: {const"),
         ({"s": "two"}, "constants.s: INT8 [] is expected, as a value or as lists of them"),
-        ({"s": 300}, "constants.s: there is a number that INT8 has not"),
-        ({"s": [1, 2]}, "constants.s: INT8 [] is expected; it has the shape [2]"),
-        ({"s": 1, "x": 2}, "constants: there is no input left for requests"),
+        ({"s": 300}, "constants.s: contains a value that INT8 cannot represent"),
+        ({"s": [1, 2]}, "constants.s: INT8 [] is expected, not the shape [2]"),
+        ({"s": 1, "x": 2}, "constants: every input is constant"),
         ({"s": 1, "z": 2}, "constants: z: this model has s, x"),
     ],
 )
@@ -314,7 +314,9 @@ def test_engine_of_an_archive_without_its_file_or_in_another_precision_is_refuse
 
 def test_number_that_only_openvino_does_not_have_is_a_difference() -> None:
     """No such graph is known: a function stands in."""
-    signature = signed(Said((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),)), TensorsConfig())
+    signature = merge_signature(
+        DeclaredSignature((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),)), TensorsConfig()
+    )
 
     def broken(arrays: Any) -> Any:
         return {"y": arrays["x"] * np.nan}

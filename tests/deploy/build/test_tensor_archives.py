@@ -51,7 +51,7 @@ def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_sig
         assert sum(line.endswith(signature) for line in others) == 1
     # A configuration that comes later counts.
     (folder / "model-config.yaml").write_text("handler: {inputs: {scale: {shape: [-1, 2]}}}\n")
-    assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], and not [-1, 2]"
+    assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"
 
 
 def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: ArchiveSh) -> None:
@@ -193,13 +193,13 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
         ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
         ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
         ("scale.py", garbage, None, "own: scale.py: the function of a model stands in infer.py"),
-        ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] has no dimension 0 to count rows"),
+        ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] lacks batch_dim 0"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
         ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),
         ("m.pt", pair, None, "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must"),
         ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),
-        ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, and not FP64"),
+        ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, not FP64"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(

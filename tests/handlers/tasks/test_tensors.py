@@ -15,7 +15,7 @@ from openvino import opset13 as opset
 
 from handlers.archive_files import GRAPH
 from handlers.protocol.tensors import to_bfloat16
-from handlers.tensor_models.signature import SIGNATURE, Said
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature
 from tests.handlers.serving import Answer
 from tests.handlers.tensor_models.models import (
     ADAPTIVE,
@@ -154,7 +154,7 @@ class Remembering(torch.nn.Module):
 
 def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_path: Path) -> None:
     # Micro-batches of two: the answers of the first are written when the second has run.
-    said = Said((tensor("x", "FP32", -1, 2),))
+    said = DeclaredSignature((tensor("x", "FP32", -1, 2),))
     for handler in (
         function(tmp_path / "function", BUFFER, max_batch_items=2),
         scripted(tmp_path / "program", Remembering(), said, max_batch_items=2),
@@ -228,7 +228,9 @@ class Halving(torch.nn.Module):
 
 @pytest.mark.parametrize("datatype", ["BF16", "FP16", "FP64"])
 def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path) -> None:
-    handler = scripted(tmp_path, Halving(), Said((tensor("x", datatype, -1, 2),), (tensor("output", datatype, -1, 2),)))
+    handler = scripted(
+        tmp_path, Halving(), DeclaredSignature((tensor("x", datatype, -1, 2),), (tensor("output", datatype, -1, 2),))
+    )
     array = np.array([[1, 3], [5, -2]])
     sent = to_bfloat16(array) if datatype == "BF16" else array.astype({"FP16": "f2", "FP64": "f8"}[datatype])
     answer = ask(handler, *inference({"x": sent}, True))
@@ -246,7 +248,7 @@ def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_n
     wrong = ask(handler, *inference({"x": np.array([[2**40 + 3]])}))
     right = ask(handler, *inference({"x": np.array([[2**30 - 1]])}))
     row = ask(handler, instances({"x": [-(2**31) - 1]}, {"x": [-(2**30)]}))
-    message = "x: there is a number beyond INT32, which the engine computes in."
+    message = "x: contains a value that INT32, the engine's datatype, cannot represent."
     assert (wrong.status, wrong.body["error"]) == (400, message)
     assert right.body["outputs"][0]["data"] == [2**31 - 2]
     assert row.body["predictions"][0]["error"]["message"] == message
@@ -263,7 +265,7 @@ def test_sizes_that_the_graph_refuses_are_refused_and_get_nobody_elses_numbers(
     halves = opset.reduce_sum(doubled, [2])
     halves.output(0).get_tensor().set_names({"halves"})
     openvino.save_model(openvino.Model([halves], [x], "halves"), tmp_path / GRAPH)
-    said = Said((tensor("x", "FP32", -1, -1),), (tensor("halves", "FP32", -1, 2),))
+    said = DeclaredSignature((tensor("x", "FP32", -1, -1),), (tensor("halves", "FP32", -1, 2),))
     (tmp_path / SIGNATURE).write_text(said.to_json())
     handler = loaded(tmp_path, mode)
     for number in range(1, 5):

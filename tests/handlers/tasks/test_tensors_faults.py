@@ -23,12 +23,12 @@ from tests.handlers.tensor_models.models import (
 POISON: dict[str, tuple[str, str, str]] = {
     "exception": ("raise ValueError('quotes', x)", "InternalError", "The model failed on this input; the server's log"),
     "exit": ("raise SystemExit", "InternalError", "The model failed on this input; the server's log says where."),
-    "too many rows": ("return {'y': np.repeat(y, 2)}", "WrongOutput", "y: 2 rows came back for 1."),
-    "missing": ("return {'z': y}", "WrongOutput", "y: the model gave none."),
-    "array": ("return y", "WrongOutput", "A ndarray came back; arrays by name are needed."),
-    "datatype": ("return {'y': y.astype('f8')}", "WrongOutput", "y: FP64 came back; FP32 is expected."),
-    "objects": ("return {'y': np.array([{}])}", "WrongOutput", "y: objects other than str and bytes came back."),
-    "shape": ("return {'y': np.stack([y, y], 1)}", "WrongOutput", "y: rows of [2] came back; [] is expected."),
+    "too many rows": ("return {'y': np.repeat(y, 2)}", "WrongOutput", "y: 2 rows were returned for 1."),
+    "missing": ("return {'z': y}", "WrongOutput", "y: the model did not return it."),
+    "array": ("return y", "WrongOutput", "The model returned a ndarray; arrays by name"),
+    "datatype": ("return {'y': y.astype('f8')}", "WrongOutput", "y: FP64 was returned; FP32 is expected."),
+    "objects": ("return {'y': np.array([{}])}", "WrongOutput", "y: objects other than str and bytes were"),
+    "shape": ("return {'y': np.stack([y, y], 1)}", "WrongOutput", "y: rows of [2] were returned; [] is expected."),
     "memory": ("raise MemoryError", "OutOfMemory", "The model ran out of memory on this input alone."),
 }
 DECLARED: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["y"], np.array([2, np.nan, 6], np.float32))
         errors = [each if isinstance(each, str) else each.decode() for each in arrays["error"].tolist()]
         assert errors[::2] == ["", ""]
-        assert "FP64 came back" in errors[1]
+        assert "FP64 was returned" in errors[1]
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:

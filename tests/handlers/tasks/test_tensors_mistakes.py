@@ -60,8 +60,8 @@ IN_ROWS: list[tuple[str, Any, str]] = [
     ("x", [1.0], "x: FP32 [-1, 2] is expected; FP32 [1, 1] was sent."),
     ("x", [[1], [2, 3]], f"x: {NESTED}"),
     ("x", [1, True], f"x: {NESTED}"),
-    ("ids", 128, "ids: there is a number that INT8 has not."),
-    ("mask", [True], "mask: it must have [3] positions a row, as seq has."),
+    ("ids", 128, "ids: contains a value that INT8 cannot represent."),
+    ("mask", [True], "mask: [3] positions a row are expected, as in seq."),
     ("z", [1], "z: the model has no such input; it has x, ids, text, seq, mask."),
 ]
 
@@ -89,7 +89,7 @@ def test_column_with_a_wrong_row_is_refused_whole(handler: TensorsHandler) -> No
 IN_ARRAYS: list[tuple[str, Any, str]] = [
     ("x", np.ones((2, 2)), "x: FP32 [-1, 2] is expected; FP64 [2, 2] was sent."),
     ("x", np.ones((3, 2), F32), "All inputs must have the same number of rows; x has 3, ids has 2"),
-    ("mask", np.ones((2, 4), bool), "mask: it must have [3] positions a row, as seq has."),
+    ("mask", np.ones((2, 4), bool), "mask: [3] positions a row are expected, as in seq."),
     ("z", np.ones(2), "z: the model has no such input; it has x, ids, text, seq, mask."),
     ("seq", None, "seq: FP64 [-1, -1] is expected; nothing was sent."),
 ]

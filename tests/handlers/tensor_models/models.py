@@ -13,7 +13,7 @@ from tritonclient.http import InferResult
 
 from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
-from handlers.tensor_models.signature import SIGNATURE, Said, Tensor
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S
 from tests.handlers.serving import Answer, context, serve, started
@@ -31,7 +31,7 @@ def function(folder: Path, source: str, **settings: Any) -> TensorsHandler:
     return loaded(folder, settings)
 
 
-def scripted(folder: Path, module: torch.nn.Module, said: Said, **settings: Any) -> TensorsHandler:
+def scripted(folder: Path, module: torch.nn.Module, said: DeclaredSignature, **settings: Any) -> TensorsHandler:
     """A worker that runs TorchScript."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.jit.script(module.eval()).save(str(folder / "model.pt"))  # type: ignore[no-untyped-call]

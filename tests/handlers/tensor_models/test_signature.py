@@ -5,10 +5,10 @@ import pytest
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.rows import sample_rows
-from handlers.tensor_models.signature import Said, Tensor, signed
+from handlers.tensor_models.rows import make_sample_rows
+from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
 
-SAID = Said(
+SAID = DeclaredSignature(
     (Tensor("x", "FP32", (-1, -1, 2)), Tensor("m", "INT8", (-1, -1)), Tensor("any")),
     (Tensor("y", "FP32", (-1, -1)), Tensor("n", None, None)),
 )
@@ -24,8 +24,8 @@ def padded(datatype: str, value: Any) -> dict[str, Any]:
 
 
 def test_what_a_model_says_is_written_and_read_again() -> None:
-    for said in (SAID, Said((Tensor("x"),))):
-        assert Said.from_json(said.to_json()) == said
+    for said in (SAID, DeclaredSignature((Tensor("x"),))):
+        assert DeclaredSignature.from_json(said.to_json()) == said
 
 
 def test_configuration_settles_what_the_model_leaves_open() -> None:
@@ -33,7 +33,7 @@ def test_configuration_settles_what_the_model_leaves_open() -> None:
         inputs={"any": {"datatype": "BYTES", "shape": [3, 8], "batch_dim": 1}, "x": {"shape": [8, 5, 2]}},
         outputs={"n": {"datatype": "INT64", "shape": [8]}, "y": {"batch_dim": 1}},
     )
-    signature = signed(SAID, config)
+    signature = merge_signature(SAID, config)
     # The batch dimension is free, whatever was said of it; the model's order stays.
     wanted = ["FP32 [-1, 5, 2]", "INT8 [-1, -1]", "BYTES [3, -1]"]
     assert [str(tensor) for tensor in signature.inputs.values()] == wanted
@@ -47,18 +47,18 @@ def test_configuration_settles_what_the_model_leaves_open() -> None:
     [
         ({"inputs": {"z": {}}}, "inputs: z: this model has any, m, x"),
         ({"outputs": {"z": {}}}, "outputs: z: this model has n, y"),
-        ({"inputs": {"x": {"datatype": "FP64"}}}, "inputs.x: the model has FP32, and not FP64"),
-        ({"inputs": {"x": {"shape": [-1, -1, 3]}}}, r"inputs.x: the model has \[-1, -1, 2\], and not \[-1, -1, 3\]"),
-        ({"inputs": {"x": {"batch_dim": 3}}}, r"inputs.x: shape \[-1, -1, 2\] has no dimension 3"),
+        ({"inputs": {"x": {"datatype": "FP64"}}}, "inputs.x: the model has FP32, not FP64"),
+        ({"inputs": {"x": {"shape": [-1, -1, 3]}}}, r"inputs.x: the model has \[-1, -1, 2\], not \[-1, -1, 3\]"),
+        ({"inputs": {"x": {"batch_dim": 3}}}, r"inputs.x: shape \[-1, -1, 2\] lacks batch_dim 3"),
         ({"inputs": {"x": {"pad": {"mask": "q"}}}}, "inputs.x.pad.mask: q must be another input"),
-        ({"inputs": {"x": {"shape": [-1, 5, 2], **PAD}}}, "inputs.x.pad: nothing is free"),
+        ({"inputs": {"x": {"shape": [-1, 5, 2], **PAD}}}, r"inputs.x.pad: FP32 \[-1, 5, 2\] has no free dimension"),
         (padded("BYTES", 0), "BYTES cannot be padded"),
         ({"inputs": {"x": {"pad": {"mask": "any"}}}}, "any is any datatype of any shape; a number for each"),
-        ({"inputs": {"x": {"pad": {"mask": "m", "value": True}}}}, "inputs.x.pad.value: True is no FP32"),
-        (padded("UINT8", -1), "-1 is no UINT8"),
+        ({"inputs": {"x": {"pad": {"mask": "m", "value": True}}}}, "inputs.x.pad.value: True is not a valid FP32"),
+        (padded("UINT8", -1), "-1 is not a valid UINT8"),
         ({"inputs": {"x": PAD, **padded("FP32", 0)["inputs"]}}, "m is the mask of x and of any"),
         ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
-        ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "not as many free dimensions"),
+        ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free dimensions"),
         ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
         # Settings that are none, whatever the model.
         ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
@@ -68,4 +68,4 @@ def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(
     values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=message):
-        sample_rows(signed(SAID, config := settings(**values)), config)
+        make_sample_rows(merge_signature(SAID, config := settings(**values)), config)
