@@ -58,7 +58,7 @@ def test_configuration_settles_what_the_model_leaves_open() -> None:
         (padded("UINT8", -1), "-1 is not a valid UINT8"),
         ({"inputs": {"x": PAD, **padded("FP32", 0)["inputs"]}}, "m is the mask of x and of any"),
         ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
-        ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free dimensions"),
+        ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
         ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
         # Settings that are none, whatever the model.
         ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
