@@ -10,7 +10,7 @@ from handlers.text.config import RetrievalConfig
 from handlers.vision.config import PixelsConfig
 
 
-# Of settings that both have, the first one's defaults hold.
+# The first base decides the defaults of settings that both have.
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageTextEmbeddingConfig(RetrievalConfig, PixelsConfig):
     """Settings of image and text embedding; the patches of an image are tokens."""

@@ -1,4 +1,4 @@
-"""Settings of models that take tensors and give tensors; see handlers.config."""
+"""Settings of models of tensors; see handlers.config."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from handlers.config import SETTINGS, HandlerConfig, nested
 
 _Unsigned = Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = _Unsigned | Literal["INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES"]
-# A YAML list is a list; only its length and values are checked. 16 dimensions are what the protocol's reader takes.
+# A YAML list is a list; only its length and values are checked. The protocol's reader accepts 16 dimensions.
 Shape = Annotated[tuple[Annotated[int, Field(ge=-1)], ...], Strict(False), Field(min_length=1, max_length=16)]
 RowShape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Strict(False), Field(max_length=15)]
 Dimension = Annotated[int, Field(ge=0, le=15)]

@@ -42,7 +42,7 @@ class Tensor:
     batch_dim: int = 0  # the dimension that counts rows
     pad: Padding | None = None  # of an input: how rows of different sizes are padded
     follows: str | None = None  # of an output: the padded input with its free dimensions
-    computes_in: str | None = None  # of an input: the engine's datatype, if that holds fewer whole numbers
+    computes_in: str | None = None  # of an input: the engine's datatype, if that has fewer whole numbers
 
     @property
     def row_shape(self) -> Shape | None:

@@ -23,7 +23,7 @@ Join = Callable[[list[str]], str]
 class Token:
     """One token that is not special, or one word."""
 
-    word: str  # as the vocabulary has it, or the text that it stands for
+    word: str  # as the vocabulary has it, or the text of a word
     scores: NDArray[np.floating[Any]]  # (labels,) probabilities
     index: int  # among the text's tokens, special ones included
     start: int  # index of its first character in the text

@@ -194,9 +194,7 @@ def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_t
     limit = MOST_BYTES_A_PIXEL * config.max_pixels
     size = max(coefficients + decoded * (WEBP_BYTES if image.format == "WEBP" else own), copied)
     if size > limit:
-        raise ImageTooLarge(
-            f"Decoding the image would take {size} bytes; {limit} are allowed, 8 for each of max_pixels."
-        )
+        raise ImageTooLarge(f"Decoding the image needs {size} bytes; {limit} are allowed, 8 for each of max_pixels.")
 
 
 def _too_large(error: Exception, config: PixelsConfig) -> ImageTooLarge:

@@ -6,8 +6,8 @@
     Exif and XMP   -> orientation
 
 Pillow reads metadata in Python, one step for each segment, chunk or block. 16 MiB of the smallest Exif segments, which
-it joins one by one, hold the interpreter for 33 s, other segments for 9 s. libjpeg reads every pixel again for each
-scan: a scan needs 75 bytes, and 22 ms if the image has 50,000,000 pixels.
+it joins one by one, keep the interpreter busy for 33 s, other segments for 9 s. libjpeg reads every pixel again for
+each scan: a scan needs 75 bytes, and 22 ms if the image has 50,000,000 pixels.
 """
 
 import re

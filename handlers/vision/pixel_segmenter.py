@@ -82,7 +82,7 @@ def load_segmenter(
 
 def _check_classes(classes: int) -> None:
     if classes > MOST_CLASSES:
-        raise InvalidConfig(f"the model has {classes} classes; a map holds at most {MOST_CLASSES}")
+        raise InvalidConfig(f"the model has {classes} classes; a map has at most {MOST_CLASSES}")
 
 
 def build_torchvision(
