@@ -1,11 +1,11 @@
-"""The names that a caller of the server imports.
+"""The public names of torchserve-client.
 
 Client            one prediction: bytes, a path, text, JSON, lists of them, arrays
 FuturesClient     many at once, each a concurrent.futures.Future
 ChunkingClient    one input of any length, in chunks, in parallel
 Management        register, describe, scale, unregister
-Nodes             the same call to several servers, and which of them did it
-Gateway           the gateway's control API: nodes taken out, canaries, models withdrawn
+Nodes             one call to several servers, and which of them it failed on
+Gateway           the gateway's control API: drain nodes, try canaries, withdraw models
 """
 
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs numpy when it is asked for: `torchserve-client` starts in three quarters of the time."""
+    """Import ChunkingClient, which needs numpy, on first use: the command starts in three quarters of the time."""
     if name != "ChunkingClient":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchserve_client.chunking import ChunkingClient  # noqa: PLC0415

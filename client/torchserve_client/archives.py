@@ -1,9 +1,9 @@
 """An archive's name, version and settings; and its copy under another version.
 
-TorchServe reads a model's name and version from the archive's manifest alone, and refuses a version that is registered
-already: the same archive with other batch parameters beside the first needs a copy with another manifest.
+TorchServe reads a model's name and version only from the archive's manifest, and refuses a registered version: to serve
+an archive with other batch parameters beside the running one, it needs a copy with another manifest.
 
-    model_store/resnet-152.mar, version 1.0 -> reversioned -> model_store/resnet-152@1.0-r2.mar, version 1.0-r2
+    model_store/resnet-152.mar, version 1.0 -> copy_as_version -> model_store/resnet-152@1.0-r2.mar, version 1.0-r2
 """
 
 import json
@@ -23,9 +23,9 @@ from torchserve_client.errors import InvalidPayload
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
-# Bytes that are copied at a time; a member of an archive may be larger than memory.
+# Bytes per read of a copy; a member of an archive may be larger than memory.
 _BLOCK = 1 << 20
-# What a name may have: letters, the marks that some scripts write parts of letters as, digits, and this punctuation.
+# Characters of a name: letters, the marks that some scripts write parts of letters with, digits, and punctuation.
 _CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd"}
 _PUNCTUATION = "._-+:@~"
 _NAME_LENGTH = 128
@@ -33,35 +33,26 @@ _NAME_LENGTH = 128
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The manifest and the settings of an archive.
-
-    Attributes:
-        name, version: what the model is registered as.
-        config: the parsed model-config.yaml; empty where there is none.
-    """
+    """The manifest and the settings of an archive."""
 
     name: str
     version: str
-    config: dict[str, Any]
+    config: dict[str, Any]  # the parsed model-config.yaml; empty without one
 
     @property
     def is_continuous(self) -> bool:
-        """Whether workers hold several batches at once (TorchServe's continuous batching)."""
+        """Whether the archive uses TorchServe's continuous batching."""
         return bool(self.config.get("continuousBatching", False))
 
     @property
     def batch_parameters(self) -> dict[str, int]:
-        """Its `batchSize` and `maxBatchDelay`, without what is missing or not a number above 0."""
+        """The valid ones of `batchSize` and `maxBatchDelay`: whole numbers above 0."""
         found = {name: self.config.get(name) for name in ("batchSize", "maxBatchDelay")}
         return {name: value for name, value in found.items() if type(value) is int and value > 0}
 
 
 def describe(path: Path) -> Description:
-    """Read an archive's manifest and settings.
-
-    Raises:
-        InvalidPayload: it is no archive, or cannot be read.
-    """
+    """Read an archive's manifest and settings."""
     try:
         manifest = json.loads(_read(path, MANIFEST))["model"]
         name = manifest.get("configFile")
@@ -69,38 +60,34 @@ def describe(path: Path) -> Description:
         return Description(manifest["modelName"], str(manifest.get("modelVersion", "1.0")), config or {})
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, yaml.YAMLError) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) and not path.exists() else type(error).__name__
-        raise InvalidPayload(f"{path}: not an archive that can be read ({why})") from error
+        raise InvalidPayload(f"{path}: not a readable archive ({why})") from error
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidPayload unless every API and the gateway can serve this name of a model, or this version."""
+    """Raise InvalidPayload unless every API and the gateway can serve a model or version with this name."""
     others = [each for each in name if each not in _PUNCTUATION and unicodedata.category(each) not in _CATEGORIES]
-    # TorchServe refuses the file of an archive that has two dots in a row.
+    # TorchServe refuses archive files with two dots in a row.
     if others or not 1 <= len(name) <= _NAME_LENGTH or name == "." or ".." in name:
         allowed = f"1 to {_NAME_LENGTH} letters, digits and {' '.join(_PUNCTUATION)}, without two dots in a row"
         raise InvalidPayload(f"{name[:_NAME_LENGTH]!r} is not a valid name: use {allowed}")
 
 
 def original_version(version: str) -> str:
-    """Return the version of the archive that a copy was made of."""
+    """Return the version of the archive that a copy was made from."""
     return _SUFFIX.sub("", version)
 
 
 def next_version(version: str, taken: Iterable[str]) -> str:
-    """Return the first version for a copy that is not taken: the original's with -r2, -r3, ... behind it."""
+    """Return the first free version for a copy: the original's with -r2, -r3, ... appended."""
     numbers = [int(match[1]) for each in [version, *taken] if (match := _SUFFIX.search(each))]
     return f"{original_version(version)}-r{max(numbers, default=1) + 1}"
 
 
-def reversioned(path: Path, version: str) -> Path:
-    """Copy an archive, file or folder, under another version beside the original, in one rename; return the copy.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+def copy_as_version(path: Path, version: str) -> Path:
+    """Copy an archive, file or folder, under another version beside the original, in one rename; return the copy."""
     stem = path.name.partition("@")[0].removesuffix(".mar")
     copy = path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
-    # The name is hidden, so that nothing serves half of an archive.
+    # The name is hidden, so that no server finds a partial archive.
     partial = path.with_name(f".{copy.name}.{os.getpid()}")
     try:
         if path.is_file():
@@ -115,7 +102,7 @@ def reversioned(path: Path, version: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete an archive, file or folder; one that is gone already is no error."""
+    """Delete an archive, file or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

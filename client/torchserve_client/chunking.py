@@ -1,8 +1,8 @@
-"""An input of any length as chunks of a size that a model takes, and their answers joined in order.
+"""Split an input of any length into chunks that a model accepts, and join their results in order.
 
-    inputs -> sizes -> cut -> ranges of items -> FuturesClient -> futures in order -> joined
+    inputs -> estimate_sizes -> cut -> ranges of items -> FuturesClient -> futures in order -> join
 
-Inputs are a list, an array, or a dict of arrays that agree on axis 0. Everything but ChunkingClient is pure.
+Inputs are a list, an array, or a dict of arrays with equal lengths. All functions are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,16 @@ from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 
-# The output tensor of this project's handlers that says which items failed: JSON, empty for those that did not.
+# The output tensor of this project's handlers for errors of items: JSON, empty for successful items.
 ERROR = "error"
-# The size of a chunk that no handler of this project refuses.
-MAX_REQUEST_ITEMS = 64  # items: the smallest max_request_items
-MAX_BYTES = (
-    3 * 2**18
-)  # three quarters of the smallest max_body_bytes, 1 MiB; the rest is for JSON's quotes and brackets
+# Items that every handler of this project accepts: the smallest max_request_items.
+MAX_REQUEST_ITEMS = 64
+# Bytes that every handler accepts: three quarters of the smallest max_body_bytes, 1 MiB; JSON's punctuation adds some.
+MAX_BYTES = 3 * 2**18
 
 
 def cut(sizes: Sequence[int], max_items: int, max_bytes: int) -> list[range]:
-    """Cut items into chunks, greedily and in order.
-
-    Args:
-        sizes: of each item, in bytes.
-        max_items: most items of a chunk.
-        max_bytes: most bytes that the items of a chunk take; an item that is larger goes alone.
-
-    Returns:
-        The range of each chunk's items.
-    """
+    """Cut items of these sizes in bytes into chunks, greedily and in order; a larger item is a chunk of its own."""
     chunks = []
     start = filled = 0
     for index, size in enumerate(sizes):
@@ -51,37 +41,33 @@ def cut(sizes: Sequence[int], max_items: int, max_bytes: int) -> list[range]:
     return [*chunks, range(start, len(sizes))] if sizes else []
 
 
-def length(inputs: Inputs) -> int:
-    """Count the items of an input.
-
-    Raises:
-        InvalidPayload: the input is neither a list nor arrays that agree on their first dimension.
-    """
+def count_items(inputs: Inputs) -> int:
+    """Count the items of an input; raise InvalidPayload if it cannot be cut."""
     if isinstance(inputs, np.ndarray):
         inputs = {"the array": inputs}
     if not isinstance(inputs, Mapping):
         if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence):
-            raise InvalidPayload(f"a list, an array or a dict of arrays can be cut, not {type(inputs).__name__}")
+            raise InvalidPayload(f"chunks need a list, an array or a dict of arrays, not {type(inputs).__name__}")
         return len(inputs)
     if not inputs or not all(isinstance(array, np.ndarray) for array in inputs.values()):
-        raise InvalidPayload("a dict of arrays holds at least one, and nothing else")
+        raise InvalidPayload("a dict of arrays must contain at least one, and nothing else")
     if flat := [name for name, array in inputs.items() if array.ndim == 0]:
-        raise InvalidPayload(f"no first dimension to cut along: {', '.join(flat)}")
+        raise InvalidPayload(f"arrays without a first dimension: {', '.join(flat)}")
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise InvalidPayload(f"first dimensions differ: {', '.join(f'{k} has {v}' for k, v in counts.items())}")
     return next(iter(counts.values()))
 
 
-def part(inputs: Inputs, items: range) -> Inputs:
-    """Take the items of a range; of arrays, views."""
+def select(inputs: Inputs, items: range) -> Inputs:
+    """Return the items of a range; for arrays, views."""
     if isinstance(inputs, Mapping):
         return {name: array[items.start : items.stop] for name, array in inputs.items()}
     return inputs[items.start : items.stop]
 
 
-def sizes(inputs: Inputs) -> list[int]:
-    """Estimate the bytes that each item takes as it is sent."""
+def estimate_sizes(inputs: Inputs) -> list[int]:
+    """Estimate the bytes of each item in a request."""
     if isinstance(inputs, np.ndarray):
         inputs = {"": inputs}
     if isinstance(inputs, Mapping):
@@ -108,101 +94,100 @@ def _size(item: Any) -> int:
     return -(-item_bytes // 3) * 4
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """Join the answers of successive chunks: lists one after the other, arrays along axis 0, dicts name by name.
-
-    Raises:
-        ValueError: the answers are of different kinds, or of one that cannot be joined.
-    """
+def join(parts: Sequence[Any]) -> Any:
+    """Join the results of successive chunks: concatenate lists, and arrays along axis 0; join dicts name by name."""
     if all(isinstance(each, list) for each in parts):
         return [item for each in parts for item in each]
     if all(isinstance(each, np.ndarray) for each in parts):
         return np.concatenate(parts)
     if all(isinstance(each, Mapping) for each in parts) and len({frozenset(each) for each in parts}) == 1:
-        return {name: joined([each[name] for each in parts]) for name in parts[0]}
-    raise ValueError(f"answers that cannot be joined: {', '.join(sorted({type(each).__name__ for each in parts}))}")
+        return {name: join([each[name] for each in parts]) for name in parts[0]}
+    raise ValueError(f"results that cannot be joined: {', '.join(sorted({type(each).__name__ for each in parts}))}")
 
 
 class ChunkingClient:
-    """Sends inputs of any length to models that take few items at a time."""
+    """Requests predictions for inputs of any length, in chunks that a model accepts."""
 
     def __init__(
         self, client: Client, max_items: int | None = None, *, max_bytes: int = MAX_BYTES, max_workers: int = 4
     ) -> None:
-        """Start nothing.
+        """Prepare the threads; the first call starts them.
 
         Args:
             client: sends the chunks; an exception inside the `with` block closes it.
-            max_items: most items of a chunk; None takes the model's batch_size, for which `client` needs a
-                management_url, and 64 at most.
-            max_bytes: most bytes that the items of a chunk take as they are sent; JSON's brackets and names come on
-                top. An item that is larger goes alone.
-            max_workers: most chunks that are at the server at a time.
+            max_items: most items per chunk; None means the model's batch_size, at most 64, which needs a `client` with
+                a management_url.
+            max_bytes: most bytes of the items of a chunk in a request, without JSON's punctuation and names. A larger
+                item is a chunk of its own.
+            max_workers: most chunks at the server at a time.
 
         Raises:
-            ValueError: a limit leaves no place for an item.
+            ValueError: a limit is below 1.
         """
         if max_bytes < 1 or (max_items is not None and max_items < 1):
-            raise ValueError("a chunk holds at least one byte and one item")
+            raise ValueError(f"max_items and max_bytes must be at least 1, not {max_items} and {max_bytes}")
         self._client = client
         self._max_items, self._max_bytes = max_items, max_bytes
         # The input is in memory anyway; a chunk is encoded when a thread sends it.
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
-        # Of the models that were asked for it.
-        self._batch_sizes: dict[str, int] = {}
+        # Model -> items per chunk.
+        self._chunk_items: dict[str, int] = {}
 
     def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
-        """Ask for every chunk in the background.
+        """Request predictions for every chunk in the background.
 
         Args:
             model: the model's name.
-            inputs: a list, an array, or a dict of arrays that agree on axis 0.
-            options: the same as those of `Client.predict`.
+            inputs: a list, an array, or a dict of arrays with equal lengths.
+            options: as in `Client.predict`.
 
         Returns:
-            A future for each chunk's answer, in order.
+            A future for the result of each chunk, in order.
 
         Raises:
             InvalidPayload: the inputs cannot be cut; nothing was sent.
-            ManagementError: the management API does not say the batch_size.
+            ManagementError: the management API does not report the batch_size.
         """
         return list(self._submit(model, inputs, options).values())
 
     def infer_batch(self, model: str, inputs: Inputs, **options: Any) -> Any:
-        """Ask for all chunks and join their answers; arguments are those of `submit`.
+        """Request predictions for all chunks and join the results.
+
+        Args:
+            model, inputs, options: as in `submit`.
 
         Returns:
-            One answer for the whole input: a list, or arrays along axis 0, of as many items as the input.
+            One result for the whole input: a list or arrays with as many items as the input.
 
         Raises:
             InvalidPayload: the inputs cannot be cut; nothing was sent.
-            ManagementError: the management API does not say the batch_size.
-            ChunksFailed: some chunks failed; it holds their items, and the answers of the others.
+            ManagementError: the management API does not report the batch_size.
+            ChunksFailed: some chunks failed; the exception has their errors and the results of the others.
         """
         futures = self._submit(model, inputs, options)
         results: dict[range, Any] = {}
         errors: dict[range, Exception] = {}
         for items, future in futures.items():
             try:
-                results[items] = _checked(future.result(), items)
+                results[items] = _check(future.result(), items)
             except (ClientError, OSError, ValueError) as error:
                 errors[items] = error
         if errors:
             raise ChunksFailed(errors, results)
-        return joined(_with_errors(results))
+        return join(_add_errors(results))
 
     def _submit(self, model: str, inputs: Inputs, options: dict[str, Any]) -> "dict[range, Future[Any]]":
-        if length(inputs) == 0 and isinstance(inputs, Mapping | np.ndarray):
-            raise InvalidPayload("arrays of no items")
-        chunks = cut(sizes(inputs), self._max_items or self._described(model), self._max_bytes)
-        return {items: self._futures.submit(model, part(inputs, items), **options) for items in chunks}
+        if count_items(inputs) == 0 and isinstance(inputs, Mapping | np.ndarray):
+            raise InvalidPayload("the arrays contain no items")
+        chunks = cut(estimate_sizes(inputs), self._max_items or self._read_chunk_items(model), self._max_bytes)
+        return {items: self._futures.submit(model, select(inputs, items), **options) for items in chunks}
 
-    def _described(self, model: str) -> int:
-        """Return how many items of a model go into a chunk; its batch_size is asked for once."""
-        if model not in self._batch_sizes:
+    def _read_chunk_items(self, model: str) -> int:
+        """Return the most items of a model's chunks; request its batch_size once."""
+        if model not in self._chunk_items:
             batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._batch_sizes[model] = min(batch_size, MAX_REQUEST_ITEMS)
-        return self._batch_sizes[model]
+            self._chunk_items[model] = min(batch_size, MAX_REQUEST_ITEMS)
+        return self._chunk_items[model]
 
     def __enter__(self) -> Self:
         return self
@@ -213,15 +198,15 @@ class ChunkingClient:
         self._futures.__exit__(kind, error, traceback)
 
 
-def _with_errors(results: Mapping[range, Any]) -> list[Any]:
-    """Add the tensor `error` to all answers if one has it; the server sends it for chunks with failed items only."""
+def _add_errors(results: Mapping[range, Any]) -> list[Any]:
+    """Add the tensor `error` to all results if one has it; the server sends it only for chunks with failed items."""
     is_needed = any(isinstance(answer, Mapping) and ERROR in answer for answer in results.values())
     none = {items: np.full(len(items), b"", object) for items in results} if is_needed else {}
     return [{ERROR: none[items], **answer} if is_needed else answer for items, answer in results.items()]
 
 
-def _checked(answer: Any, items: range) -> Any:
-    """Return the answer if it has as many items as were sent; ValueError otherwise."""
-    if isinstance(answer, list | np.ndarray | Mapping) and length(answer) == len(items):
-        return answer
-    raise ValueError(f"the answer to items {items.start}..{items.stop - 1} is not one of {len(items)} items")
+def _check(result: Any, items: range) -> Any:
+    """Return the result if it has an item for each item sent; raise ValueError otherwise."""
+    if isinstance(result, list | np.ndarray | Mapping) and count_items(result) == len(items):
+        return result
+    raise ValueError(f"the response to items {items.start}..{items.stop - 1} does not have {len(items)} items")

@@ -1,9 +1,9 @@
 """Predictions, one at a time, from the payload to the answer.
 
-    predict -> payloads.body -> Outgoing -> tries within one deadline -> Transport.send -> Incoming -> Body.answer
+    predict -> payloads.encode -> Request -> tries within one deadline -> Transport.send -> Response -> payloads.decode
 
-Each try carries `X-Timeout-Ms`, what is left of the deadline, so that a server does not work for a caller who has gone.
-Threads may share a client. Several servers that serve the same models have a gateway in front of them.
+Each try sends the rest of the deadline as `X-Timeout-Ms`, so that the server drops requests whose caller has given up.
+Threads may share a client. Several servers that serve the same models need a gateway in front of them.
 """
 
 import random
@@ -12,32 +12,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 from torchserve_client import payloads
 from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, raise_failed
 from torchserve_client.management import Management
-from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, ask
-from torchserve_client.payloads import Body, error_of, parsed
+from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, read_metadata
+from torchserve_client.payloads import Form, parse_json, read_error, read_results
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.transport import Cert, Incoming, Outgoing, Transport, Verify, address, authorization
+from torchserve_client.transport import Cert, Request, Response, Transport, Verify, address, authorization
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document's index in the list that was sent, and its score."""
+    """The index of a document in the request, and its score."""
 
     index: int
     score: float
 
 
 class Client:
-    """Asks one server, or the gateway in front of several, for predictions."""
+    """Requests predictions from one server, or from the gateway in front of several."""
 
     def __init__(
         self,
@@ -55,19 +53,19 @@ class Client:
         sleep: Callable[[float], None] | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Address a server; nothing is sent yet.
+        """Prepare requests to a server; the first call connects.
 
         Args:
             url: address of the inference API.
-            management_url: address of the management API, which ChunkingClient asks for a model's batch_size.
-            token, management_token: keys of each API, where token authorization is on.
-            timeout_s: deadline of a call in seconds, from its first try to the last byte of its answer.
-            verify, cert: the certificates that are trusted and the client's own, as in `Transport`.
-            retry: what is tried again; None means the default policy.
-            transport, clock, sleep, dice: replacements for tests that use no sockets and no time.
+            management_url: address of the management API, where ChunkingClient reads a model's batch_size.
+            token, management_token: key of each API, if the server requires tokens.
+            timeout_s: deadline of a call in seconds, from its first try to the last byte of its response.
+            verify, cert: trusted certificates and client certificate, as in `Transport`.
+            retry: which failures to retry; None means the default policy.
+            transport, clock, sleep, dice: replacements for tests without sockets and time.
 
         Raises:
-            InvalidPayload: the address is not that of one server.
+            InvalidPayload: not the address of one server.
         """
         self._url = address(url)
         self._headers = authorization(token)
@@ -85,39 +83,38 @@ class Client:
         """The management API of the same server.
 
         Raises:
-            ValueError: no `management_url` was given.
+            ValueError: the client was made without `management_url`.
         """
         if self._management is None:
-            raise ValueError("Client(management_url=...) is needed to ask how a model is registered")
+            raise ValueError("this call reads a model's registration: pass Client(management_url=...)")
         return self._management
 
     def predict(
         self, model: str, payload: Any, *, version: str | None = None, timeout_s: float | None = None, **options: Any
     ) -> Any:
-        """Ask for one answer.
+        """Request one prediction.
 
         Args:
             model: the model's name.
-            payload: bytes, a path, text, a dict, a list of them, an array or a dict of arrays; the module payloads says
-                how each is sent.
-            version: the model's version; None asks its default version.
-            timeout_s: deadline of this call in seconds; None takes the client's.
+            payload: bytes, a path, text, a dict, a list of them, an array or a dict of arrays; see the module payloads
+                for the request that each type determines.
+            version: the model's version; None means its default version.
+            timeout_s: deadline of this call in seconds; None means the client's.
             options: the model's options, as in `top_k=3`.
 
         Returns:
-            The answer's JSON, parsed, or its bytes where it is no JSON. A list is answered by a list in its order, with
-            an ItemFailed in the place of each item that failed (`raise_failed` raises the first). Arrays are answered
-            by a dict of arrays by name.
+            The parsed JSON of the response, or its bytes if they are not JSON. For a list, a list in its order; an
+            ItemFailed replaces each failed item (`raise_failed` raises the first). For arrays, a dict of arrays.
 
         Raises:
             InvalidPayload: the payload cannot be sent; nothing was.
             OSError: a path cannot be read.
-            Rejected, Unavailable, ServerFailed: the server answered with an error, whose words it holds.
-            NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no answer.
+            Rejected, Unavailable, ServerFailed: the server responded with an error; the exception has its message.
+            NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no response.
         """
-        body = payloads.body(payload, options)
-        request = Outgoing("POST", _path(model, version), body.content, body.headers)
-        return body.answer(self._send(request, timeout_s, body))
+        body = payloads.encode(payload, options)
+        request = Request("POST", prediction_path(model, version), body.content, body.headers)
+        return payloads.decode(self._send(request, timeout_s, body.form), body.form)
 
     def embed(
         self,
@@ -128,16 +125,20 @@ class Client:
         timeout_s: float | None = None,
         **options: Any,
     ) -> list[list[float]]:
-        """Return the vector of each text, or of each image where the model takes them; arguments as of `predict`.
+        """Return the vector of each text, or of each image if the model embeds images.
 
         Args:
-            model, version, timeout_s: the model's task is sentence embedding, or image and text embedding.
-            texts: as many as the model takes at once, 2048 by default; an image is the bytes of its file, or a path.
+            model: a model whose task is sentence embedding, or image and text embedding.
+            texts: at most the model's max_request_items, 2048 by default; an image is the bytes of its file, or a path.
+            version, timeout_s: as in `predict`.
             options: `dimensions`, `input_type` ("query" or "document"), `prompt_name`.
 
+        Returns:
+            A vector for each text, in order.
+
         Raises:
-            ItemFailed: of the first that failed.
-            ClientError, InvalidPayload: the same as of `predict`.
+            ItemFailed: the error of the first failed text.
+            ClientError, InvalidPayload: as in `predict`.
         """
         vectors = self.predict(model, [*texts], version=version, timeout_s=timeout_s, **options)
         raise_failed(vectors)
@@ -153,17 +154,21 @@ class Client:
         version: str | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Return documents with their scores by how well they answer a query, best first; arguments as of `predict`.
+        """Sort documents by how well they answer a query.
 
         Args:
-            model, version, timeout_s: the model's task is reranking.
-            query: what is searched for.
-            documents: as many as the model takes at once, 2048 by default.
-            top_n: how many to return; None for all.
+            model: a model whose task is reranking.
+            query: the text to search for.
+            documents: at most the model's max_request_items, 2048 by default.
+            top_n: number of documents to return; None means all.
+            version, timeout_s: as in `predict`.
+
+        Returns:
+            Indices and scores of the documents, best first.
 
         Raises:
-            ItemFailed: of the first document that failed.
-            ClientError, InvalidPayload: the same as of `predict`.
+            ItemFailed: the error of the first failed document.
+            ClientError, InvalidPayload: as in `predict`.
         """
         pairs = [{"document": each} for each in documents]
         answers = self.predict(model, pairs, version=version, timeout_s=timeout_s, query=query)
@@ -172,34 +177,43 @@ class Client:
         return sorted(ranked, key=lambda each: -each.score)[:top_n]
 
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:
-        """Ask the gateway, where there is one, or else the model itself for the model's metadata.
+        """Read a model's metadata from the gateway if there is one, or else from the model itself.
+
+        Args:
+            model, version, timeout_s: as in `predict`.
+
+        Returns:
+            Inputs, outputs, precision and the most rows of a request.
 
         Raises:
-            ServerFailed: the model does not say.
-            ClientError: the same as of `predict`.
+            ServerFailed: the model does not report metadata.
+            ClientError: as in `predict`.
         """
         ends_s = self._clock() + (self._timeout_s if timeout_s is None else timeout_s)
 
         def get(path: str, headers: Mapping[str, str]) -> Any:
-            return parsed(self._send(Outgoing("GET", path, headers=headers), ends_s - self._clock()).body)
+            return parse_json(self._send(Request("GET", path, headers=headers), ends_s - self._clock()).body)
 
-        return ask(get, model, version)
+        return read_metadata(get, model, version)
 
     def in_flight(self, model: str, version: str, *, timeout_s: float | None = None) -> int | None:
-        """Ask the worker of a version how many other requests it has, by a request that goes through its queue.
+        """Return how many other requests the worker of a version has in flight, by a request through its queue.
+
+        Args:
+            model, version, timeout_s: as in `predict`.
 
         Returns:
-            The number; None where the worker does not count them, as in classic mode.
+            The number; None if the worker does not count them, as in classic mode.
 
         Raises:
-            ClientError: the same as of `predict`.
+            ClientError: as in `predict`.
         """
-        request = Outgoing("GET", _path(model, version), headers={HEADER: "1"})
+        request = Request("GET", prediction_path(model, version), headers={HEADER: "1"})
         count = self._send(request, timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
 
     def close(self) -> None:
-        """Release every connection; calls that are in flight raise Closed."""
+        """Close every connection; calls in flight raise Closed."""
         self._closed.set()
         self._transport.close()
         if self._management is not None:
@@ -211,28 +225,28 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _send(self, request: Outgoing, timeout_s: float | None, body: Body | None = None) -> Incoming:
-        """Send a request whose url is a path, and return its answer of 2xx or, to a list, one of each item's errors."""
+    def _send(self, request: Request, timeout_s: float | None, form: Form = Form.ITEM) -> Response:
+        """Send a request whose url is a path; return a 2xx response, or one with the results of a list."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         ends_s, tries = self._clock() + timeout_s, 0
         while (left_s := ends_s - self._clock()) > 0:
             try:
-                incoming = self._transport.send(self._completed(request, left_s), left_s)
-                if incoming.is_ok or (body is not None and body.results(incoming) is not None):
-                    return incoming
-                raise error_of(incoming)
+                response = self._transport.send(self._complete(request, left_s), left_s)
+                if response.is_ok or read_results(response, form) is not None:
+                    return response
+                raise read_error(response)
             except ClientError as error:
                 tries += 1
                 if tries >= self._policy.attempts or not self._policy.allows(error):
                     raise
                 pause_s = error.retry_after_s + self._policy.longest_before(tries) * self._dice()
                 if pause_s >= ends_s - self._clock():
-                    # This error says more than one that the time would have run out.
+                    # This error is more useful than DeadlineExceeded.
                     raise
             self._sleep(pause_s)
-        raise DeadlineExceeded(f"no answer within {timeout_s:g} s, after {tries} tries")
+        raise DeadlineExceeded(f"no response within {timeout_s:g} s, after {tries} tries")
 
-    def _completed(self, request: Outgoing, left_s: float) -> Outgoing:
+    def _complete(self, request: Request, left_s: float) -> Request:
         headers = {**self._headers, **request.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
         return replace(request, url=self._url + request.url, headers=headers)
 
@@ -241,5 +255,6 @@ class Client:
             raise Closed("the client was closed between two tries")
 
 
-def _path(model: str, version: str | None) -> str:
+def prediction_path(model: str, version: str | None) -> str:
+    """Return the path of a model's predictions."""
     return "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)

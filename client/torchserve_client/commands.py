@@ -1,4 +1,4 @@
-"""The commands of `torchserve-client` but for `predict` (torchserve_client.bulk); each returns its exit code."""
+"""The commands of `torchserve-client`, except `predict` (torchserve_client.bulk); each returns its exit code."""
 
 import argparse
 import contextlib
@@ -13,68 +13,66 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from torchserve_client.archives import check_name
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
-from torchserve_client.gateway import DEFAULT_URL, Gateway, in_front_of
+from torchserve_client.gateway import DEFAULT_URL, Gateway, find_gateway
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
-from torchserve_client.names import fault
 from torchserve_client.nodes import Nodes
-from torchserve_client.rollout import Rollout, Wanted
+from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Seconds that `describe` waits for a model's metadata: one that is busy or broken must not delay it.
+# Seconds that `describe` waits for a model's metadata, so that a busy or broken model does not delay it.
 METADATA_S = 2.0
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
-aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
-
-# Runs with the options of the command line, the servers' management APIs, and the inference API; returns the exit code.
+# (options of the command line, management APIs, inference API) -> exit code
 Command = Callable[[argparse.Namespace, Nodes, Client], int]
 
 
 def on_each(run: Callable[[argparse.Namespace, Management], int]) -> Command:
-    """Make a command that runs on every node, under its name where there are several."""
+    """Make a command that runs on every node and prints its name if there are several."""
 
     @wraps(run)
     def command(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-        def one(name: str, management: Management) -> int:
+        def call(name: str, management: Management) -> int:
             if len(nodes.by_name) > 1:
                 out.print(f"{name}:")
             logs = nodes.logs.get(name, getattr(options, "logs", None))
             return run(argparse.Namespace(**{**vars(options), "logs": logs}), management)
 
-        return max(nodes.each_named(one).values())
+        return max(nodes.each_named(call).values())
 
     return command
 
 
 def embed(options: argparse.Namespace, _: Nodes, client: Client) -> int:
-    """Print a vector for each text, one a line, as JSON."""
-    for vector in client.embed(options.model, options.text or _lines(), **dict(options.option)):
+    """Print a vector for each text, one per line, as JSON."""
+    for vector in client.embed(options.model, options.text or _read_lines(), **dict(options.option)):
         out.print(json.dumps(vector))
     return 0
 
 
 def rerank(options: argparse.Namespace, _: Nodes, client: Client) -> int:
     """Print documents with their scores, best first."""
-    documents = options.document or _lines()
+    documents = options.document or _read_lines()
     for ranked in client.rerank(options.model, options.query, documents, top_n=options.top_n):
         out.print(f"{ranked.score:.4f}  {documents[ranked.index]}")
     return 0
 
 
-def _lines() -> list[str]:
+def _read_lines() -> list[str]:
     return [line for line in sys.stdin.read().splitlines() if line.strip()]
 
 
 @on_each
 def register(options: argparse.Namespace, management: Management) -> int:
-    """Register an archive; with --wait until its workers are ready."""
-    model, archive = options.model, options.url or f"{options.model}.mar"
-    if reason := fault(model):
-        raise InvalidPayload(f"{model!r} is not a valid model name: it {reason}")
+    """Register an archive; with --wait, wait until its workers are ready."""
+    model, archive = options.model, options.archive or f"{options.model}.mar"
+    check_name(model)
     log = WorkerLog(options.logs / "model_log.log", model)
     before = management.versions(model, is_missing_ok=True)
     management.register(
@@ -85,10 +83,10 @@ def register(options: argparse.Namespace, management: Management) -> int:
         model_name=model,
     )
     (version,) = set(management.versions(model)) - set(before)
-    described = management.describe(model, version)
+    description = management.describe(model, version)
     out.print(
-        f"{model}: registered, version {version}, batch_size {described['batchSize']}, "
-        f"max_batch_delay {described['maxBatchDelay']} ms, {_workers(described['minWorkers'])}"
+        f"{model}: registered, version {version}, batch_size {description['batchSize']}, "
+        f"max_batch_delay {description['maxBatchDelay']} ms, {_workers(description['minWorkers'])}"
     )
     if options.wait:
         try:
@@ -104,13 +102,13 @@ def register(options: argparse.Namespace, management: Management) -> int:
 def scale(options: argparse.Namespace, management: Management) -> int:
     """Change the number of workers."""
     management.scale(options.model, options.workers)
-    out.print(f"{options.model}: {_workers(options.workers)} wanted")
+    out.print(f"{options.model}: scaled to {_workers(options.workers)}")
     return _wait_ready(options, management) if options.wait else 0
 
 
 @on_each
 def wait_ready(options: argparse.Namespace, management: Management) -> int:
-    """Wait until every worker that is wanted is ready."""
+    """Wait until every wanted worker is ready."""
     return _wait_ready(options, management)
 
 
@@ -121,26 +119,29 @@ def _wait_ready(options: argparse.Namespace, management: Management) -> int:
 
 
 def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
-    """Show one model or all, of every node: versions, batch parameters, workers, queue; of one also its metadata."""
+    """Show versions, batch parameters, workers and queue of models on every node; for one model, also its metadata."""
     is_one = len(nodes.by_name) == 1
 
-    def one(name: str, management: Management) -> list[dict[str, Any]]:
-        models = _described(options, management)
+    def call(name: str, management: Management) -> list[dict[str, Any]]:
+        versions = _describe_versions(options, management)
         if not options.json:
-            # At once: another node may fail.
+            # Printed now, since another node may fail.
             if not is_one:
                 out.print(f"{name}:")
-            out.print(_table([each for each in models if "error" not in each]) if models else "no model is registered")
-            for each in models:
+            rows = [each for each in versions if "error" not in each]
+            out.print(_model_table(rows) if versions else "no model is registered")
+            for each in versions:
                 if "error" in each:
                     out.print(f"{each['modelName']}: not described: {each['error']}")
-        return models
+        return versions
 
-    described = [(name, each) for name, listed in nodes.each_named(one).items() for each in listed]
-    found = _metadata(client, options.model, [each["modelVersion"] for _, each in described]) if options.model else {}
+    versions = [(name, each) for name, listed in nodes.each_named(call).items() for each in listed]
+    found = (
+        _read_metadata(client, options.model, [each["modelVersion"] for _, each in versions]) if options.model else {}
+    )
     if options.json:
         documents = []
-        for name, each in described:
+        for name, each in versions:
             metadata = found.get(each.get("modelVersion", ""))
             more = {"metadata": asdict(metadata) if metadata else None} if found else {}
             documents.append({**({} if is_one else {"node": name}), **each, **more})
@@ -150,16 +151,16 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
     for version, metadata in found.items():
         if metadata is not None:
             words = "" if len(found) == 1 else f"version {version}: "
-            out.print(f"\n{words}max_batch_size {metadata.max_batch_size or 'not said'}")
+            out.print(f"\n{words}max_batch_size {metadata.max_batch_size or 'unknown'}")
             if metadata.precision:
                 out.print(f"precision {metadata.precision}")
             for precision, proof in metadata.proofs.items():
-                out.print(f"{precision} against fp32: {_proof(proof)}")
-            out.print(_tensors(metadata))
+                out.print(f"{precision} against fp32: {_format_proof(proof)}")
+            out.print(_tensor_table(metadata))
     return 0
 
 
-def _described(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
+def _describe_versions(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for model in [options.model] if options.model else management.models():
         try:
@@ -167,15 +168,15 @@ def _described(options: argparse.Namespace, management: Management) -> list[dict
             versions = [management.describe(model, version) for version in management.versions(model)]
             found += [{**each, "isDefault": each["modelVersion"] == default} for each in versions]
         except ManagementError as error:
-            # TorchServe lists a name with a slash, and finds it on no path.
+            # TorchServe lists names with a slash, but has no path for them.
             if options.model or error.status == 0:
                 raise
             found.append({"modelName": model, "error": error.message})
     return found
 
 
-def _metadata(client: Client, model: str, versions: Iterable[str]) -> dict[str, Metadata | None]:
-    """Ask each version of a model for its metadata; None of one that does not answer soon."""
+def _read_metadata(client: Client, model: str, versions: Iterable[str]) -> dict[str, Metadata | None]:
+    """Return the metadata of each version of a model; None for one that does not respond in time."""
     ends_s = time.monotonic() + METADATA_S
     found: dict[str, Metadata | None] = dict.fromkeys(versions)
     for version in found:
@@ -186,50 +187,49 @@ def _metadata(client: Client, model: str, versions: Iterable[str]) -> dict[str, 
 
 
 def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-    """Put a new version in the place of the one that serves, on every node; or try it on a share of the traffic."""
-    wanted = Wanted(options.batch_size, options.max_batch_delay, options.url)
+    """Replace the default version on every node, or route a share of the traffic to a new one."""
+    new = Registration(options.batch_size, options.max_batch_delay, options.archive)
     is_canary = options.canary is not None or options.promote or options.abort
-    if wanted == Wanted() and not is_canary:
+    if new == Registration() and not is_canary:
         name = options.model
         raise InvalidPayload(
             f"{name}: the rollout changes nothing: set --batch-size or --max-batch-delay, or raise `version` of {name} "
-            f"in the model list, run ./archive.sh {name}, and pass --url {name}.mar"
+            f"in the model list, run ./archive.sh {name}, and pass --archive {name}.mar"
         )
-    if wanted != Wanted() and (options.promote or options.abort):
-        raise InvalidPayload("--promote and --abort take the canary as it is: no --batch-size, --url, ...")
-    gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _gateway(options, nodes)
-    own = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
+    if new != Registration() and (options.promote or options.abort):
+        raise InvalidPayload("--promote and --abort keep the canary's registration: omit --archive, --batch-size, ...")
+    gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _find_gateway(options, nodes)
+    rollout = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
     if options.canary is not None:
-        own.try_canary(options.model, wanted, options.canary, options.canary_header)
+        rollout.try_canary(options.model, new, options.canary, options.canary_header)
     elif options.promote:
-        own.promote(options.model)
+        rollout.promote(options.model)
     elif options.abort:
-        own.abort(options.model)
+        rollout.abort(options.model)
     else:
-        own.run(options.model, wanted)
+        rollout.run(options.model, new)
     return 0
 
 
 def unregister(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-    """Remove every version of a model from every node; where there is a gateway, off its routes first."""
-    Rollout(nodes, gateway=_gateway(options, nodes), say=out.print).unregister(options.model)
+    """Remove every version of a model from every node; stop routing to it first if there is a gateway."""
+    Rollout(nodes, gateway=_find_gateway(options, nodes), report=out.print).unregister(options.model)
     return 0
 
 
-def _gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
-    """Return the gateway in front of the nodes, where there is one."""
-    return in_front_of([management.url for management in nodes.by_name.values()], options.gateway)
+def _find_gateway(options: argparse.Namespace, nodes: Nodes) -> Gateway | None:
+    return find_gateway([management.url for management in nodes.by_name.values()], options.gateway)
 
 
 def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def _table(described: list[dict[str, Any]]) -> Table:
+def _model_table(versions: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("model", "version", "batch_size", "max_batch_delay", "workers", "waiting"):
         table.add_column(name, justify="right" if name in ("batch_size", "max_batch_delay", "waiting") else "left")
-    for each in described:
+    for each in versions:
         statuses = [worker["status"] for worker in each["workers"]]
         workers = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))) or "none"
         table.add_row(
@@ -243,13 +243,13 @@ def _table(described: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _proof(proof: Mapping[str, Any]) -> str:
+def _format_proof(proof: Mapping[str, Any]) -> str:
     change = proof.get("largest_change")
     words = "" if change is None else f", largest change {change:.4f}"
     return f"{proof.get('measure')} {proof.get('agreement', 0):.4f} of {proof.get('samples')} samples{words}"
 
 
-def _tensors(metadata: Metadata) -> Table:
+def _tensor_table(metadata: Metadata) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("tensor", "name", "datatype", "shape"):
         table.add_column(name)

@@ -1,24 +1,24 @@
-"""The errors that a caller of the client may meet. Each carries `status`, `type` and `message`.
+"""The errors that the client raises. Each carries `status`, `type` and `message`.
 
     ClientError
-    ├── InvalidPayload          0   cannot be sent as it is: raised before anything is
-    ├── NoConnection            0   refused, or lost before the answer
-    ├── TLSFailed               0   a certificate that is not trusted, or no TLS in common
-    ├── DeadlineExceeded        0   no answer within the time of the whole call
+    ├── InvalidPayload          0   cannot be sent; raised before anything is
+    ├── NoConnection            0   refused, or lost before the response
+    ├── TLSFailed               0   a certificate is not trusted, or no common version of TLS
+    ├── DeadlineExceeded        0   no response within the deadline of the call
     ├── Closed                  0   the client was closed meanwhile
-    ├── Rejected              4xx   the server refuses it: repeating is no use
-    ├── Unavailable      503, 429   overloaded, its queue full, or no worker up: never ran
-    ├── ServerFailed          5xx   it failed on this request
-    ├── ItemFailed                  one item of a list; stands in the item's place
-    ├── ChunksFailed                some chunks of one input; has the answers of the others
-    └── ManagementError             the management API refused, with its own words
-        ├── Unreachable         0   nothing answers at the management address
+    ├── Rejected              4xx   the server rejects the request; a retry cannot help
+    ├── Unavailable      503, 429   overloaded, queue full, or no worker: the request never ran
+    ├── ServerFailed          5xx   the server failed on this request
+    ├── ItemFailed                  one item of a list; replaces it in the result
+    ├── ChunksFailed                some chunks of one input; contains the results of the others
+    └── ManagementError             the management API refused, with its message
+        ├── Unreachable         0   no server answers at the management address
         ├── NotReady            0   workers did not become ready in time
         ├── LoadFailed          0   a worker cannot load its model
-        ├── RolloutFailed       0   the old version serves on
-        └── NodesFailed             some nodes of several failed; says which, and which did not
+        ├── RolloutFailed       0   the old version continues to serve
+        └── NodesFailed             some of several nodes failed; names the failed and the successful ones
 
-`type` is what the server calls it ("CorruptInput", "ServiceUnavailableException"), or the class's own name.
+`type` is the server's ("CorruptInput", "ServiceUnavailableException"), or the class's name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ class ClientError(Exception):
     """A call failed.
 
     Attributes:
-        status: HTTP status of the answer; 0 where there was none.
+        status: HTTP status of the response; 0 without a response.
         type: short name of the reason.
         message: one line for a person.
-        retry_after_s: seconds after which the server wants to be asked again; 0 where it does not say.
+        retry_after_s: seconds of the server's Retry-After; 0 without one.
     """
 
     retry_after_s = 0.0
@@ -44,19 +44,19 @@ class ClientError(Exception):
         self.type = type or self.__class__.__name__
 
     def to_json(self) -> dict[str, Any]:
-        """Return the error as the server writes it: {"code", "type", "message"}."""
+        """Return the error in the server's form: {"code", "type", "message"}."""
         return {"code": self.status, "type": self.type, "message": self.message}
 
 
 class InvalidPayload(ClientError, ValueError):
-    """The payload cannot be sent as it is."""
+    """The payload cannot be sent."""
 
 
 class NoConnection(ClientError):
-    """The connection was refused, or lost before the answer.
+    """The connection was refused, or lost before the response.
 
     Attributes:
-        was_sent: whether the server may have seen the request.
+        was_sent: whether the server may have received the request.
     """
 
     def __init__(self, message: str, *, was_sent: bool) -> None:
@@ -65,11 +65,11 @@ class NoConnection(ClientError):
 
 
 class TLSFailed(ClientError):
-    """Client and server do not trust each other or speak no TLS in common; repeating is no use."""
+    """A certificate is not trusted, or client and server have no common version of TLS; a retry cannot help."""
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """There was no answer within the deadline of the call."""
+    """The response was not complete within the deadline of the call."""
 
 
 class Closed(ClientError):
@@ -77,7 +77,7 @@ class Closed(ClientError):
 
 
 class Rejected(ClientError):
-    """The server refuses the request: sending it again is no use."""
+    """The server rejects the request; a retry cannot help."""
 
 
 class Unavailable(ClientError):
@@ -89,15 +89,15 @@ class ServerFailed(ClientError):
 
 
 class ItemFailed(ClientError):
-    """One item of a list failed; the others have answers."""
+    """One item of a list failed; the others have results."""
 
 
 class ChunksFailed(ClientError):
     """Some chunks of one input failed.
 
     Attributes:
-        errors: the range of a failed chunk's items -> the error that it ended with.
-        results: the range of any other chunk's items -> its answer.
+        errors: the range of a failed chunk's items -> its error.
+        results: the range of any other chunk's items -> its result.
     """
 
     def __init__(self, errors: Mapping[range, Exception], results: Mapping[range, Any]) -> None:
@@ -118,7 +118,7 @@ class ManagementError(ClientError):
 
 
 class Unreachable(ManagementError):
-    """Nothing answers at the management address."""
+    """No server answers at the management address."""
 
 
 class NotReady(ManagementError):
@@ -130,15 +130,15 @@ class LoadFailed(ManagementError):
 
 
 class RolloutFailed(ManagementError):
-    """The new version does not serve; the old one does as before."""
+    """The new version does not serve; the old one continues to."""
 
 
 class NodesFailed(ManagementError):
-    """A call did not reach all nodes, or not all did what was asked.
+    """A call failed on some of several nodes.
 
     Attributes:
-        errors: a node's name -> the error that it ended with.
-        done: the names of those that did it.
+        errors: the name of a failed node -> its error.
+        done: the names of the successful nodes.
     """
 
     def __init__(self, errors: Mapping[str, ClientError], done: Sequence[str]) -> None:
@@ -149,21 +149,22 @@ class NodesFailed(ManagementError):
         self.done = list(done)
 
 
-def of_status(status: int, type: str, message: str) -> ClientError:
-    """Make the error that an HTTP status of 400 or more stands for.
-
-    Args:
-        status: the HTTP status.
-        type: short name of the reason, as the server gives it.
-        message: the server's words.
-    """
+def make_error(status: int, type: str, message: str) -> ClientError:
+    """Make the error of an HTTP status of 400 or more, with the server's type and message."""
     if status in (429, 503):
         return Unavailable(message, status, type)
     return (Rejected if 400 <= status < 500 else ServerFailed)(message, status, type)
 
 
-def raise_failed(answers: Sequence[Any] | Iterable[Any]) -> None:
-    """Raise the first ItemFailed among the answers to a list; do nothing where there is none."""
+def raise_failed(answers: Iterable[Any]) -> None:
+    """Raise the first ItemFailed of a list's results.
+
+    Args:
+        answers: the results of `Client.predict` for a list.
+
+    Raises:
+        ItemFailed: the error of the first failed item.
+    """
     for answer in answers:
         if isinstance(answer, ItemFailed):
             raise answer

@@ -1,10 +1,10 @@
-"""The inputs of `predict`, read one at a time: never all of them are in memory.
+"""The inputs of `predict`, read one at a time to bound memory.
 
     folder of files | file of lines -> inputs by name
     model, options, content         -> Keys: a key of each input
 
-A name says where an input is, and changes when a line is inserted before it. A key is a hash of what decides its
-answer: the input, the model and the options.
+A name is the place of an input, and changes when a line is inserted before it. A key is a hash of the input, the model
+and the options, which determine the answer.
 """
 
 import os
@@ -18,7 +18,7 @@ import orjson
 
 from torchserve_client.errors import InvalidPayload
 
-# Bytes of a key: among a billion inputs, two have the same with a probability of 10^-21 (birthday bound).
+# Bytes of a key: two of a billion inputs have equal keys with a probability of 10^-21 (birthday bound).
 KEY_BYTES = 16
 
 
@@ -30,25 +30,19 @@ class Input:
     value: Path | str  # the file, or the line
 
     def content(self) -> bytes:
-        """Return what is sent.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the bytes to send; raise OSError if the file cannot be read."""
         return self.value.encode() if isinstance(self.value, str) else self.value.read_bytes()
 
 
-def inputs_of(path: Path, own: Collection[Path] = ()) -> Iterator[Input]:
-    """Yield the files of a folder, but hidden ones and `own`, or the lines of a file, but empty ones; in a fixed order.
+def read_inputs(path: Path, excluded: Collection[Path] = ()) -> Iterator[Input]:
+    """Yield the files of a folder, except hidden and excluded ones, or the non-empty lines of a file, in a fixed order.
 
-    Raises:
-        InvalidPayload: there is no such file or folder, or the file is not UTF-8.
-        OSError: a folder cannot be read.
+    It raises InvalidPayload for a missing path and for text that is not UTF-8, OSError for an unreadable folder.
     """
-    return _files(path.resolve(), own) if path.is_dir() else _lines(path)
+    return _files(path.resolve(), excluded) if path.is_dir() else _lines(path)
 
 
-def _files(root: Path, own: Collection[Path]) -> Iterator[Input]:
+def _files(root: Path, excluded: Collection[Path]) -> Iterator[Input]:
     def fail(error: OSError) -> NoReturn:
         raise error
 
@@ -57,23 +51,23 @@ def _files(root: Path, own: Collection[Path]) -> Iterator[Input]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(where, name)
-            if not name.startswith(".") and file not in own and file.is_file():
-                yield Input(shown(file.relative_to(root).as_posix()), file)
+            if not name.startswith(".") and file not in excluded and file.is_file():
+                yield Input(printable(file.relative_to(root).as_posix()), file)
 
 
 def _lines(path: Path) -> Iterator[Input]:
-    words = f"{shown(path)}: neither a folder nor a file of UTF-8 lines"
+    words = f"{printable(path)}: neither a folder nor a file of UTF-8 lines"
     if path.exists() and not path.is_file():
-        # A pipe can be read once, and inputs are gone through twice.
+        # A pipe can be read only once, and `predict` reads inputs twice.
         raise InvalidPayload(words)
     try:
-        # Not splitlines(): a form feed or U+2028 within a text would count as its end, and editors number otherwise.
+        # Not splitlines(), which also splits at form feeds and U+2028, unlike the line numbers of editors.
         with path.open(encoding="utf-8-sig") as text:
             for number, line in enumerate(text, 1):
                 if line.strip():
                     yield Input(str(number), line.removesuffix("\n"))
     except OSError as error:
-        raise InvalidPayload(f"{shown(path)}: {error.strerror}") from error
+        raise InvalidPayload(f"{printable(path)}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidPayload(words) from error
 
@@ -82,17 +76,17 @@ class Keys:
     """Makes the keys of one model's inputs."""
 
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
-        """Take what all inputs have in common: the model's name, and its options, which JSON can hold."""
+        """Hash the common part of all keys: the model's name and its options, which are valid JSON."""
         common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
         self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)
 
-    def of(self, content: bytes) -> str:
-        """Return the key of an input by what is sent of it."""
+    def make(self, content: bytes) -> str:
+        """Return the key of an input, by its content."""
         whole = self._hash.copy()
         whole.update(content)
         return whole.hexdigest()
 
 
-def shown(path: str | Path) -> str:
-    r"""Return a path as text that can be written: bytes of it that are not UTF-8 stand as \xe9."""
+def printable(path: str | Path) -> str:
+    r"""Return a path as valid text: bytes that are not UTF-8 become \xe9."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

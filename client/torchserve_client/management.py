@@ -1,7 +1,7 @@
 """TorchServe's management API: register, describe, scale, unregister, and the versions of a model.
 
-Its errors are ManagementError with the server's own words, Unreachable, NotReady, and TLSFailed. Nothing is tried
-again: of these calls only reading is safe to repeat.
+Its errors are ManagementError with the server's message, Unreachable, NotReady, and TLSFailed. It never retries: only
+its reading calls would be safe to repeat.
 """
 
 import time
@@ -21,20 +21,21 @@ from torchserve_client.errors import (
     NotReady,
     Unreachable,
 )
-from torchserve_client.payloads import parsed, reason
-from torchserve_client.transport import Cert, Outgoing, Transport, Verify, address, authorization
+from torchserve_client.payloads import parse_json, read_reason
+from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
-# Seconds between two looks at a server that is waited for, chosen: short for a person, and no load for the server.
+# Seconds between two polls of a server: short for a person, and no load for the server.
 POLL_S = 0.1
-# Models of a page, the most that TorchServe 0.12.0 returns; and of those, the models of the page before. A page begins
-# at a number of models, so that unregistering one moves the others.
-PAGE_MODELS, OVERLAP = 100, 50
+# Models per page, the most that TorchServe 0.12.0 returns.
+PAGE_MODELS = 100
+# Models that a page repeats of the page before: pages are addressed by a number of models, which unregistering shifts.
+OVERLAP = 50
 
 
 class Api:
-    """The calls of an API for operators, over pooled connections."""
+    """An API for operators, over pooled connections."""
 
     server = "TorchServe"
 
@@ -48,17 +49,17 @@ class Api:
         cert: Cert | None = None,
         transport: Transport | None = None,
     ) -> None:
-        """Address a server.
+        """Prepare calls to a server; the first one connects.
 
         Args:
             url: address of the API.
-            token: management key, where token authorization is on.
+            token: management key, if the server requires tokens.
             timeout_s: deadline of each call in seconds.
-            verify, cert: the same as those of `Client`.
-            transport: carries the calls; a test brings one that uses no sockets.
+            verify, cert: as in `Client`.
+            transport: sends the calls; tests pass one without sockets.
 
         Raises:
-            InvalidPayload: the address is not that of one server.
+            InvalidPayload: not the address of one server.
         """
         self.url = address(url)
         self._timeout_s = timeout_s
@@ -66,37 +67,31 @@ class Api:
         self._headers = authorization(token)
 
     def close(self) -> None:
-        """Release every connection."""
+        """Close every connection."""
         self._transport.close()
 
     def _call(self, method: str, path: str, document: Any = None, **parameters: Any) -> Any:
-        """Make a call; return its parsed answer, None where that is no JSON.
-
-        Args:
-            method, path: of the request.
-            document: its body as JSON; None means no body.
-            parameters: its query, without those that are None.
-        """
+        """Make a call with a query, without parameters that are None; return its parsed JSON, or None."""
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         body = b"" if document is None else orjson.dumps(document)
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
-        request = Outgoing(method, f"{self.url}{path}{'?' if query else ''}{query}", body, headers)
+        request = Request(method, f"{self.url}{path}{'?' if query else ''}{query}", body, headers)
         try:
-            incoming = self._transport.send(request, self._timeout_s)
+            response = self._transport.send(request, self._timeout_s)
         except (NoConnection, DeadlineExceeded) as error:
             raise Unreachable(f"no {self.server} answers at {self.url} ({error.type})") from error
-        if incoming.status >= 400:
-            type_, message = reason(incoming)
-            raise ManagementError(message, incoming.status, type_)
-        return parsed(incoming.body)
+        if response.status >= 400:
+            type_, message = read_reason(response)
+            raise ManagementError(message, response.status, type_)
+        return parse_json(response.body)
 
 
 class Management(Api):
-    """One server's management API, which TorchServe has at http://127.0.0.1:8081 where nothing else is configured."""
+    """The management API of one server; TorchServe's default address is http://127.0.0.1:8081."""
 
     def register(
         self,
-        url: str,
+        archive: str,
         *,
         initial_workers: int,
         batch_size: int | None = None,
@@ -109,39 +104,46 @@ class Management(Api):
         """Register an archive of the model store; its workers start in the background (see `wait_ready`).
 
         Args:
-            url: the archive's file name.
+            archive: file name of the archive.
             initial_workers: number of workers to start.
-            batch_size: most requests of a batch; None takes what the archive's model-config.yaml says.
-            max_batch_delay_ms: most ms that a batch waits to be filled; None likewise.
-            model_name: name to register it under; None takes the archive's own.
-            response_timeout_s, startup_timeout_s: of its workers; what a model-config.yaml in the archive says wins.
-            is_known: whether the server has or had the model: its name is not checked again.
+            batch_size: most requests per batch; None means the value in the archive's model-config.yaml.
+            max_batch_delay_ms: most ms that a batch waits to be filled; None means the value in model-config.yaml.
+            model_name: name to register the model under; None means the archive's.
+            response_timeout_s, startup_timeout_s: timeouts of a worker; values in model-config.yaml take precedence.
+            is_known: whether the server has or had the model, so that its name needs no check.
 
         Raises:
             InvalidPayload: the name is not valid (`archives.check_name`), or a number is too small.
-            ManagementError: there is no such archive, or the version is registered already (409).
+            ManagementError: there is no such archive, or the version is already registered (409).
         """
         if model_name is not None and not is_known:
             check_name(model_name)
         # TorchServe registers such a model and never serves it.
         if initial_workers < 0 or (batch_size is not None and batch_size < 1):
-            raise InvalidPayload(f"{model_name or url}: initial_workers must be 0 or more, and batch_size 1 or more")
+            raise InvalidPayload(
+                f"{model_name or archive}: initial_workers must be 0 or more, and batch_size 1 or more, "
+                f"not {initial_workers} and {batch_size}"
+            )
         self._call(
             "POST",
             "/models",
-            url=url,
+            url=archive,
             batch_size=batch_size,
             max_batch_delay=max_batch_delay_ms,
             initial_workers=initial_workers,
             model_name=model_name,
             response_timeout=response_timeout_s,
             startup_timeout=startup_timeout_s,
-            # Waiting would hold a network thread that inference needs too.
+            # Waiting would block a network thread that inference also needs.
             synchronous="false",
         )
 
     def models(self) -> list[str]:
-        """List the names of the registered models."""
+        """Return the names of the registered models.
+
+        Raises:
+            ManagementError: the server does not respond or refuses.
+        """
         names: dict[str, None] = {}
         begin = 0
         while True:
@@ -151,24 +153,36 @@ class Management(Api):
                 return list(names)
             begin = int(page["nextPageToken"]) - OVERLAP
 
-    def registered(self) -> list[tuple[str, str]]:
-        """List name and version of every model, without names such as `a/b`, which TorchServe finds on no path."""
+    def all_versions(self) -> list[tuple[str, str]]:
+        """Return name and version of every model, except names such as `a/b`, for which TorchServe has no path.
+
+        Raises:
+            ManagementError: the server does not respond or refuses.
+        """
         return [(model, version) for model in self.models() for version in self.versions(model, is_missing_ok=True)]
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """Describe a version of a model, or the default one, as TorchServe does: batch parameters, workers, queue.
+        """Return TorchServe's description of a version: batch parameters, workers, queue.
+
+        Args:
+            model: the model's name.
+            version: the version; None means the default one.
 
         Raises:
-            ManagementError: status 404 when it is not registered.
+            ManagementError: status 404 if it is not registered.
         """
-        described: dict[str, Any] = self._call("GET", _path(model, version))[0]
-        return described
+        description: dict[str, Any] = self._call("GET", _path(model, version))[0]
+        return description
 
     def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:
-        """List the registered versions of a model.
+        """Return the registered versions of a model.
+
+        Args:
+            model: the model's name.
+            is_missing_ok: whether to return an empty list if the model is not registered.
 
         Raises:
-            ManagementError: status 404 when it is not registered, unless `is_missing_ok`.
+            ManagementError: status 404 if it is not registered.
         """
         try:
             return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
@@ -178,14 +192,22 @@ class Management(Api):
             raise
 
     def set_default(self, model: str, version: str) -> None:
-        """Send requests that name no version to this one from now on."""
+        """Route requests without a version to this one.
+
+        Raises:
+            ManagementError: status 404 if it is not registered.
+        """
         self._call("PUT", f"{_path(model, version)}/set-default")
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
-        """Return whether at least one worker is wanted and every wanted worker is READY."""
-        described = self.describe(model, version)
-        ready: int = sum(worker["status"] == "READY" for worker in described["workers"])
-        return ready >= max(1, int(described["minWorkers"]))
+        """Return whether at least one worker is wanted and every wanted worker is READY.
+
+        Raises:
+            ManagementError: status 404 if it is not registered.
+        """
+        description = self.describe(model, version)
+        ready: int = sum(worker["status"] == "READY" for worker in description["workers"])
+        return ready >= max(1, int(description["minWorkers"]))
 
     def wait_ready(
         self,
@@ -200,12 +222,12 @@ class Management(Api):
         Args:
             model: the model's name.
             timeout_s: most seconds to wait.
-            version: the version; None waits for the default one.
-            failure: why a worker has failed to load, where that can be known; None while none has.
+            version: the version; None means the default one.
+            failure: returns why a worker failed to load, or None if no failure is known.
 
         Raises:
             NotReady: the model was not ready within `timeout_s`.
-            LoadFailed: a worker has failed.
+            LoadFailed: a worker failed.
         """
         deadline = time.monotonic() + timeout_s
         while not self.is_ready(model, version):
@@ -216,33 +238,38 @@ class Management(Api):
             time.sleep(POLL_S)
 
     def scale(self, model: str, workers: int, version: str | None = None, *, most: int | None = None) -> None:
-        """Ask for this many workers, which start and stop in the background; a worker that stops drops its batch.
+        """Set the number of workers, which start and stop in the background; a stopped worker drops its batch.
 
         Args:
             model: the model's name.
-            workers: how many there should be.
+            workers: least number of workers.
             version: the version; None means the default one.
-            most: how many there may be, where that is more.
+            most: most workers; None means `workers`.
 
         Raises:
-            InvalidPayload: the number is negative, or an adaptive model would get several workers.
+            InvalidPayload: the number is negative, or an adaptive model would have several workers.
+            ManagementError: status 404 if it is not registered.
         """
         most = workers if most is None else most
-        # TorchServe answers a negative number with 500 and removes every worker.
+        # TorchServe responds to a negative number with 500 and removes every worker.
         if not 0 <= workers <= most:
-            raise InvalidPayload(f"{model}: the number of workers must be 0 or more, and at most the number allowed")
+            raise InvalidPayload(f"{model}: workers must be 0 or more, and `most` not less, not {workers} and {most}")
         if most > 1 and self.describe(model, version).get("continuousBatching"):
             raise InvalidPayload(
-                f"{model} is adaptive and has one worker: TorchServe would keep it waiting while another one is idle, "
-                "so that a second one does not load. Start more nodes instead (make serve NODES=2)"
+                f"{model} is adaptive and has one worker, since an idle second one would block the first: start more "
+                "nodes instead (make serve NODES=2)"
             )
         self._call("PUT", _path(model, version), min_worker=workers, max_worker=most)
 
     def unregister(self, model: str, version: str | None = None) -> None:
-        """Remove a model, or a version other than the default, with every request that waits for it: drain it first.
+        """Remove a model, or a version other than the default, and drop the requests in its queue.
+
+        Args:
+            model: the model's name.
+            version: the version; None means the default one.
 
         Raises:
-            ManagementError: status 404 when it is not registered.
+            ManagementError: status 404 if it is not registered.
         """
         self._call("DELETE", _path(model, version))
 

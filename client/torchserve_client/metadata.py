@@ -1,7 +1,7 @@
-"""The metadata of a model: its inputs, its outputs, how many rows a request may carry. Pure.
+"""The metadata of a model: its inputs, its outputs, the most rows of a request. Pure.
 
 the gateway's /v2/models/M and /v2/models/M/config   -> Metadata
-a handler's own answer to X-Model-Metadata           -> Metadata
+a handler's response to X-Model-Metadata             -> Metadata
 """
 
 import json
@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 from torchserve_client.errors import ClientError, ServerFailed
 
-# Of a request to /predictions/M: it is answered with the model's metadata, and nothing runs.
+# Header of a request to /predictions/M that requests the model's metadata in place of a prediction.
 HEADER = "X-Model-Metadata"
-# Of an adaptive worker's answer to it: how many other requests the worker has.
+# Header of an adaptive worker's response to it: the number of other requests in the worker.
 IN_FLIGHT = "X-In-Flight"
-# Names of a gateway's parameters that hold proofs begin with it; the precision follows.
+# Prefix of the gateway's parameters that contain proofs; the precision follows.
 PROOF = "proof."
 
-# Path and headers -> the JSON that a server answers, None where it is none; raises ClientError.
+# Path and headers -> the parsed JSON of the response, None if it is not valid; raises ClientError.
 Get = Callable[[str, Mapping[str, str]], Any]
 
 
@@ -28,9 +28,9 @@ class TensorMetadata:
     """One input or output of a model.
 
     Attributes:
-        name: as requests and answers have it.
-        datatype: the Open Inference Protocol's name, as in "FP32"; "ANY" where the model takes any.
-        shape: with the batch dimension; -1 where a size is the request's.
+        name: name in requests and responses.
+        datatype: the Open Inference Protocol's name, as in "FP32"; "ANY" if the model accepts any.
+        shape: sizes with the batch dimension; -1 for a size that the request decides.
     """
 
     name: str
@@ -40,17 +40,16 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a model takes and returns.
+    """Inputs and outputs of a model.
 
     Attributes:
-        name, version: as registered; the version is None where it is not known.
-        platform: what serves it.
-        inputs, outputs: its tensors, in its order; without outputs where only a first run shows them.
-        max_batch_size: the most rows that one request may carry; 0 where it is not known.
-        precision: the arithmetic that serves, as in "bf16"; empty where it is not known.
-        proofs: by precision, how near its answers are to those in fp32 as the archive's builder measured: "measure"
-            (see docs/explanation/precision.md), "agreement" (0..1), "largest_change" (or None), "samples",
-            "least".
+        name, version: registered name and version; the version is None if it is not known.
+        platform: the software that serves it.
+        inputs, outputs: tensors in the model's order; no outputs if only a first run determines them.
+        max_batch_size: most rows of one request; 0 if it is not known.
+        precision: arithmetic of the running model, as in "bf16"; empty if it is not known.
+        proofs: by precision, its agreement with fp32, measured when the archive was built: "measure"
+            (docs/explanation/precision.md), "agreement" (0..1), "largest_change" (or None), "samples", "least".
     """
 
     name: str
@@ -63,20 +62,15 @@ class Metadata:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def ask(get: Get, model: str, version: str | None) -> Metadata:
-    """Ask a server for a model's metadata: as a gateway, which removes X-Model-Metadata, and then the model itself.
-
-    Raises:
-        ServerFailed: the model does not know the question.
-        ClientError: there was no answer, or there is no such model.
-    """
+def read_metadata(get: Get, model: str, version: str | None) -> Metadata:
+    """Request a model's metadata from a gateway, which removes X-Model-Metadata, and then from the model itself."""
     parts = [quote(each, safe="") for each in (model, version) if each is not None]
     path = "/v2/models/" + "/versions/".join(parts)
     try:
         try:
             document = get(path, {})
         except ClientError as error:
-            # TorchServe has no such path: its 404 has the type of Java's exception, a gateway's has none.
+            # TorchServe has no such path: its 404 has the type of a Java exception, a gateway's has none.
             if error.status not in (404, 405, 501) or not error.type.endswith("Exception"):
                 raise
             document = get("/predictions/" + "/".join(parts), {HEADER: "1"})
@@ -88,7 +82,7 @@ def ask(get: Get, model: str, version: str | None) -> Metadata:
         versions = document["versions"]
         return _read({**document, **rest}, versions[0] if len(versions) == 1 else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ServerFailed(f"{model}: it does not say what it takes and gives", 200, "NoMetadata") from error
+        raise ServerFailed(f"{model}: the model does not report its inputs and outputs", 200, "NoMetadata") from error
 
 
 def _read(document: Mapping[str, Any], version: str | None) -> Metadata:

@@ -1,4 +1,4 @@
-"""Several TorchServes that serve the same models: one call to each, and an error that names those that failed.
+"""Several TorchServes that serve the same models: one call to each, and an error that names the failed nodes.
 
 nodes.json -> Nodes -> each(call) -> results by node, or NodesFailed
 """
@@ -21,9 +21,9 @@ class Nodes:
     """The APIs of several servers, by the name of the node.
 
     Attributes:
-        by_name: their management APIs.
-        logs: their folders of logs, where known.
-        inference: their inference APIs, where known.
+        by_name: management APIs.
+        logs: folders of logs, if known.
+        inference: inference APIs, if known.
     """
 
     by_name: Mapping[str, Management]
@@ -32,15 +32,18 @@ class Nodes:
 
     @classmethod
     def read(cls, path: Path, **options: Any) -> "Nodes":
-        """Address the servers of a nodes.json, each with its own keys where it has a token_file.
+        """Read the servers of a nodes.json; a node with a token_file gets its tokens.
 
         Args:
-            path: what `make serve` writes: [{"name", "inference", "management", "token_file"}, ...].
-            options: verify and cert, as of `Management`.
+            path: file that `make serve` writes: [{"name", "inference", "management", "token_file"}, ...].
+            options: verify and cert, as in `Management`.
+
+        Returns:
+            The nodes; nothing is sent yet.
 
         Raises:
-            InvalidPayload: it is no such file, or a token_file is none.
-            OSError: it cannot be read.
+            InvalidPayload: not a valid nodes.json or token_file.
+            OSError: a file cannot be read.
         """
         try:
             nodes = {str(node["name"]): node for node in json.loads(path.read_text(encoding="utf-8"))}
@@ -48,31 +51,33 @@ class Nodes:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidPayload(f"{path}: not a nodes.json of make serve") from error
         if not nodes:
-            raise InvalidPayload(f"{path}: no node in it")
-        keys = {name: read_keys(node.get("token_file")) for name, node in nodes.items()}
+            raise InvalidPayload(f"{path}: contains no node")
+        managed, inferred = {}, {}
+        for name, (management_url, url) in urls.items():
+            tokens = read_tokens(nodes[name].get("token_file"))
+            managed[name] = Management(management_url, token=tokens.get("management"), **options)
+            if url:
+                inferred[name] = Client(url, token=tokens.get("inference"), **options)
         logs = {name: path.parent / name / "logs" for name in nodes}
-        return cls(
-            {name: Management(url, token=keys[name].get("management"), **options) for name, (url, _) in urls.items()},
-            {name: folder for name, folder in logs.items() if folder.is_dir()},
-            {name: Client(url, token=keys[name].get("inference"), **options) for name, (_, url) in urls.items() if url},
-        )
+        return cls(managed, {name: folder for name, folder in logs.items() if folder.is_dir()}, inferred)
 
     def each(self, call: Callable[[Management], Result]) -> dict[str, Result]:
-        """Call every node, one after the other; one that fails does not keep the call from the others.
+        """Call every node, one after the other, even if one fails.
 
         Args:
-            call: called with the management API of each node.
+            call: receives the management API of each node.
 
         Returns:
-            A node's name -> what the call returned.
+            A node's name -> the result of the call.
 
         Raises:
-            NodesFailed: some failed; the others have done it. Of a single node its own error is raised.
+            NodesFailed: some nodes failed; the others did it.
+            ClientError: the error of a single node.
         """
         return self.each_named(lambda _, management: call(management))
 
     def each_named(self, call: Callable[[str, Management], Result]) -> dict[str, Result]:
-        """Do as `each`, with the name of the node for the call."""
+        """Call every node as `each` does; `call` receives the name of the node, too."""
         results: dict[str, Result] = {}
         errors: dict[str, ClientError] = {}
         for name, management in self.by_name.items():
@@ -87,20 +92,15 @@ class Nodes:
         return results
 
     def close(self) -> None:
-        """Release every connection."""
+        """Close every connection."""
         for management in self.by_name.values():
             management.close()
         for client in self.inference.values():
             client.close()
 
 
-def read_keys(path: str | Path | None) -> dict[str, str]:
-    """Read the tokens in TorchServe's key_file.json, by API; none where there is no file.
-
-    Raises:
-        InvalidPayload: it is no such file.
-        OSError: it cannot be read.
-    """
+def read_tokens(path: str | Path | None) -> dict[str, str]:
+    """Read the tokens in TorchServe's key_file.json, by API; None means no tokens."""
     if path is None:
         return {}
     try:

@@ -1,8 +1,8 @@
-"""The body of a request by the kind of its payload, and what its answer means. Pure, but that it reads paths.
+"""Requests and responses of predictions as bytes. Pure, except that it reads paths.
 
-bytes, a path                  the body itself; with options, a form whose field `data` it is
-text                           the body itself; with options, {"text": ...}
-a dict of values               JSON as it is; bytes in it as base64
+bytes, a path                  the raw body; with options, a form whose field `data` contains it
+text                           the raw body; with options, {"text": ...}
+a dict of values               JSON; bytes in it as base64
 a list of any of them          {"instances": [...]}; bytes and paths as {"b64": ...}
 an array, or a dict of them    Open Inference Protocol v2, binary tensors; options are its parameters
 """
@@ -10,21 +10,21 @@ an array, or a dict of them    Open Inference Protocol v2, binary tensors; optio
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from urllib3.exceptions import InvalidHeader
 from urllib3.filepost import encode_multipart_formdata
 from urllib3.util import Retry
 
-from torchserve_client.errors import ClientError, InvalidPayload, ItemFailed, of_status
-from torchserve_client.transport import Incoming
+from torchserve_client.errors import ClientError, InvalidPayload, ItemFailed, make_error
+from torchserve_client.transport import Response
 
-# The form field that a TorchServe handler looks for.
+# The form field that a TorchServe handler reads.
 DATA = "data"
-# An array without a name gets this one; a handler with a single input takes it under any.
+# The name of an unnamed array; a handler with a single input accepts any name.
 INPUT = "input"
 
 OCTETS = "application/octet-stream"
@@ -32,43 +32,27 @@ TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A body, and the headers that say how to read it."""
+class Form(Enum):
+    """How a body and its response are written."""
+
+    ITEM = auto()  # one item; the response is JSON or bytes
+    LIST = auto()  # {"instances": [...]}; the response is {"predictions": [...]}
+    TENSORS = auto()  # Open Inference Protocol, in both directions
+
+
+class Body(NamedTuple):
+    """The body of a request, its headers and its form."""
 
     content: bytes
-    # The content type, and what else says how to read the body.
-    headers: Mapping[str, str] = field(default_factory=dict)
-    is_list: bool = False  # whether it is a list, which is answered by a list: {"predictions": [...]}
-    is_tensors: bool = False  # whether it is of the Open Inference Protocol, and so is its answer
-
-    def results(self, incoming: Incoming) -> list[Any] | None:
-        """Return the result or the error of each item of a list; None where the answer has none."""
-        document = parsed(incoming.body) if self.is_list else None
-        found = document.get("predictions") if isinstance(document, dict) else None
-        return found if isinstance(found, list) else None
-
-    def answer(self, incoming: Incoming) -> Any:
-        """Read the answer: parsed JSON, a list with ItemFailed for failed items, arrays by name, or bytes.
-
-        Raises:
-            ValueError: the body was one of tensors, and the answer is none.
-        """
-        if self.is_tensors:
-            from torchserve_client import protocol  # noqa: PLC0415
-
-            return protocol.decode(incoming.body, int(incoming.headers.get(protocol.HEADER, len(incoming.body))))
-        if (results := self.results(incoming)) is not None:
-            return [_item(each, incoming.status) for each in results]
-        document = parsed(incoming.body)
-        return incoming.body if document is None and incoming.body != b"null" else document
+    headers: Mapping[str, str]
+    form: Form = Form.ITEM
 
 
-def body(payload: Any, options: Mapping[str, Any]) -> Body:
-    """Put a payload and its options together.
+def encode(payload: Any, options: Mapping[str, Any]) -> Body:
+    """Write a payload and its options as the body of a request.
 
     Raises:
-        InvalidPayload: the payload is of no kind that can be sent.
+        InvalidPayload: the payload's type is not supported.
         OSError: a path cannot be read.
     """
     if is_array(payload):
@@ -76,27 +60,27 @@ def body(payload: Any, options: Mapping[str, Any]) -> Body:
     if isinstance(payload, Mapping):
         if any(map(is_array, payload.values())):
             return _tensors(payload, options)
-        return _json({**options, **payload}, is_list="instances" in payload)
+        return _json({**options, **payload}, Form.LIST if "instances" in payload else Form.ITEM)
     if isinstance(payload, str):
         return _json({**options, "text": payload}) if options else Body(payload.encode(), {"Content-Type": TEXT})
     if isinstance(payload, list | tuple):
-        return _json({"instances": [_instance(each) for each in payload], **options}, is_list=True)
+        return _json({"instances": [_instance(each) for each in payload], **options}, Form.LIST)
     return _raw(_bytes(payload), options)
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of numpy's, without importing numpy."""
+    """Return whether a value is a numpy array, without importing numpy."""
     return hasattr(value, "__array_interface__") and hasattr(value, "ravel")
 
 
 def _tensors(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Body:
-    # numpy takes longer to import than all the rest together: it is imported for those who send arrays.
+    # numpy takes longer to import than all the rest together, and only arrays need it.
     from torchserve_client import protocol  # noqa: PLC0415
 
     if not all(map(is_array, arrays.values())):
-        raise InvalidPayload("a dict with an array holds arrays only; options are keyword arguments")
+        raise InvalidPayload("a dict with an array must contain only arrays; pass options as keyword arguments")
     content, json_length = protocol.encode(arrays, options)
-    return Body(content, {"Content-Type": OCTETS, protocol.HEADER: str(json_length)}, is_tensors=True)
+    return Body(content, {"Content-Type": OCTETS, protocol.HEADER: str(json_length)}, Form.TENSORS)
 
 
 def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
@@ -107,11 +91,11 @@ def _raw(content: bytes, options: Mapping[str, Any]) -> Body:
     return Body(form, {"Content-Type": content_type})
 
 
-def _json(value: Mapping[str, Any], *, is_list: bool = False) -> Body:
+def _json(value: Mapping[str, Any], form: Form = Form.ITEM) -> Body:
     try:
-        return Body(orjson.dumps(value, default=_base64), {"Content-Type": JSON}, is_list)
+        return Body(orjson.dumps(value, default=_base64), {"Content-Type": JSON}, form)
     except orjson.JSONEncodeError as error:
-        raise InvalidPayload(f"JSON cannot hold it: {error}") from None
+        raise InvalidPayload(f"the payload cannot be written as JSON: {error}") from None
 
 
 def _instance(payload: Any) -> Any:
@@ -127,42 +111,67 @@ def _bytes(payload: Any) -> bytes:
         return payload.read_bytes()
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    raise InvalidPayload(f"a payload is bytes, a path, text, a dict, an array or a list, not {type(payload).__name__}")
+    raise InvalidPayload(
+        f"a payload must be bytes, a path, text, a dict, an array or a list, not {type(payload).__name__}"
+    )
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- responses --------------------------------------------------------------------------------------------------------
 
 
-def parsed(content: bytes) -> Any:
-    """Parse JSON; None where it is no JSON."""
+def decode(response: Response, form: Form) -> Any:
+    """Read a response: parsed JSON, a list with ItemFailed for failed items, arrays by name, or bytes.
+
+    Raises:
+        ValueError: the request contained tensors, and the response does not.
+    """
+    if form is Form.TENSORS:
+        from torchserve_client import protocol  # noqa: PLC0415
+
+        return protocol.decode(response.body, int(response.headers.get(protocol.HEADER, len(response.body))))
+    if (results := read_results(response, form)) is not None:
+        return [_item(each, response.status) for each in results]
+    document = parse_json(response.body)
+    return response.body if document is None and response.body != b"null" else document
+
+
+def read_results(response: Response, form: Form) -> list[Any] | None:
+    """Return the result or the error of each item of a list; None if the response contains none."""
+    document = parse_json(response.body) if form is Form.LIST else None
+    found = document.get("predictions") if isinstance(document, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON; return None if it is not valid."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
 
 
-def error_of(incoming: Incoming) -> ClientError:
-    """Return the error that an answer with another status than 2xx stands for."""
-    error = of_status(incoming.status, *reason(incoming))
-    error.retry_after_s = _retry_after_s(incoming.headers)
+def read_error(response: Response) -> ClientError:
+    """Return the error of a response whose status is not 2xx."""
+    error = make_error(response.status, *read_reason(response))
+    error.retry_after_s = _retry_after_s(response.headers)
     return error
 
 
-def reason(incoming: Incoming) -> tuple[str, str]:
-    """Return the type and the message of an error: {"code", "type", "message"}, or {"error": ...} with such a value."""
-    document = parsed(incoming.body)
+def read_reason(response: Response) -> tuple[str, str]:
+    """Return type and message of an error: {"code", "type", "message"}, or {"error": ...} with such a value."""
+    document = parse_json(response.body)
     error: Any = document.get("error", document) if isinstance(document, dict) else None
     if isinstance(error, str):
         error = {"message": error}
     if not isinstance(error, dict):
         error = {}
-    message = error.get("message") or error.get("status") or incoming.reason or f"HTTP {incoming.status}"
+    message = error.get("message") or error.get("status") or response.reason or f"HTTP {response.status}"
     return str(error.get("type", "")), str(message)
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the seconds after which a server wants to be asked again; 0 where it does not say."""
-    # An adaptive worker sends milliseconds too, which HTTP does not know; ten digits are a hundred days.
+    """Return the server's Retry-After in seconds; 0 without one."""
+    # An adaptive worker also sends milliseconds, which HTTP does not define; ten digits are a hundred days.
     if after_ms := re.fullmatch("[0-9]{1,10}", headers.get("Retry-After-Ms", "")):
         return int(after_ms[0]) / 1000
     try:

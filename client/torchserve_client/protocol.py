@@ -1,8 +1,8 @@
-"""Tensors in bodies of the Open Inference Protocol v2, as its binary tensor extension has them. Pure.
+"""Bodies of the Open Inference Protocol v2 with its binary tensor extension. Pure.
 
-The tensors stand behind a JSON document, whose length is in the header Inference-Header-Content-Length. Numbers are
-little-endian, in row-major order; an element of BYTES is its length as uint32 and then itself. BF16, which numpy lacks,
-is read as float32.
+The tensors follow a JSON document, whose length is in the header Inference-Header-Content-Length. Numbers are
+little-endian, in row-major order; an element of BYTES is its length as uint32 and its bytes. BF16, which numpy lacks,
+becomes float32.
 """
 
 import json
@@ -41,8 +41,7 @@ Array = NDArray[Any]
 def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the body of a request, and the length of its JSON part in bytes.
 
-    Raises:
-        InvalidPayload: the protocol has no such type, or JSON cannot hold the parameters.
+    It raises InvalidPayload if the protocol lacks a datatype, or for parameters that are not valid JSON.
     """
     parts = [_to_bytes(array) for array in arrays.values()]
     inputs = [
@@ -58,60 +57,49 @@ def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[
     try:
         text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError) as error:
-        raise InvalidPayload(f"JSON cannot hold it: {error}") from None
+        raise InvalidPayload(f"the parameters cannot be written as JSON: {error}") from None
     return b"".join([text, *parts]), len(text)
 
 
 def decode(content: bytes, json_length: int) -> dict[str, Array]:
-    """Read an answer: name -> array of the tensor's shape; elements of BYTES are bytes.
-
-    Raises:
-        ValueError: the answer is not of the protocol.
-    """
+    """Read a response: name -> array of the tensor's shape; elements of BYTES are bytes."""
     arrays = {}
     try:
         for output in json.loads(content[:json_length])["outputs"]:
             size = output["parameters"]["binary_data_size"]
             raw = content[json_length : json_length + size]
             if len(raw) != size:
-                raise ValueError(f"{output['name']}: {len(raw)} bytes of {size}")
+                raise ValueError(f"{output['name']}: the response contains {len(raw)} of {size} bytes")
             arrays[output["name"]] = _from_bytes(raw, output["datatype"], output["shape"])
             json_length += size
     except (KeyError, TypeError, struct.error) as error:
-        raise ValueError(f"not an answer of the Open Inference Protocol: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not a response of the Open Inference Protocol: {type(error).__name__}: {error}") from error
     return arrays
 
 
 def datatype(array: Array) -> str:
-    """Return the protocol's name of an array's type.
-
-    Raises:
-        InvalidPayload: the protocol has no such type.
-    """
+    """Return the protocol's name of an array's type."""
     if array.dtype.kind in "OSU":
         return "BYTES"
-    # The byte order is changed where the array is written.
+    # `_to_bytes` converts the byte order.
     name = _NAMES.get(array.dtype.newbyteorder("="))
     if name is None:
-        raise InvalidPayload(f"arrays of {array.dtype} cannot be sent; of {', '.join(DATATYPES.values())} or text can")
+        known = ", ".join(DATATYPES.values())
+        raise InvalidPayload(f"arrays of {array.dtype} cannot be sent: convert to text or one of {known}")
     return name
 
 
 def elements(array: Array) -> list[bytes]:
-    """List the elements of a BYTES array in row-major order; text becomes UTF-8.
-
-    Raises:
-        InvalidPayload: an element is neither text nor bytes.
-    """
-    made = []
+    """Return the elements of a BYTES array in row-major order; text becomes UTF-8."""
+    found = []
     for element in array.ravel(order="C").tolist():
         if isinstance(element, str):
-            made.append(element.encode())
+            found.append(element.encode())
         elif isinstance(element, bytes | bytearray):
-            made.append(bytes(element))
+            found.append(bytes(element))
         else:
-            raise InvalidPayload(f"an array of objects holds text or bytes, not {type(element).__name__}")
-    return made
+            raise InvalidPayload(f"an array of objects must contain text or bytes, not {type(element).__name__}")
+    return found
 
 
 def _to_bytes(array: Array) -> bytes:
@@ -131,9 +119,9 @@ def _from_bytes(raw: bytes, kind: str, shape: Sequence[int]) -> Array:
         (size,) = struct.unpack_from("<I", raw, offset)
         offset += 4 + size
         if offset > len(raw):
-            raise ValueError("an element of BYTES is cut off")
+            raise ValueError("an element of BYTES is incomplete")
         found.append(raw[offset - size : offset])
-    # np.array(found, object) would take the length of one element for a dimension.
+    # np.array(found, object) would add a dimension for the bytes of a single element.
     array = np.empty(len(found), object)
     array[:] = found
     return array.reshape(shape)

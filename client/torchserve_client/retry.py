@@ -1,56 +1,56 @@
-"""What is tried again. Client makes the tries, all of them within one deadline. Pure.
+"""The decision whether to retry. Client makes the tries, all of them within one deadline. Pure.
 
-a try -> an answer                             is returned
-      -> 503 or 429                            never ran: is tried again, not before Retry-After
-      -> NoConnection, nothing was sent        is tried again
-      -> NoConnection, it may have been sent   is tried again if requests are repeatable
-      -> anything else                         is raised
+a try -> a 2xx response                        return it
+      -> 503 or 429                            the request never ran: retry, not before Retry-After
+      -> NoConnection, nothing was sent        retry
+      -> NoConnection, it may have been sent   retry if requests are repeatable
+      -> any other error                       raise it
 """
 
 from dataclasses import dataclass
 
 from torchserve_client.errors import ClientError, NoConnection
 
-# Doublings of a pause, at most: a float overflows after a thousand, and a second doubled so often is 34 years.
+# Most doublings of a pause: a float overflows after a thousand, and a second doubled 30 times is 34 years.
 MAX_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a call is tried, and after which pauses.
+    """The number of tries of a call, and the pauses between them.
 
-    Pauses are drawn from 0 to the limit ("full jitter"), so that clients that failed together do not return together.
+    Pauses are random from 0 to their limit ("full jitter"), so that clients that failed together do not retry together.
 
     Attributes:
-        attempts: most tries of one call, the first included.
-        first_pause_s: most seconds before the second try; the limit doubles with each further one.
+        attempts: most tries of one call, including the first.
+        first_pause_s: most seconds before the second try; the limit doubles with each further try.
         longest_pause_s: most seconds before any try.
-        is_repeatable: whether a request may run twice. Predictions of a model are functions of their input, so a lost
-            connection is tried again unless this is False.
-        statuses: HTTP statuses that are tried again. The default holds 503 and 429, which are answered for requests
-            that have not run; 500 and 507 mean that a worker died, perhaps of this very request.
+        is_repeatable: whether a request may run twice, which allows a retry after a lost connection. Predictions are
+            functions of their input, so the default is True.
+        statuses: HTTP statuses to retry. The default is 503 and 429, which mean that the request has not run. 500 and
+            507 mean that a worker died, perhaps because of this request.
     """
 
-    # Eight tries with these pauses wait 6 s on average and 11 s at most: about as long as a worker takes to start anew.
+    # Eight tries with these pauses wait 6 s on average and 11 s at most: about as long as a worker takes to restart.
     attempts: int = 8
     # About the time of one batch, after which a full queue has room again.
     first_pause_s: float = 0.1
-    # A server that came back is found again soon enough for a person who waits.
+    # A person who waits notices a restarted server within this time.
     longest_pause_s: float = 5.0
     is_repeatable: bool = True
     statuses: frozenset[int] = frozenset({429, 503})
 
     def __post_init__(self) -> None:
-        """Refuse a policy that could not be followed."""
+        """Reject invalid numbers."""
         if self.attempts < 1 or self.first_pause_s < 0 or self.longest_pause_s < 0:
-            raise ValueError("attempts must be at least 1, pauses not negative")
+            raise ValueError("RetryPolicy: attempts must be at least 1, and pauses 0 or more")
 
     def allows(self, error: ClientError) -> bool:
-        """Return whether another try may help and does no harm."""
+        """Return whether to retry after an error."""
         if isinstance(error, NoConnection):
             return self.is_repeatable or not error.was_sent
         return error.status in self.statuses
 
     def longest_before(self, tries: int) -> float:
-        """Return the most seconds to wait after so many tries that failed."""
+        """Return the limit in seconds of the pause after a number of failed tries."""
         return min(self.longest_pause_s, self.first_pause_s * 2.0 ** min(tries - 1, MAX_DOUBLINGS))

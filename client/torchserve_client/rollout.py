@@ -1,19 +1,19 @@
-"""A model's next version takes over on every node while clients keep sending: no request is refused or lost.
+"""Replace a model's version on every node under traffic, without refusing or losing a request.
 
-    run         registered and READY on all nodes -> default on all -> the old one retired
-    try_canary  registered and READY on all nodes -> the gateway sends it a share
-    promote     default on all nodes -> the gateway's share ends -> the old one retired
-    abort       the gateway's share ends -> the new one retired
-    unregister  every version retired
+    run         register, wait until READY on all nodes -> make it the default -> retire the old version
+    try_canary  register, wait until READY on all nodes -> the gateway routes it a share
+    promote     make it the default -> end the gateway's share -> retire the old version
+    abort       end the gateway's share -> retire the new version
+    unregister  retire every version
 
-    retired     off the gateway's routes, nothing in flight there -> drained and unregistered on each node
+    retire      stop routing at the gateway, wait for its requests in flight -> drain and unregister on each node
 
-Until a version is READY everywhere nothing else is changed; where one node cannot load it, all are as they were.
+Nothing else changes until a version is READY on all nodes; if one node cannot load it, the others unregister it.
 
-Unregistering kills workers where they stand, and requests that came to a node's own port are in no gateway's count,
-hence the drain. TorchServe resolves a request's version when the request arrives, so that nothing new reaches the old
-version but what names it. A drain waits a moment for requests whose version was resolved just before, then until the
-version's queue is empty, then until its worker has answered everything.
+Unregistering kills workers, and the gateway does not count requests to a node's own port, hence the drain. TorchServe
+resolves the version of a request on arrival, so only requests that name the old version still reach it. A drain waits a
+moment for requests that were just resolved, then until the version's queue is empty, then until its worker has
+responded to all requests.
 """
 
 import time
@@ -31,207 +31,159 @@ from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Seconds for what a version has to be answered: five times TorchServe's default of responseTimeout, 120 s.
+# Most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s.
 DRAIN_S = 600.0
-# Seconds in which the gateway sees what has changed on the nodes; it looks every two.
-SEEN_S = 20.0
+# Seconds in which the gateway notices a change on the nodes, which it polls every two.
+NOTICE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How the new version is to be registered; None means what a new archive has, or else what the old version has.
-
-    Attributes:
-        batch_size: most requests of a batch.
-        max_batch_delay_ms: most ms that a batch waits to be filled.
-        archive: file name in the model store; None makes a copy of the running archive under another version.
-    """
+class Registration:
+    """The registration of a new version; None means the new archive's value, or else the old version's."""
 
     batch_size: int | None = None
     max_batch_delay_ms: int | None = None
-    archive: str | None = None
+    archive: str | None = None  # file name in the model store; None copies the running archive as another version
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Replaces versions of models on nodes that have one model store.
+    """Replaces versions of models on nodes that share one model store.
 
-    Attributes:
-        nodes: the servers.
-        model_store: folder of the archives, as this process sees it.
-        gateway: the gateway in front of the nodes; None where there is none, and a canary cannot be.
-        logs: folder of the logs of a node that `nodes` has none of.
-        say: called with one line for each step.
-        sleep: waits for a number of seconds.
+    A method raises RolloutFailed with the version that serves, NodesFailed with the nodes that failed, or another
+    ManagementError or InvalidPayload before any change.
     """
 
     nodes: Nodes
-    model_store: Path = Path("model_store")
-    gateway: Gateway | None = None
-    logs: Path = Path("logs")
-    say: Callable[[str], None] = lambda _: None
-    sleep: Callable[[float], None] = time.sleep
+    model_store: Path = Path("model_store")  # folder of the archives, in this process
+    gateway: Gateway | None = None  # in front of the nodes; a canary needs one
+    logs: Path = Path("logs")  # folder of the logs of a node without one in `nodes`
+    report: Callable[[str], None] = lambda _: None  # receives one line for each step
+    sleep: Callable[[float], None] = time.sleep  # seconds
 
-    def run(self, model: str, wanted: Wanted) -> str:
-        """Replace the default version of a model; return the version that serves now.
-
-        Args:
-            model: the model's name.
-            wanted: how the new version is to be registered.
-
-        Raises:
-            RolloutFailed: the new version did not come up, or the old one did not drain; it says which of them serves.
-            NodesFailed: it says which nodes did not take part.
-            ManagementError, InvalidPayload: nothing was changed.
-        """
+    def run(self, model: str, new: Registration) -> str:
+        """Replace the default version of a model; return the new version."""
         if self.gateway is not None and self.gateway.canary(model) is not None:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
         olds = self.nodes.each(lambda management: management.describe(model))
-        version, _ = self._register(model, wanted, olds)
+        version, _ = self._register(model, new, olds)
         self._set_default(model, version)
         self._retire(model, {name: str(old["modelVersion"]) for name, old in olds.items()})
         return version
 
-    def try_canary(self, model: str, wanted: Wanted, percent: float, header: tuple[str, str] | None) -> str:
-        """Register a version beside the one that serves, and send it a share; or change the share of the one there is.
+    def try_canary(self, model: str, new: Registration, percent: float, header: tuple[str, str] | None) -> str:
+        """Register a version beside the default one and route it a share; return the version.
 
-        Args:
-            model: the model's name.
-            wanted: how it is to be registered; `Wanted()` to change the share alone.
-            percent: its share of the requests that name no version, 0 to 100.
-            header: name and value; requests that carry it go there, whatever the share.
-
-        Returns:
-            The version that gets the share.
-
-        Raises:
-            RolloutFailed, NodesFailed, ManagementError: nothing has changed.
+        An empty registration only changes the share of a present canary. `percent` is the share of the requests without
+        a version; all requests with `header`, a name and a value, go to the canary.
         """
-        gateway = self._edge()
+        gateway = self._require_gateway()
         canary = gateway.canary(model)
         if canary is not None:
             version = str(canary["version"])
-            if wanted != Wanted():
+            if new != Registration():
                 raise RolloutFailed(f"{model} has a canary, version {version}: --promote or --abort it first")
-            kept = canary["header"]
-            gateway.set_canary(model, version, percent, header or ((kept[0], kept[1]) if kept else None))
-            self.say(f"{model}: version {version} gets {percent:g} %")
+            present = canary["header"]
+            gateway.set_canary(model, version, percent, header or ((present[0], present[1]) if present else None))
+            self.report(f"{model}: version {version} gets {percent:g} %")
             return version
-        if wanted == Wanted():
-            raise RolloutFailed(f"{model} has no canary: pass --url, --batch-size or --max-batch-delay to try one")
+        if new == Registration():
+            raise RolloutFailed(f"{model} has no canary: pass --archive, --batch-size or --max-batch-delay to try one")
         olds = self.nodes.each(lambda management: management.describe(model))
-        version, take_back = self._register(model, wanted, olds)
+        version, undo = self._register(model, new, olds)
         try:
-            self._once_seen(partial(gateway.set_canary, model, version, percent, header), 404)
+            self._retry_until_noticed(partial(gateway.set_canary, model, version, percent, header), 404)
         except BaseException:
-            take_back()
+            undo()
             raise
-        self.say(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
+        self.report(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
         return version
 
     def promote(self, model: str) -> str:
-        """Give a canary everything, and retire what served; return the version that serves now.
-
-        Raises:
-            RolloutFailed: there is no canary, or a node does not have it.
-            NodesFailed: it says which nodes did not take part.
-        """
-        version = self._canary(model)
+        """Make a canary the default and retire the old version; return the canary's version."""
+        version = self._read_canary(model)
         olds = self.nodes.each(lambda management: str(management.describe(model)["modelVersion"]))
         taken = self.nodes.each(lambda management: management.versions(model))
         if lacking := [name for name, versions in taken.items() if version not in versions]:
             raise RolloutFailed(f"{model}: {', '.join(lacking)} has no version {version}; nothing has changed")
         self._set_default(model, version)
-        self._edge().end_canary(model)
+        self._require_gateway().end_canary(model)
         self.sleep(MOMENT_S)
         self._retire(model, {name: old for name, old in olds.items() if old != version})
         return version
 
     def abort(self, model: str) -> str:
-        """Send a canary nothing more, and retire it; return the version that was tried.
-
-        Raises:
-            RolloutFailed: there is no canary.
-            NodesFailed: it says where it could not be retired.
-        """
-        version = self._canary(model)
-        self._edge().end_canary(model)
-        self.say(f"{model}: version {version} gets nothing more")
+        """Stop routing to a canary and retire it; return its version."""
+        version = self._read_canary(model)
+        self._require_gateway().end_canary(model)
+        self.report(f"{model}: version {version} gets no new requests")
         self.sleep(MOMENT_S)
         self._retire(model, dict.fromkeys(self.nodes.by_name, version))
         return version
 
     def unregister(self, model: str) -> None:
-        """Remove every version of a model from every node; only the gateway's requests are waited for.
-
-        Raises:
-            NodesFailed: some nodes failed; the others have done it.
-        """
+        """Remove every version of a model from every node, after the gateway's requests in flight."""
 
         def unregister(name: str, management: Management) -> None:
             default = management.describe(model)["modelVersion"]
-            # TorchServe wants the default to go last.
+            # TorchServe only removes the default version last.
             for version in sorted(management.versions(model), key=lambda version: version == default):
                 management.unregister(model, version)
-            self._say(name, f"{model}: unregistered")
+            self._report_node(name, f"{model}: unregistered")
 
-        with self._withdrawn(model, None):
+        with self._withdraw(model, None):
             self.nodes.each_named(unregister)
 
     def _register(
-        self, model: str, wanted: Wanted, olds: Mapping[str, dict[str, Any]]
+        self, model: str, new: Registration, olds: Mapping[str, dict[str, Any]]
     ) -> tuple[str, Callable[[], None]]:
-        """Register the new version on every node beside the old one, and wait until it is READY; or take it back.
+        """Register the new version on every node beside the old one and wait until it is READY; undo it on a failure.
 
-        Args:
-            model: the model's name.
-            wanted: how it is to be registered.
-            olds: a node's name -> the description of the version that serves there.
-
-        Returns:
-            The version, and a function that takes it back.
+        `olds` maps a node's name to the description of its default version. Returns the version, and a function that
+        unregisters it again.
         """
         taken = self.nodes.each(lambda management: management.versions(model))
         old = next(iter(olds.values()))
-        version, archive = self._prepare(model, old, wanted, [each for versions in taken.values() for each in versions])
+        version, archive = self._prepare(model, old, new, [each for versions in taken.values() for each in versions])
         registered: list[str] = []
-        take_back = partial(self._take_back, model, version, registered, None if wanted.archive else archive)
+        undo = partial(self._undo, model, version, registered, None if new.archive else archive)
         try:
             for name, old in olds.items():
                 management = self.nodes.by_name[name]
                 log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
-                # An adaptive model has one worker, whatever the old one was scaled to.
+                # An adaptive model has one worker, even if the old version has several.
                 description = archives.describe(archive)
                 workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
-                new = description.batch_parameters if wanted.archive else {}
-                batch_size = wanted.batch_size or new.get("batchSize") or int(old["batchSize"])
-                delay_ms = wanted.max_batch_delay_ms or new.get("maxBatchDelay") or int(old["maxBatchDelay"])
+                config = description.batch_parameters if new.archive else {}
+                batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
+                delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
                 batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
                 management.register(archive.name, initial_workers=workers, model_name=model, **batch)
                 registered.append(name)
                 sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
                 words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
-                self._say(name, f"{model}: version {version} is registered, {words}")
+                self._report_node(name, f"{model}: version {version} is registered, {words}")
                 wait_loaded(management, model, log, version)
-                self._say(name, f"{model}: version {version} is ready")
+                self._report_node(name, f"{model}: version {version} is ready")
         except BaseException as error:
-            take_back()
+            undo()
             if isinstance(error, ClientError) and len(olds) > 1:
-                raise RolloutFailed(f"{name}: {error.message}; all nodes are as they were") from error
+                raise RolloutFailed(f"{name}: {error.message}; no node has changed") from error
             if isinstance(error, LoadFailed):
-                raise RolloutFailed(f"{error.message}; version {old['modelVersion']} serves on") from error
+                words = f"version {old['modelVersion']} continues to serve"
+                raise RolloutFailed(f"{error.message}; {words}") from error
             raise
-        return version, take_back
+        return version, undo
 
-    def _prepare(self, model: str, old: Mapping[str, Any], wanted: Wanted, taken: Sequence[str]) -> tuple[str, Path]:
-        """Find or make the archive to register, in the model store, under a version that is free."""
-        path = self.model_store / (wanted.archive or str(old["modelUrl"]))
+    def _prepare(self, model: str, old: Mapping[str, Any], new: Registration, taken: Sequence[str]) -> tuple[str, Path]:
+        """Find or make the archive to register, in the model store, with a free version."""
+        path = self.model_store / (new.archive or str(old["modelUrl"]))
         description = archives.describe(path)
-        if wanted.archive is None:
+        if new.archive is None:
             version = archives.next_version(str(old["modelVersion"]), taken)
-            return version, archives.reversioned(path, version)
+            return version, archives.copy_as_version(path, version)
         if description.name != model:
-            raise RolloutFailed(f"{path.name} holds {description.name}, not {model}")
+            raise RolloutFailed(f"{path.name} contains the model {description.name}, not {model}")
         if (version := description.version) in taken:
             raise RolloutFailed(
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
@@ -239,26 +191,21 @@ class Rollout:
             )
         return version, path
 
-    def _take_back(self, model: str, version: str, names: Sequence[str], copy: Path | None) -> None:
+    def _undo(self, model: str, version: str, names: Sequence[str], copy: Path | None) -> None:
         for name in names:
             try:
                 self.nodes.by_name[name].unregister(model, version)
             except ManagementError as error:
-                self._say(name, f"{model}: version {version} could not be unregistered: {error.message}")
+                self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
         if copy is not None:
             archives.remove(copy)
 
     def _set_default(self, model: str, version: str) -> None:
         self.nodes.each(lambda management: management.set_default(model, version))
-        self.say(f"{model}: version {version} is the default")
+        self.report(f"{model}: version {version} is the default")
 
     def _retire(self, model: str, versions: Mapping[str, str]) -> None:
-        """Unregister versions that are no default, once they have answered everything.
-
-        Args:
-            model: the model's name.
-            versions: a node's name -> the version that it is to lose.
-        """
+        """Drain and unregister a version on each node that `versions` names; it must not be the default one."""
         served: set[Path] = set()
 
         def retire(version: str, name: str, management: Management) -> None:
@@ -266,49 +213,50 @@ class Rollout:
                 old = management.describe(model, version)
                 self._drain(name, model, old)
                 management.unregister(model, version)
-                self._say(name, f"{model}: version {version} is unregistered")
+                self._report_node(name, f"{model}: version {version} is unregistered")
                 served.add(self.model_store / str(old["modelUrl"]))
 
         for version in sorted(set(versions.values())):
-            with self._withdrawn(model, version):
+            with self._withdraw(model, version):
                 self.nodes.each_named(partial(retire, version))
         for archive in served:
-            # No node needs a copy that an earlier rollout made; workers have unpacked theirs elsewhere.
+            # No node needs the copy of an earlier rollout any more; workers have unpacked theirs elsewhere.
             if "@" in archive.name:
                 archives.remove(archive)
 
     def _drain(self, name: str, model: str, old: Mapping[str, Any]) -> None:
-        """Wait until a version has answered everything it was asked."""
+        """Wait until a version has responded to all of its requests."""
         management, version = self.nodes.by_name[name], str(old["modelVersion"])
         self.sleep(MOMENT_S)
 
         def is_empty() -> bool:
             return bool(management.describe(model, version)["jobQueueStatus"]["pendingRequests"] == 0)
 
-        if not self._until(is_empty, DRAIN_S):
+        if not self._wait(is_empty, DRAIN_S):
             raise RolloutFailed(
                 f"{model}: requests still wait for version {version} after {DRAIN_S:g} s; it stays registered, the new "
                 "version is the default"
             )
         timeout_s = float(old["responseTimeout"])
-        if len(old["workers"]) == 1 and self._answered(name, model, old, timeout_s):
-            self._say(name, f"{model}: version {version} has answered everything")
+        if len(old["workers"]) == 1 and self._wait_idle(name, model, old, timeout_s):
+            self._report_node(name, f"{model}: version {version} has answered everything")
         else:
-            # TorchServe answers or replaces a worker within this time.
-            self._say(name, f"{model}: version {version} has an empty queue; its last batches have {timeout_s:g} s")
+            # TorchServe gets a response from a worker, or replaces it, within this time.
+            words = f"has an empty queue; waiting {timeout_s:g} s for its last batches"
+            self._report_node(name, f"{model}: version {version} {words}")
             self.sleep(timeout_s)
 
-    def _answered(self, name: str, model: str, old: Mapping[str, Any], timeout_s: float) -> bool:
-        """Wait until the one worker of a version has answered everything; return False where that cannot be learnt.
+    def _wait_idle(self, name: str, model: str, old: Mapping[str, Any], timeout_s: float) -> bool:
+        """Wait until the only worker of a version has no requests; return False if that cannot be determined.
 
-        A classic worker takes a request from the queue when it has answered its batch. An adaptive one takes it at
-        once, and answers with the number of requests that it has beside.
+        A classic worker receives a request after its last batch, so the response proves that it is idle. An adaptive
+        worker receives it at once and responds with the number of its other requests.
         """
         if (inference := self.nodes.inference.get(name)) is None:
             return False
         ends_s, idle = time.monotonic() + timeout_s, 0
         try:
-            # Twice: what is answered together with the first is then on its way.
+            # Twice: responses of the worker's last exchange may still be on their way at the first.
             while idle < 2 and (left_s := ends_s - time.monotonic()) > 0:
                 count = inference.in_flight(model, str(old["modelVersion"]), timeout_s=left_s)
                 if count is None:
@@ -320,11 +268,11 @@ class Rollout:
         return idle == 2
 
     @contextmanager
-    def _withdrawn(self, model: str, version: str | None) -> Iterator[None]:
-        """Keep a version off the gateway's routes, with nothing in flight, while the block unregisters it.
+    def _withdraw(self, model: str, version: str | None) -> Iterator[None]:
+        """Stop routing to a version, or to all (None), and wait for its requests in flight; resume if the block fails.
 
-        TorchServe leaves requests of a batch that is being filled unanswered when their model is unregistered. Where
-        the block fails, the version is put back. Without a gateway nothing is done. None means all versions.
+        The block unregisters the version, which would leave requests of an unfilled batch without a response. Without
+        a gateway this does nothing.
         """
         if (gateway := self.gateway) is None:
             yield
@@ -332,44 +280,44 @@ class Rollout:
         named = model if version is None else f"{model}: version {version}"
         try:
             try:
-                # 400: the gateway has not seen yet that another version is the default.
-                self._once_seen(partial(gateway.withdraw, model, version), 400)
-                self.say(f"{named}: the gateway sends no new requests")
+                # 400: the gateway has not noticed yet that another version is the default.
+                self._retry_until_noticed(partial(gateway.withdraw, model, version), 400)
+                self.report(f"{named}: the gateway sends no new requests")
                 self.sleep(MOMENT_S)
-                # The gateway may not know the number for a while: that is not none.
-                if not self._until(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
-                    self.say(f"{named}: requests still in flight after {DRAIN_S:g} s")
+                # None, a number that the gateway does not know yet, is not 0.
+                if not self._wait(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
+                    self.report(f"{named}: requests still in flight after {DRAIN_S:g} s")
             except ManagementError as error:
-                # 404: the gateway does not have it.
+                # 404: the gateway does not have the version.
                 if error.status != 404:
                     raise
             yield
         except BaseException:
-            # It may have been withdrawn even if the answer was lost.
+            # The gateway may have withdrawn it even if its response was lost.
             try:
                 gateway.withdraw(model, version, is_withdrawn=False)
-                self.say(f"{named}: the gateway sends requests again")
+                self.report(f"{named}: the gateway sends requests again")
             except ManagementError as error:
                 if error.status != 404:
-                    self.say(f"{named}: could not be put back on the gateway's routes: {error.message}")
+                    self.report(f"{named}: the gateway could not resume routing: {error.message}")
             raise
-        # The gateway forgets what is gone when it next looks; now a model that is registered anew is served at once.
+        # Without this, the gateway would forget the version with its next poll, and serve a new registration later.
         with suppress(ManagementError):
             gateway.withdraw(model, version, is_withdrawn=False)
 
-    def _once_seen(self, call: Callable[[], None], not_seen: int) -> None:
-        """Repeat a call while the gateway answers `not_seen`: it has not seen a change on the nodes yet."""
-        ends_s = time.monotonic() + SEEN_S
+    def _retry_until_noticed(self, call: Callable[[], None], status: int) -> None:
+        """Retry a call while the gateway responds with this status, until it has noticed a change on the nodes."""
+        ends_s = time.monotonic() + NOTICE_S
         while True:
             try:
                 return call()
             except ManagementError as error:
-                if error.status != not_seen or time.monotonic() > ends_s:
+                if error.status != status or time.monotonic() > ends_s:
                     raise
             self.sleep(POLL_S)
 
-    def _until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Look until it is done, for at most so many seconds; return whether it is."""
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Poll until `is_done`, at most this many seconds; return its last result."""
         ends_s = time.monotonic() + timeout_s
         while not is_done():
             if time.monotonic() > ends_s:
@@ -377,19 +325,19 @@ class Rollout:
             self.sleep(POLL_S)
         return True
 
-    def _canary(self, model: str) -> str:
-        if (canary := self._edge().canary(model)) is None:
+    def _read_canary(self, model: str) -> str:
+        if (canary := self._require_gateway().canary(model)) is None:
             raise RolloutFailed(f"{model} has no canary")
         return str(canary["version"])
 
-    def _edge(self) -> Gateway:
+    def _require_gateway(self) -> Gateway:
         if self.gateway is None:
             raise RolloutFailed("a canary needs the gateway: --gateway URL")
         return self.gateway
 
-    def _say(self, name: str, line: str) -> None:
-        """Say a line of a node, with its name where there are several."""
-        self.say(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
+    def _report_node(self, name: str, line: str) -> None:
+        """Report a line about a node, with its name if there are several."""
+        self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
 
 
 def _change(old: Any, new: int) -> str:

@@ -1,10 +1,10 @@
 """HTTP/1.1 requests over urllib3's connection pools, each with one deadline for the whole exchange.
 
-    Outgoing -> Transport.send -> Incoming, or NoConnection, TLSFailed, DeadlineExceeded, Closed
+    Request -> Transport.send -> Response, or NoConnection, TLSFailed, DeadlineExceeded, Closed
 
-urllib3's timeouts bound each wait for bytes, so a server that sends a byte now and then would hold its client for ever.
-Here a timer shuts the connection's socket down when the time of a request is up, whether the request is in the TLS
-handshake, the upload or the answer. `close` does the same to all requests in flight, which Ctrl-C needs.
+urllib3's timeouts bound each wait for bytes, so a server that sends one byte at a time could delay its client forever.
+Here a timer shuts down the connection's socket at the deadline of a request, whether the request is in the TLS
+handshake, the upload or the response. `close` does this to all requests in flight, which Ctrl-C needs.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from torchserve_client.errors import Closed, DeadlineExceeded, InvalidPayload, NoConnection, TLSFailed
 
-# Seconds for each address of a host to accept a connection: TCP sends its first packet again after one and three.
+# Seconds for each address of a host to accept a connection: TCP repeats its first packet after one and three.
 CONNECT_S = 5.0
-# Environment variables that name the certificates to trust where `verify` does not: those of requests and of curl.
+# Environment variables of requests and of curl that name the certificates to trust, unless `verify` does.
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 Name = str | os.PathLike[str]
-# Whether certificates are checked, or the file or folder of those that are trusted.
+# Whether to check certificates, or the file or folder of the trusted ones.
 Verify = bool | Name
 # One file with certificate and key, or one of each.
 Cert = Name | tuple[Name, Name]
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class Request:
     """An HTTP request; the url is the whole address with its query."""
 
     method: str
@@ -50,8 +50,8 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """An HTTP answer; names of headers are case-insensitive, and the reason, the status in words, may be empty."""
+class Response:
+    """An HTTP response; names of headers are case-insensitive, and the reason phrase may be empty."""
 
     status: int
     body: bytes
@@ -68,57 +68,60 @@ def address(url: str) -> str:
     """Return the address of a server without a slash at its end.
 
     Raises:
-        InvalidPayload: it is not the address of one server; it is not quoted, since it may hold a password.
+        InvalidPayload: not the address of one server; the message omits it, since it may contain a password.
     """
     with contextlib.suppress(ValueError):
         parts = isinstance(url, str) and urlsplit(url)
         is_http = parts and parts.scheme in ("http", "https")
-        # A port that is none raises ValueError.
+        # An invalid port raises ValueError.
         if is_http and parts.hostname and parts.port != 0 and "," not in parts.netloc:
             return url.rstrip("/")
     raise InvalidPayload(
-        "a server's address is http://HOST:PORT or https://HOST:PORT; several servers have the gateway in front of them"
+        "not the address of a server: write http://HOST:PORT or https://HOST:PORT; for several servers, the gateway's"
     )
 
 
 class Transport:
-    """Sends requests, from several threads at once; it uses no proxy and no .netrc of the environment."""
+    """Sends requests from several threads at once; it ignores the environment's proxies and .netrc."""
 
     def __init__(self, connections: int = 64, *, verify: Verify = True, cert: Cert | None = None) -> None:
-        """Open no connection yet.
+        """Prepare connection pools; the first request opens a connection.
 
         Args:
-            connections: connections to a server that are kept; more threads open others for one request.
-            verify: whether the certificate of an https server is checked, or the file or folder of the CA bundle to
+            connections: most idle connections to keep per server; more threads open one for a single request.
+            verify: whether to check the certificate of an https server, or the file or folder of the CA bundle to
                 check it against. True uses the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or certifi's.
-            cert: the client's certificate: a file with certificate and key, or (certificate, key).
+            cert: the client certificate: a file with certificate and private key, or (certificate, key).
         """
         self._pools = PoolManager(maxsize=connections)
         self._pools.pool_classes_by_scheme = {
             "http": _Pool,
-            # A context takes 20 ms: it is made when a server first needs it.
+            # A context takes 20 ms, so it is made when a server first needs it.
             "https": partial(_tls_pool, verify, cert),  # type: ignore[dict-item]
         }
         self._exchanges: set[_Exchange] = set()
         self._is_closed = False
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
-        """Send a request once and wait for its answer; resolving a host's name is bounded by the system alone.
+    def send(self, request: Request, timeout_s: float) -> Response:
+        """Send a request once and wait for its response; only the system bounds the lookup of a host's name.
 
         Args:
             request: the request.
-            timeout_s: most seconds from now to the last byte of the answer.
+            timeout_s: most seconds from now to the last byte of the response.
+
+        Returns:
+            The response, whatever its status.
 
         Raises:
-            NoConnection: the connection was refused, or lost before the answer.
+            NoConnection: the connection was refused, or lost before the response.
             TLSFailed: a certificate is not trusted, or client and server have no version of TLS in common.
-            DeadlineExceeded: the answer was not complete within `timeout_s`.
+            DeadlineExceeded: the response was not complete within `timeout_s`.
             Closed: `close` was called.
         """
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
         try:
-            with self._errors(request, exchange, timeout_s):
+            with self._translate_errors(request, exchange, timeout_s):
                 _exchanges.current = exchange
                 response = self._pools.urlopen(
                     request.method,
@@ -129,13 +132,13 @@ class Transport:
                     retries=False,
                     timeout=Timeout(connect=min(CONNECT_S, timeout_s), read=None),
                 )
-                return Incoming(response.status, response.data, response.headers, response.reason or "")
+                return Response(response.status, response.data, response.headers, response.reason or "")
         finally:
             self._exchanges.discard(exchange)
             exchange.end()
 
     @contextlib.contextmanager
-    def _errors(self, request: Outgoing, exchange: "_Exchange", timeout_s: float) -> Iterator[None]:
+    def _translate_errors(self, request: Request, exchange: "_Exchange", timeout_s: float) -> Iterator[None]:
         """Raise the client's errors in place of urllib3's and the system's."""
         url = urlsplit(request.url)
         origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
@@ -147,24 +150,24 @@ class Transport:
                 # A body without a length looks complete when its connection ends.
                 raise TimeoutError
         except ValueError as error:
-            # An address or a header that cannot be sent; the error may quote a key.
-            raise InvalidPayload(f"{origin}: no address or no header of HTTP ({type(error).__name__})") from None
+            # An address or a header that cannot be sent; the error may quote an API key.
+            raise InvalidPayload(f"{origin}: not a valid HTTP address or header ({type(error).__name__})") from None
         except (HTTPError, OSError) as error:
             if self._is_closed:
-                raise Closed("the client was closed before the answer was complete") from error
+                raise Closed("the client was closed before the response was complete") from error
             causes = list(_causes(error))
             if any(isinstance(cause, NewConnectionError | ConnectTimeoutError) for cause in causes):
                 raise NoConnection(f"{origin}: nothing answers", was_sent=False) from error
             if exchange.is_cut:
-                raise DeadlineExceeded(f"{origin}: no answer within {timeout_s:.3g} s") from error
+                raise DeadlineExceeded(f"{origin}: no response within {timeout_s:.3g} s") from error
             for cause in causes:
-                # A server that goes away ends TLS in these two ways; trying again may help then.
+                # A server that exits ends TLS in these two ways, after which a retry may help.
                 if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
                     raise TLSFailed(f"{origin}: TLS: {_tls_reason(cause)}") from error
-            raise NoConnection(f"{origin}: the connection was lost before the answer came", was_sent=True) from error
+            raise NoConnection(f"{origin}: the connection was lost before the response", was_sent=True) from error
 
     def close(self) -> None:
-        """End all requests in flight, and send no more."""
+        """End all requests in flight and reject further ones with Closed."""
         self._is_closed = True
         for exchange in list(self._exchanges):
             exchange.cut()
@@ -172,11 +175,11 @@ class Transport:
 
 
 class _Exchange:
-    """One request and its answer, whose connection can be shut down from another thread."""
+    """One request and its response, whose connection another thread can shut down."""
 
     def __init__(self, timeout_s: float) -> None:
         self.is_cut = False
-        # A duplicate, since TLS takes the socket itself apart under the thread that reads from it.
+        # A duplicate, since shutting down a TLS socket breaks the thread that reads from it.
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), self.cut)
@@ -191,7 +194,7 @@ class _Exchange:
             self.cut()
 
     def cut(self) -> None:
-        """Shut the connection down; the thread that waits for it gets an error at once."""
+        """Shut the connection down, which raises an error in the thread that waits for it."""
         with self._lock:
             self.is_cut = True
             if self._socket is not None:
@@ -199,7 +202,7 @@ class _Exchange:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Leave the connection alone from now on."""
+        """Release the connection without shutting it down."""
         self._timer.cancel()
         self._release()
 
@@ -215,7 +218,7 @@ _exchanges = threading.local()
 
 
 class _Connection(HTTPConnection):
-    """A connection without timeouts of its own once it is connected."""
+    """A connection without a timeout after it is established."""
 
     def _new_conn(self) -> socket.socket:
         connected = super()._new_conn()
@@ -224,7 +227,7 @@ class _Connection(HTTPConnection):
         return connected
 
     def request(self, *arguments: Any, **options: Any) -> None:
-        """Send a request, on a connection that is new or was kept."""
+        """Send a request on a new or a kept connection."""
         if self.sock is not None:
             _exchanges.current.use(self.sock)
         super().request(*arguments, **options)
@@ -232,7 +235,7 @@ class _Connection(HTTPConnection):
 
 class _TLSConnection(_Connection, HTTPSConnection):
     def send(self, data: Any) -> None:
-        """Send bytes; a server that refuses the client's certificate has closed the connection by then."""
+        """Send bytes; a server that rejects the client's certificate may have closed the connection."""
         try:
             super().send(data)
         except ssl.SSLEOFError as error:
@@ -253,7 +256,7 @@ def _tls_pool(verify: Verify, cert: Cert | None, *where: Any, **options: Any) ->
 
 
 def _tls_context(verify: Verify, cert: Cert | None) -> ssl.SSLContext:
-    """Make a TLS context; raise TLSFailed for a file that cannot be used."""
+    """Make a TLS context; raise TLSFailed for an unusable file."""
     made = create_urllib3_context()
     if verify is False:
         made.check_hostname = False
@@ -276,7 +279,7 @@ def _tls_context(verify: Verify, cert: Cert | None) -> ssl.SSLContext:
 
 
 def _tls_reason(error: OSError) -> str:
-    """Return the words of an error of the system or of OpenSSL, without its place in a source file."""
+    """Return the message of an error of the system or of OpenSSL, without its place in a source file."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -285,20 +288,20 @@ def _tls_reason(error: OSError) -> str:
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """Return the header that holds a key; no header without a key.
+    """Return the header of a token, or no header without one.
 
     Raises:
-        ValueError: the key has characters that a header may not have; the message does not quote it.
+        ValueError: the token contains characters that a header may not contain; the message omits it.
     """
     if token is None:
         return {}
     if not (token.isascii() and token.isprintable()):
-        raise ValueError("token: characters that a header may not have, a line break perhaps")
+        raise ValueError("token: contains characters that are invalid in a header, such as a line break")
     return {"Authorization": f"Bearer {token}"}
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those it wraps: urllib3 passes the system's as arguments of its own."""
+    """Yield an error and the errors it wraps: urllib3 passes the system's as arguments of its own."""
     yield error
     for cause in (*error.args, getattr(error, "reason", None)):
         if isinstance(cause, BaseException):

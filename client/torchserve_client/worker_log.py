@@ -1,6 +1,6 @@
-"""Why a worker does not come up: the management API says only that it is not READY, TorchServe's log says why.
+"""The reason why a worker does not start: TorchServe's log contains it, the management API does not.
 
-model_log.log -> lines of one model from now on -> the reason, once a worker has said one
+model_log.log -> new lines of one model -> the reason, when a worker has logged one
 """
 
 import re
@@ -9,42 +9,38 @@ from pathlib import Path
 from torchserve_client.errors import LoadFailed, NotReady
 from torchserve_client.management import Management
 
-# The beginning of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
+# Prefix of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
-
-# TorchServe prints so when it finds a worker gone.
+# TorchServe's message about a worker that has ended.
 DIED = "Backend worker process died"
-
-
 LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$")
 
 
 class WorkerLog:
-    """Reads what the workers of one model print from now on."""
+    """The new lines of one model's workers."""
 
     def __init__(self, path: Path, model: str, version: str | None = None) -> None:
-        """Remember where the log ends."""
+        """Remember the end of the log."""
         self.path = path
         self._model = model
         self._version = version
         self._offset = path.stat().st_size if path.exists() else 0
 
     def reason(self) -> str | None:
-        """Return why a worker could not load, once one has said so; None until then."""
+        """Return why a worker could not load; None until one has logged it."""
         if not self.path.exists():
             return None
         with self.path.open(encoding="utf-8", errors="replace") as log:
             log.seek(self._offset)
             matches = [match for line in log if (match := LINE.match(line.rstrip("\n")))]
         ours = [match for match in matches if match["model"] == self._model]
-        return load_error([match["message"] for match in ours if self._version in (None, match["version"])])
+        return find_reason([match["message"] for match in ours if self._version in (None, match["version"])])
 
 
-def load_error(messages: list[str]) -> str | None:
-    """Find the reason in what a worker printed: our handlers' one line, or the first exception of its last traceback.
+def find_reason(messages: list[str]) -> str | None:
+    """Find the reason in a worker's log: our handlers' one line, or the first exception of a traceback.
 
-    The first exception it is, because TorchServe answers a failed import by looking for a handler of its own, and a
-    chain of exceptions is printed with its cause first.
+    The first exception is the cause: after a failed import TorchServe tries a handler of its own, which fails next.
     """
     for message in messages:
         if message.startswith(LOAD_FAILED):
@@ -57,18 +53,14 @@ def load_error(messages: list[str]) -> str | None:
             is_inside = True
         elif is_inside and message and not message.startswith(" "):
             return message
-    return "the worker died without a word"
+    return "the worker died without a message"
 
 
 def wait_loaded(management: Management, model: str, log: WorkerLog, version: str | None = None) -> None:
-    """Wait until the workers are ready, as long as the model's own startupTimeout.
-
-    Raises:
-        LoadFailed: a worker failed, or none was ready in time; it has the worker's words, or says where they are.
-    """
+    """Wait until the workers are ready, at most the model's startupTimeout; raise LoadFailed with the reason."""
     timeout_s = float(management.describe(model, version)["startupTimeout"])
     try:
         management.wait_ready(model, timeout_s, version, failure=log.reason)
     except NotReady as error:
-        place = f"{log.path} may say" if log.path.exists() else "the server's model_log.log says"
-        raise LoadFailed(f"{model}: no ready worker after startupTimeout, {timeout_s:g} s; {place} why") from error
+        path = log.path if log.path.exists() else "the server's model_log.log"
+        raise LoadFailed(f"{model}: no ready worker after startupTimeout, {timeout_s:g} s; see {path}") from error

@@ -168,7 +168,7 @@ class NodeProcess:
     def _ask(self, models: list[tuple[str, str]]) -> None:
         """Ask TorchServe for these models, or whatever is registered."""
         management = self._local.server.management
-        versions = models or management.registered()
+        versions = models or management.all_versions()
         described = []
         for name, version in versions:
             try:

@@ -17,10 +17,10 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from deploy.gateway.names import fault
 from deploy.gateway.state import Replica
 from deploy.run.node import Node
 from torchserve_client.management import OVERLAP, PAGE_MODELS
-from torchserve_client.names import fault
 
 # Seconds to connect, which takes no work of the node at all.
 CONNECT_S = 1.0

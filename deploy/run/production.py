@@ -90,7 +90,7 @@ def prove(node: LocalNode) -> list[tuple[str, str]]:
     logs = {name: WorkerLog(server.logs / "model_log.log", name) for name in named}
     start_node(node)
     management = server.management
-    models = management.registered()
+    models = management.all_versions()
     for name, version in models:
         if version not in named.get(name, ()) and not server.settings.has_model_api:
             raise NotAsConfigured(f"load_models holds {name} {version}, which models= has no entry for")

@@ -8,9 +8,9 @@ import orjson
 from torchserve_client.client import Client
 from torchserve_client.errors import Closed
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.transport import Incoming, Outgoing, Transport
+from torchserve_client.transport import Request, Response, Transport
 
-Step = Incoming | Exception
+Step = Response | Exception
 
 
 class Fake(Transport):
@@ -28,10 +28,10 @@ class Script(Fake):
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
-        self.sent: list[tuple[Outgoing, float]] = []
+        self.sent: list[tuple[Request, float]] = []
         self._lock = threading.Lock()
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+    def send(self, request: Request, timeout_s: float) -> Response:
         with self._lock:
             self.sent.append((request, timeout_s))
             step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
@@ -46,11 +46,11 @@ class Script(Fake):
 class Server(Fake):
     """Answers by what it is asked."""
 
-    def __init__(self, answer: Callable[[Outgoing], Step]) -> None:
+    def __init__(self, answer: Callable[[Request], Step]) -> None:
         self.answer = answer
-        self.sent: list[Outgoing] = []
+        self.sent: list[Request] = []
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+    def send(self, request: Request, timeout_s: float) -> Response:
         self.sent.append(request)
         step = self.answer(request)
         if isinstance(step, Exception):
@@ -81,18 +81,18 @@ def client(transport: Script | Server, time: Time | None = None, retry: RetryPol
     )
 
 
-def ok(value: object) -> Incoming:
-    return Incoming(200, orjson.dumps(value))
+def ok(value: object) -> Response:
+    return Response(200, orjson.dumps(value))
 
 
-def failed(status: int, type_: str = "", message: str = "", **headers: str) -> Incoming:
-    return Incoming(status, orjson.dumps({"code": status, "type": type_, "message": message}), headers)
+def failed(status: int, type_: str = "", message: str = "", **headers: str) -> Response:
+    return Response(status, orjson.dumps({"code": status, "type": type_, "message": message}), headers)
 
 
-def predictions(*values: object) -> Incoming:
+def predictions(*values: object) -> Response:
     return ok({"predictions": list(values)})
 
 
-def sizes(requests: Sequence[Outgoing]) -> list[int]:
+def sizes(requests: Sequence[Request]) -> list[int]:
     """Items of each request that was a list."""
     return [len(orjson.loads(request.body)["instances"]) for request in requests]

@@ -12,7 +12,7 @@ KEYS = Keys("m", {})
 
 
 def key(content: str) -> str:
-    return KEYS.of(content.encode())
+    return KEYS.make(content.encode())
 
 
 def line(name: str, content: str, answer: str = "1") -> str:
@@ -94,6 +94,6 @@ def test_file_that_another_takes_the_place_of_while_it_is_locked_is_opened_anew(
 def test_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "precious.jpg"
     path.write_bytes(content)
-    with pytest.raises(InvalidPayload, match="is no answer of ours"):
+    with pytest.raises(InvalidPayload, match="is not an answer of `predict`"):
         Answers(path)
     assert path.read_bytes() == content

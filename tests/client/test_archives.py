@@ -32,7 +32,7 @@ def unpacked(folder: Path) -> Path:
 def test_copy_differs_in_its_version_alone(tmp_path: Path, compression: int) -> None:
     original = mar(tmp_path, compression)
     before = original.read_bytes()
-    copy = archives.reversioned(original, "1.0-r2")
+    copy = archives.copy_as_version(original, "1.0-r2")
     assert copy == tmp_path / "m@1.0-r2.mar"
     assert archives.describe(copy).version == "1.0-r2"
     assert original.read_bytes() == before
@@ -51,7 +51,7 @@ def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     content = original.read_bytes()
     original.write_bytes(content.replace(WEIGHTS[:300], b"x" * 300, 1))
     with pytest.raises(zipfile.BadZipFile):
-        archives.reversioned(original, "1.0-r2")
+        archives.copy_as_version(original, "1.0-r2")
     assert [path.name for path in tmp_path.iterdir()] == ["m.mar"]
 
 

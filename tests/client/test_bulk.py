@@ -9,9 +9,9 @@ import pytest
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from torchserve_client import FuturesClient, NoConnection, Nodes, Rejected, RetryPolicy, bulk
 from torchserve_client.answers import Answers
-from torchserve_client.bulk import ask, items
-from torchserve_client.inputs import Keys, inputs_of
-from torchserve_client.transport import Outgoing
+from torchserve_client.bulk import read_items, request_items
+from torchserve_client.inputs import Keys, read_inputs
+from torchserve_client.transport import Request
 
 KEYS = Keys("m", {})
 
@@ -27,7 +27,7 @@ def recorded(out: Path) -> dict[str, Any]:
     }
 
 
-def upper(request: Outgoing) -> Step:
+def upper(request: Request) -> Step:
     return predictions(*(text.upper() for text in orjson.loads(request.body)["instances"]))
 
 
@@ -41,7 +41,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path) -> None:
-    def answer(request: Outgoing) -> Step:
+    def answer(request: Request) -> Step:
         texts = orjson.loads(request.body)["instances"]
         if "c" in texts:
             return failed(503, "ServiceUnavailableException", "full")
@@ -73,9 +73,11 @@ def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     (folder / "y.jpg").write_bytes(b"y")
     out = tmp_path / "out.jsonl"
     with Answers(out) as answers, FuturesClient(client(Server(lambda _: ok(1)))) as futures:
-        listed = list(inputs_of(folder))
+        listed = list(read_inputs(folder))
         (folder / "x.jpg").unlink()
-        outcomes = {sent[0].name: found for sent, found in ask(futures, "m", items(listed, KEYS, answers), 0, {})}
+        outcomes = {
+            sent[0].name: found for sent, found in request_items(futures, "m", read_items(listed, KEYS, answers), 0, {})
+        }
     assert outcomes["y.jpg"] == [1]
     assert [error.message for error in outcomes["x.jpg"]] == ["cannot be read: No such file or directory"]
 
@@ -92,7 +94,7 @@ def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
     tmp_path: Path, lines: Path, step: Step, kind: type[Exception]
 ) -> None:
     out = tmp_path / "out.jsonl"
-    out.write_text(f'{{"input":"1","key":"{KEYS.of(b"a")}","answer":"A"}}\n')
+    out.write_text(f'{{"input":"1","key":"{KEYS.make(b"a")}","answer":"A"}}\n')
     with pytest.raises(kind):
         predict(Server(lambda _: step), lines, out)
     assert recorded(out) == {"1": "A"}

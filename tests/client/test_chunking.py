@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.client.script import Script, Server, client, failed, ok, predictions
 from tests.client.script import sizes as request_sizes
 from torchserve_client import ChunkingClient, ChunksFailed, InvalidPayload, ItemFailed
-from torchserve_client.chunking import Inputs, cut, joined, length, part, sizes
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.chunking import Inputs, count_items, cut, estimate_sizes, join, select
+from torchserve_client.transport import Request, Response
 
 
 def as_lists(inputs: Any) -> Any:
@@ -47,10 +47,10 @@ def inputs_of_items(draw: st.DrawFn) -> Inputs:
 def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
     inputs: Inputs, max_items: int, max_bytes: int
 ) -> None:
-    every = sizes(inputs)
+    every = estimate_sizes(inputs)
     chunks = cut(every, max_items, max_bytes)
-    assert [index for items in chunks for index in items] == list(range(length(inputs)))
-    assert as_lists(joined([part(inputs, items) for items in chunks])) == as_lists(inputs)
+    assert [index for items in chunks for index in items] == list(range(count_items(inputs)))
+    assert as_lists(join([select(inputs, items) for items in chunks])) == as_lists(inputs)
     for chunk in chunks:
         assert 0 < len(chunk) <= max_items
         assert len(chunk) == 1 or sum(every[index] for index in chunk) <= max_bytes
@@ -63,7 +63,7 @@ def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
     ("inputs", "words"),
     [
         ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, "first dimensions differ: a has 3, b has 4"),
-        ({"a": np.zeros(3), "b": np.array(1.0)}, "no first dimension to cut along: b"),
+        ({"a": np.zeros(3), "b": np.array(1.0)}, "arrays without a first dimension: b"),
         ({}, "at least one"),
         ({"a": [1, 2]}, "nothing else"),
         ("text", "not str"),
@@ -79,7 +79,7 @@ def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: A
     assert script.sent == []
 
 
-def upper(request: Outgoing) -> Incoming:
+def upper(request: Request) -> Response:
     return predictions(*(text.upper() for text in orjson.loads(request.body)["instances"]))
 
 
@@ -98,11 +98,11 @@ def test_infer_batch_joins_in_order_and_sends_the_options_with_every_chunk() -> 
 
 
 def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
-    def answer(request: Outgoing) -> Incoming:
+    def answer(request: Request) -> Response:
         length = int(request.headers["Inference-Header-Content-Length"])
         tensor = orjson.loads(request.body[:length])["inputs"][0]
         head = orjson.dumps({"outputs": [{**tensor, "name": "y"}]})
-        return Incoming(200, head + request.body[length:], {"Inference-Header-Content-Length": str(len(head))})
+        return Response(200, head + request.body[length:], {"Inference-Header-Content-Length": str(len(head))})
 
     numbers = np.arange(14).reshape(7, 2)
     with ChunkingClient(client(Server(answer)), 3) as chunking:
@@ -111,7 +111,7 @@ def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
 
 
 def test_one_failed_chunk_names_its_items_and_keeps_the_others() -> None:
-    def answer(request: Outgoing) -> Incoming:
+    def answer(request: Request) -> Response:
         return failed(413, "BodyTooLarge", "too large") if b"bad" in request.body else upper(request)
 
     with (
@@ -134,7 +134,7 @@ def test_failed_item_of_a_chunk_is_a_value_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("answer", [predictions("A"), ok("A"), ok({"A": 1})])
-def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Incoming) -> None:
+def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Response) -> None:
     with ChunkingClient(client(Script(answer)), 2) as chunking, pytest.raises(ChunksFailed) as raised:
         chunking.infer_batch("m", ["a", "b"])
     assert list(raised.value.errors) == [range(0, 2)]

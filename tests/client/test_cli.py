@@ -1,12 +1,14 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from torchserve_client.cli import main
+from torchserve_client.cli import main, parser
 
-NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
+NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
+COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
 
 
 @pytest.mark.parametrize(
@@ -14,28 +16,58 @@ NOBODY = ["--server", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"
     [
         ([], "COMMAND"),
         (["fly"], "invalid choice: 'fly'"),
-        (["scale", "m", "two"], "'two' is not a number of 0 or more"),
-        (["register", "m", "--batch-size", "0"], "must be 1 or more"),
-        (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a number of seconds"),
+        (["scale", "m", "two"], "'two' is not a whole number of 0 or more"),
+        (["register", "m", "--batch-size", "0"], "'0' is not a whole number of 1 or more"),
+        (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a duration: write 120, 120s, 500ms or 2m"),
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
-        (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: not UTF-8"),
-        (["--management", "http://a:1", "--nodes", "n.json", "describe"], "give one"),
-        (["rollout", "m", "--canary", "101"], "'101' is not a number from 0 to 100"),
+        (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: the value is not UTF-8"),
+        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "pass one of them"),
+        (["--client-key", "k.pem", "describe"], "--client-key needs --cert"),
+        (["rollout", "m", "--canary", "101"], "'101' is not a number of 0 or more and at most 100"),
         (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
         (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
         (["rollout", "m", "--promote", "--abort"], "not allowed with"),
+        # Former options.
+        (["--server", "http://a:1", "describe"], "--server was renamed: use --url"),
+        (["--management=http://a:1", "describe"], "--management was renamed: use --management-url"),
+        (["--nodes", "n.json", "describe"], "--nodes was renamed: use --nodes-file"),
+        (["--keys", "k.json", "describe"], "--keys was renamed: use --token-file"),
+        (["--cert", "c.pem", "--key", "k.pem", "describe"], "--key was renamed: use --client-key"),
+        (["register", "m", "--url", "m.mar"], "--url was renamed: use --archive FILE"),
+        (["rollout", "m", "--url", "m.mar"], "--url was renamed: use --archive FILE"),
     ],
 )
-def test_wrong_usage_exits_2_and_names_what_is_wrong(
+def test_wrong_usage_exits_2_with_one_line_that_names_the_error(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.err.splitlines()[-1].startswith("torchserve-client")
-    assert any(word in captured.err for word in words.split("|"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("torchserve-client: ") and re.search(r"; see torchserve-client.* --help$", line)
+    assert words in line
+
+
+@pytest.mark.parametrize(("text", "timeout_s"), [("120", 120), ("1.5s", 1.5), ("500ms", 0.5), ("2m", 120)])
+def test_timeout_has_a_unit_or_is_seconds(text: str, timeout_s: float) -> None:
+    assert parser().parse_args(["wait-ready", "m", "--timeout", text]).timeout == timeout_s
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"] if command else ["--help"])
+    _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
+    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
+    title, *examples = last.splitlines()
+    assert (title, len(examples)) == ("examples:", 2)
+    for example in examples:
+        program, *arguments = re.findall(r'"[^"]*"|\S+', example.partition(" <")[0])
+        assert program == "torchserve-client"
+        parser().parse_args([each.strip('"') for each in arguments])
 
 
 @pytest.mark.parametrize(
@@ -46,10 +78,9 @@ def test_wrong_usage_exits_2_and_names_what_is_wrong(
 def test_server_that_is_not_there_exits_2_with_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*NOBODY, *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "client: no TorchServe answers at http://127.0.0.1:9 (NoConnection)\n"
+    assert main([*NO_SERVER, *arguments]) == 2
+    line = "torchserve-client: no TorchServe answers at http://127.0.0.1:9 (NoConnection)\n"
+    assert capsys.readouterr() == ("", line)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +88,14 @@ def test_server_that_is_not_there_exits_2_with_one_line(
     [
         (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
         (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
-        (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is no answer of ours; name another file", 2),
-        (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: nothing in it to predict", 2),
+        (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is not an answer of `predict`; name another file", 2),
+        (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: contains nothing to predict", 2),
         (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
         (["rollout", "m"], "m: the rollout changes nothing: set --batch-size", 2),
-        (["register", "a/b"], "'a/b' is not a valid model name: it must not be a dot or two", 2),
-        (["rollout", "m", "--promote", "--batch-size", "4"], "take the canary as it is", 2),
-        (["--management", "http://[", "describe"], "a server's address is http://HOST:PORT", 2),
-        (["--keys", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
+        (["register", "a/b"], "'a/b' is not a valid name: use 1 to 128 letters, digits and", 2),
+        (["rollout", "m", "--promote", "--batch-size", "4"], "keep the canary's registration", 2),
+        (["--management-url", "http://[", "describe"], "not the address of a server: write http://HOST:PORT", 2),
+        (["--token-file", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
     ],
 )
 def test_wrong_files_and_addresses_are_one_line(
@@ -72,11 +103,9 @@ def test_wrong_files_and_addresses_are_one_line(
 ) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
     (tmp_path / "blank.txt").write_text("\n \n")
-    assert main([*NOBODY, *(argument.format(tmp_path) for argument in arguments)]) == code
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("client: ")
-    assert words in captured.err
+    assert main([*NO_SERVER, *(argument.format(tmp_path) for argument in arguments)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("torchserve-client: ") and words in line
     assert (tmp_path / "photo.jpg").read_bytes() == b"\xff\xd8\xff"
 
 

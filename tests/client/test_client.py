@@ -17,7 +17,7 @@ from torchserve_client import (
     raise_failed,
 )
 from torchserve_client.protocol import HEADER
-from torchserve_client.transport import Incoming
+from torchserve_client.transport import Response
 
 CORRUPT = {"error": {"code": 422, "type": "CorruptInput", "message": "truncated"}}
 
@@ -33,7 +33,7 @@ def test_predict_posts_to_the_model_and_version_and_reads_the_json() -> None:
 @pytest.mark.parametrize("token", ["SECRET\n", "SECRET\r\nX-A: b", "SECR\u00c9T"])
 def test_key_that_no_header_may_have_is_refused_and_not_quoted(token: str) -> None:
     for connect in (Client, Management):
-        with pytest.raises(ValueError, match="token: characters") as caught:
+        with pytest.raises(ValueError, match="token: contains characters") as caught:
             connect("http://127.0.0.1:1", token=token)
         assert "SECR" not in str(caught.value)
 
@@ -73,20 +73,20 @@ def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("incoming", "kind", "expected"),
+    ("response", "kind", "expected"),
     [
         (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
-        (Incoming(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
-        (Incoming(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
-        (Incoming(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
-        (Incoming(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
+        (Response(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
+        (Response(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
+        (Response(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
+        (Response(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
     ],
 )
 def test_error_carries_what_the_server_said(
-    incoming: Incoming, kind: type[Exception], expected: tuple[int, str, str]
+    response: Response, kind: type[Exception], expected: tuple[int, str, str]
 ) -> None:
     with pytest.raises(kind) as raised:
-        client(Script(incoming)).predict("m", "a", timeout_s=0.01)
+        client(Script(response)).predict("m", "a", timeout_s=0.01)
     error = raised.value
     assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
 
@@ -96,7 +96,7 @@ def test_arrays_are_answered_with_arrays() -> None:
         {"outputs": [{"name": "e", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]}
     ).encode()
     values = np.array([[1.5, 2]], np.float32)
-    binary = Incoming(200, head + values.tobytes(), {HEADER: str(len(head))})
+    binary = Response(200, head + values.tobytes(), {HEADER: str(len(head))})
     answer = client(Script(binary)).predict("m", {"text": np.array([["a"]], object)})
     np.testing.assert_array_equal(answer["e"], values)
     assert answer["e"].dtype == np.float32

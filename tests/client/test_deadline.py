@@ -10,7 +10,7 @@ import pytest
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
 from torchserve_client import Client, DeadlineExceeded
-from torchserve_client.transport import Outgoing, Transport
+from torchserve_client.transport import Request, Transport
 
 # Seconds: a byte, the deadline, and what is left of ten seconds of dripping where a machine stands still for some.
 DRIP_S, DEADLINE_S, ALLOWED_S = 0.05, 0.5, 5.0
@@ -55,7 +55,7 @@ def pausing(seconds: float) -> Callable[[socket.socket], None]:
 def took_s(call: Callable[[], object]) -> float:
     """Assert that a call ends at its deadline; give the seconds that it took."""
     started_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="no answer within"):
+    with pytest.raises(DeadlineExceeded, match="no response within"):
         call()
     return time.monotonic() - started_s
 
@@ -81,7 +81,7 @@ def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, ce
     late.load_cert_chain(certificates.pem("server"), certificates.key("server"))
     listener = listen(pausing(1), late, is_http=False)
     transport = Transport(verify=certificates.pem("ca"))
-    request = Outgoing("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
+    request = Request("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
     # Each with a deadline of its own would take 1.5 + 1 + 3 s.
     assert 3 <= took_s(lambda: transport.send(request, 3)) < 5.4
     transport.close()

@@ -3,7 +3,7 @@ from concurrent.futures import as_completed
 
 from tests.client.script import Server, client
 from torchserve_client import FuturesClient
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.transport import Request, Response
 
 
 class Gate:
@@ -15,14 +15,14 @@ class Gate:
         self.most_inside = 0
         self._lock = threading.Lock()
 
-    def __call__(self, request: Outgoing) -> Incoming:
+    def __call__(self, request: Request) -> Response:
         with self._lock:
             self.inside += 1
             self.most_inside = max(self.most_inside, self.inside)
         assert self.opened.wait(10)
         with self._lock:
             self.inside -= 1
-        return Incoming(200, b'"%s"' % request.body)
+        return Response(200, b'"%s"' % request.body)
 
 
 def test_submit_answers_every_request_and_never_sends_more_than_max_workers() -> None:

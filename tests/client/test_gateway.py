@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.http_server import serving
 from torchserve_client import gateway as gateway_module
-from torchserve_client.gateway import in_front_of
+from torchserve_client.gateway import find_gateway
 
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -28,4 +28,4 @@ def test_gateway_is_the_one_in_front_of_these_nodes_alone(
     node = {"name": "n", "state": "up", "is_draining": False, "is_routed": True, "in_flight": 0}
     with serving(lambda *_: [{**node, **({"management": url} if url else {})} for url in theirs]) as url:
         monkeypatch.setattr(gateway_module, "DEFAULT_URL", url)
-        assert (in_front_of(ours, None) is not None, in_front_of(ours, url) is not None) == (unnamed, named)
+        assert (find_gateway(ours, None) is not None, find_gateway(ours, url) is not None) == (unnamed, named)

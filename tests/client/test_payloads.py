@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from torchserve_client import InvalidPayload
-from torchserve_client.payloads import body
+from torchserve_client.payloads import encode
 
 JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 B64 = base64.b64encode(b"\xff\xd8").decode()
@@ -26,7 +26,7 @@ B64 = base64.b64encode(b"\xff\xd8").decode()
     ],
 )
 def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, content_type: str) -> None:
-    made = body(payload, {})
+    made = encode(payload, {})
     assert made.content == content
     assert made.headers == {"Content-Type": content_type}
 
@@ -41,11 +41,11 @@ def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, 
     ],
 )
 def test_options_stand_beside_the_input_and_the_payloads_own_win(payload: Any, parsed: Any) -> None:
-    assert json.loads(body(payload, {"top_k": 3}).content) == parsed
+    assert json.loads(encode(payload, {"top_k": 3}).content) == parsed
 
 
 def test_bytes_with_options_are_a_form_and_stay_bytes() -> None:
-    made = body(b"\xff\xd8", {"top_k": 3, "tgt_lang": "ko"})
+    made = encode(b"\xff\xd8", {"top_k": 3, "tgt_lang": "ko"})
     assert made.headers["Content-Type"].startswith("multipart/form-data; boundary=")
     boundary = made.headers["Content-Type"].partition("boundary=")[2].encode()
     parts = [part.partition(b"\r\n\r\n") for part in made.content.split(b"--" + boundary)[1:-1]]
@@ -54,25 +54,25 @@ def test_bytes_with_options_are_a_form_and_stay_bytes() -> None:
 
 
 def test_arrays_are_tensors_and_options_their_parameters() -> None:
-    made = body({"text": np.array([["a"]], object)}, {"top_k": 3})
+    made = encode({"text": np.array([["a"]], object)}, {"top_k": 3})
     length = int(made.headers["Inference-Header-Content-Length"])
     assert json.loads(made.content[:length]) == {
         "inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}],
         "parameters": {"binary_data_output": True, "top_k": 3},
     }
     assert made.content[length:] == b"\x01\0\0\0a"
-    assert b'"name":"input"' in body(np.zeros(2, np.float32), {}).content
+    assert b'"name":"input"' in encode(np.zeros(2, np.float32), {}).content
 
 
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
         (3, "not int"),
-        ({"a": np.zeros(1), "b": 1}, "holds arrays only"),
+        ({"a": np.zeros(1), "b": 1}, "must contain only arrays"),
         (np.zeros(1, np.complex64), "arrays of complex64 cannot be sent"),
-        ({"a": {1, 2}}, "JSON cannot hold it"),
+        ({"a": {1, 2}}, "cannot be written as JSON"),
     ],
 )
 def test_payload_of_no_known_kind_is_refused_before_anything_is_sent(payload: Any, words: str) -> None:
     with pytest.raises(InvalidPayload, match=words):
-        body(payload, {})
+        encode(payload, {})

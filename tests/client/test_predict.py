@@ -40,7 +40,7 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        return ["--server", self.url, "--management", self.url]
+        return ["--url", self.url, "--management-url", self.url]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: 
         running.send_signal(number)
         _, error = running.communicate(timeout=60)
         said.append((running.returncode, error))
-    told = f"client: interrupted; what was answered is in {out}, the same command goes on from there\n"
+    told = f"torchserve-client: interrupted; {out} contains the answers so far, run the command again to resume\n"
     assert said[0] == (130, told)
     assert said[1][0] == -signal.SIGKILL
     # A line that was cut off by the kill is asked for again.

@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.script import Script, Server, Step, Time, client, failed, ok
 from torchserve_client import NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
-from torchserve_client.transport import Outgoing
+from torchserve_client.transport import Request
 
 REFUSED = NoConnection("nothing answers", was_sent=False)
 LOST = NoConnection("lost", was_sent=True)
@@ -56,8 +56,8 @@ def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> N
 def test_every_try_says_and_gets_what_is_left_of_one_deadline() -> None:
     time = Time()
 
-    def slow(step: Step) -> Callable[[Outgoing], Step]:
-        def answer(_: Outgoing) -> Step:
+    def slow(step: Step) -> Callable[[Request], Step]:
+        def answer(_: Request) -> Step:
             time.now_s += 2
             return step
 

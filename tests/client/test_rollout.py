@@ -22,8 +22,8 @@ from torchserve_client import (
     RolloutFailed,
 )
 from torchserve_client import archives as archive_files
-from torchserve_client.rollout import Rollout, Wanted
-from torchserve_client.transport import Incoming, Outgoing
+from torchserve_client.rollout import Registration, Rollout
+from torchserve_client.transport import Request, Response
 
 MODEL = "m"
 
@@ -39,7 +39,7 @@ class FakeServer(Fake):
         self.refused, self.is_away = refused, is_away
         self.workers, self.pending = 1, 0
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+    def send(self, request: Request, timeout_s: float) -> Response:
         if self.is_away:
             raise NoConnection("refused", was_sent=False)
         url = urlsplit(request.url)
@@ -92,7 +92,7 @@ class FakeGateway(Fake):
         # Requests in flight at each look; None while Envoy does not answer.
         self.in_flight: list[int | None] = [None, 3, 0]
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+    def send(self, request: Request, timeout_s: float) -> Response:
         if "/control/models/" in request.url:
             return self._withdraw(request)
         self.calls.append(request.method)
@@ -107,7 +107,7 @@ class FakeGateway(Fake):
             return failed(404, "NotFound", "no canary of m")
         return ok(self.canary or {})
 
-    def _withdraw(self, request: Outgoing) -> Incoming:
+    def _withdraw(self, request: Request) -> Response:
         version, is_withdrawn = parse_qs(urlsplit(request.url).query).get("version", [None])[0], True
         if request.method == "PUT":
             asked = json.loads(request.body)
@@ -125,10 +125,10 @@ class Worker(Fake):
         self.in_flight = list(in_flight)
         self.server = server
 
-    def send(self, request: Outgoing, timeout_s: float) -> Incoming:
+    def send(self, request: Request, timeout_s: float) -> Response:
         assert request.url.endswith("/predictions/m/1.0")
         assert "DELETE /models/m/1.0" not in self.server.calls
-        return Incoming(200, b"{}", {"X-In-Flight": str(self.in_flight.pop(0))})
+        return Response(200, b"{}", {"X-In-Flight": str(self.in_flight.pop(0))})
 
 
 @pytest.fixture
@@ -155,12 +155,12 @@ def names(store: Path) -> set[str]:
 
 def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
     servers = [FakeServer(), FakeServer()]
-    assert rollouts(store, *servers).run(MODEL, Wanted(batch_size=4)) == "1.0-r2"
+    assert rollouts(store, *servers).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
     assert [server.default for server in servers] == ["1.0-r2", "1.0-r2"]
     assert [list(server.versions) for server in servers] == [["1.0-r2"], ["1.0-r2"]]
     assert names(store) == {"m", "m@1.0-r2"}
     # A second one removes the copy that the first made, when no node serves from it any more.
-    rollouts(store, *servers).run(MODEL, Wanted(batch_size=2))
+    rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
     assert [list(server.versions) for server in servers] == [["1.0-r3"], ["1.0-r3"]]
     assert names(store) == {"m", "m@1.0-r3"}
 
@@ -171,7 +171,7 @@ def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everythin
     (store / "m" / "model-config.yaml").write_text("continuousBatching: true")
     server = FakeServer()
     worker = Worker(server, 3, 0, 1, 0, 0)
-    rollouts(store, server, inference=worker).run(MODEL, Wanted(batch_size=4))
+    rollouts(store, server, inference=worker).run(MODEL, Registration(batch_size=4))
     # Zero twice: what was answered together with the first has left the worker by the second.
     assert (worker.in_flight, list(server.versions)) == ([], ["1.0-r2"])
 
@@ -181,7 +181,7 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
     server.workers = 2
     waits: list[tuple[float, bool]] = []
     rollout = rollouts(store, server, inference=Worker(server, 0, 0))
-    replace(rollout, sleep=lambda s: waits.append((s, "1.0" in server.versions))).run(MODEL, Wanted(batch_size=4))
+    replace(rollout, sleep=lambda s: waits.append((s, "1.0" in server.versions))).run(MODEL, Registration(batch_size=4))
     # An idle one tells nothing of the other.
     assert (5.0, True) in waits
 
@@ -202,7 +202,7 @@ def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     (store / "new" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (store / "new" / "model-config.yaml").write_text(config)
     server, said = FakeServer(), list[str]()
-    replace(rollouts(store, server), say=said.append).run(MODEL, Wanted(archive="new", **wanted))
+    replace(rollouts(store, server), report=said.append).run(MODEL, Registration(archive="new", **wanted))
     assert said[0] == f"m: version 2.0 is registered, {words}"
     sizes = [int(server.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
     assert [f" {sizes[0]}, " in words, f" {sizes[1]} ms" in words] == [True, True]
@@ -210,8 +210,8 @@ def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
 
 def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:
     servers = [FakeServer(), FakeServer(refused="POST")]
-    with pytest.raises(RolloutFailed, match="node-2: no room; all nodes are as they were"):
-        rollouts(store, *servers).run(MODEL, Wanted(batch_size=4))
+    with pytest.raises(RolloutFailed, match="node-2: no room; no node has changed"):
+        rollouts(store, *servers).run(MODEL, Registration(batch_size=4))
     assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"]), ("1.0", ["1.0"])]
     assert names(store) == {"m"}
 
@@ -219,7 +219,7 @@ def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) 
 def test_node_that_is_away_stops_a_rollout_before_it_begins(store: Path) -> None:
     servers = [FakeServer(), FakeServer(is_away=True)]
     with pytest.raises(NodesFailed, match=r"node-2: no TorchServe answers at .*; done: node-1"):
-        rollouts(store, *servers).run(MODEL, Wanted(batch_size=4))
+        rollouts(store, *servers).run(MODEL, Registration(batch_size=4))
     assert list(servers[0].versions) == ["1.0"]
     assert names(store) == {"m"}
 
@@ -227,7 +227,7 @@ def test_node_that_is_away_stops_a_rollout_before_it_begins(store: Path) -> None
 def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_as_default(store: Path) -> None:
     servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
     gateway.servers = servers
-    rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
+    rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
     assert gateway.in_flight == [0]
     for server in servers:
@@ -237,7 +237,7 @@ def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_
 def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
     servers, gateway = [FakeServer(refused="DELETE"), FakeServer()], FakeGateway()
     with pytest.raises(NodesFailed, match="node-1: no room; done: node-2"):
-        rollouts(store, *servers, gateway=gateway).run(MODEL, Wanted(batch_size=4))
+        rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
     assert [each[:2] for each in gateway.withdrawals] == [("1.0", True), ("1.0", False)]
 
 
@@ -254,10 +254,10 @@ def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgot
 def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchserve_client.rollout.SEEN_S", -1.0)
+    monkeypatch.setattr("torchserve_client.rollout.NOTICE_S", -1.0)
     server = FakeServer()
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
-        rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Wanted(batch_size=4), 5, None)
+        rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Registration(batch_size=4), 5, None)
     assert (list(server.versions), names(store)) == (["1.0"], {"m"})
 
 
@@ -274,14 +274,14 @@ def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pyte
     server = FakeServer()
     server.pending = 1
     with pytest.raises(RolloutFailed, match=r"requests still wait for version 1\.0"):
-        rollouts(store, server).run(MODEL, Wanted(batch_size=4))
+        rollouts(store, server).run(MODEL, Registration(batch_size=4))
     assert (server.default, list(server.versions)) == ("1.0-r2", ["1.0", "1.0-r2"])
 
 
 def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollout]]:
     servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
     gateway.servers = servers
-    rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Wanted(batch_size=4), 5, ("X-Try", "yes"))
+    rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Registration(batch_size=4), 5, ("X-Try", "yes"))
     return servers, gateway, lambda: rollouts(store, *servers, gateway=gateway)
 
 
@@ -292,12 +292,12 @@ def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway
     assert [server.default for server in servers] == ["1.0", "1.0"]
     assert [list(server.versions) for server in servers] == [["1.0", "1.0-r2"]] * 2
     # Its share alone changes, and its header stays.
-    again().try_canary(MODEL, Wanted(), 50, None)
+    again().try_canary(MODEL, Registration(), 50, None)
     assert gateway.canary == {"version": "1.0-r2", "percent": 50, "header": ["X-Try", "yes"]}
     with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
-        again().try_canary(MODEL, Wanted(batch_size=2), 5, None)
+        again().try_canary(MODEL, Registration(batch_size=2), 5, None)
     with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
-        again().run(MODEL, Wanted(batch_size=2))
+        again().run(MODEL, Registration(batch_size=2))
 
 
 def test_promoted_canary_is_the_default_everywhere_and_the_old_version_is_gone(store: Path) -> None:

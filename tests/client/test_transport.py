@@ -8,13 +8,13 @@ import pytest
 from tests.client.conftest import Listen
 from tests.client.listener import answering, silent
 from torchserve_client import Client, Closed, NoConnection
-from torchserve_client.transport import Outgoing, Transport
+from torchserve_client.transport import Request, Transport
 
 
 def send(url: str, timeout_s: float = 5) -> bytes:
     transport = Transport()
     try:
-        return transport.send(Outgoing("POST", f"{url}/predictions/m", b"x"), timeout_s).body
+        return transport.send(Request("POST", f"{url}/predictions/m", b"x"), timeout_s).body
     finally:
         transport.close()
 
@@ -28,7 +28,7 @@ def test_refused_connection_was_never_sent() -> None:
 def test_connection_that_is_cut_before_the_answer_may_have_been_served(listen: Listen) -> None:
     for reply in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"):
         listener = listen(lambda connection, reply=reply: _cut(connection, reply))
-        with pytest.raises(NoConnection, match="lost before the answer came") as raised:
+        with pytest.raises(NoConnection, match="lost before the response") as raised:
             send(listener.url)
         assert raised.value.was_sent
 
@@ -49,6 +49,6 @@ def test_close_ends_what_is_in_flight(listen: Listen) -> None:
     client = Client(listen(silent).url)
     closer = threading.Timer(0.2, client.close)
     closer.start()
-    with pytest.raises(Closed, match="before the answer was complete"):
+    with pytest.raises(Closed, match="before the response was complete"):
         client.predict("m", "a")
     closer.join()

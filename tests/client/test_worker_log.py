@@ -4,7 +4,7 @@ import pytest
 
 from handlers import errors
 from torchserve_client import worker_log
-from torchserve_client.worker_log import WorkerLog, load_error
+from torchserve_client.worker_log import WorkerLog, find_reason
 
 IMPORT_CHAIN = [
     "Backend worker process died.",
@@ -28,13 +28,13 @@ IMPORT_CHAIN = [
         (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
         (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
         (["Cannot load m: InvalidConfig: handler: archh: unknown", *IMPORT_CHAIN], None),
-        (["Backend worker process died."], "the worker died without a word"),
+        (["Backend worker process died."], "the worker died without a message"),
     ],
 )
 def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) -> None:
     if messages and messages[0].startswith("Cannot load"):
         reason = messages[0]
-    assert load_error(messages) == reason
+    assert find_reason(messages) == reason
 
 
 def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def client(server: Server) -> Iterator[Client]:
 
 def of(server: Server, *arguments: str) -> list[str]:
     settings = server.settings
-    return ["--server", settings.inference_url, "--management", settings.management_url, *arguments]
+    return ["--url", settings.inference_url, "--management-url", settings.management_url, *arguments]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
             requests.post(models, params={"url": file, "model_name": name}, timeout=60).raise_for_status()
         listed = [each["modelName"] for each in requests.get(models, timeout=60).json()["models"]]
         assert (server.management.models(), set(listed)) == (listed, names)
-        assert {name for name, _ in server.management.registered()} == asyncio.run(seen(server)) == names - {"a/b"}
+        assert {name for name, _ in server.management.all_versions()} == asyncio.run(seen(server)) == names - {"a/b"}
         assert main(of(server, "describe")) == 0
         assert re.search(r"(?s)m1.*m2.*m3.*a/b: not described: Model not found: ", capsys.readouterr().out)
         with pytest.raises(InvalidPayload, match="must be 0 or more"):

@@ -140,7 +140,7 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
     """TorchServe answers nothing of a batch that is being filled then: with this delay there is always one."""
 
     def run(*words: str) -> list[str]:
-        arguments = ["--management", server.settings.management_url, *words, "--gateway", served.control]
+        arguments = ["--management-url", server.settings.management_url, *words, "--gateway", served.control]
         assert torchserve_client(arguments) == 0
         return capsys.readouterr().out.splitlines()
 

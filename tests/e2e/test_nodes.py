@@ -106,7 +106,7 @@ def site(model_store: Path) -> Iterator[Site]:
             list(pool.map(start, made.nodes))
         made.gateway("start")
         register = ["register", MOBILENET, "--batch-size", "4", "--max-batch-delay", "3", "--wait"]
-        assert client(["--nodes", str(made.folder / "nodes.json"), *register]) == 0
+        assert client(["--nodes-file", str(made.folder / "nodes.json"), *register]) == 0
         made.wait_routed()
         yield made
     finally:
@@ -152,7 +152,7 @@ def test_nodes_share_the_cores_and_are_called_together(site: Site, capsys: pytes
         cores.append(set(processes[0].cpu_affinity() or []))
     if len(os.sched_getaffinity(0)) > 1:
         assert not cores[0] & cores[1]
-    assert client(["--nodes", str(site.folder / "nodes.json"), "describe", MOBILENET, "--json"]) == 0
+    assert client(["--nodes-file", str(site.folder / "nodes.json"), "describe", MOBILENET, "--json"]) == 0
     assert {each["node"] for each in json.loads(capsys.readouterr().out)} == {"node-1", "node-2"}
 
 

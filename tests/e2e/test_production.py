@@ -63,14 +63,14 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     with pytest.raises(ManagementError) as caught:
         server.management.unregister(MOBILENET)
     assert caught.value.status == 405
-    addresses = ["--server", address, "--management", server.settings.management_url]
+    addresses = ["--url", address, "--management-url", server.settings.management_url]
     assert main([*addresses, "describe"]) == 1
-    assert main(["--keys", str(keys), *addresses, "wait-ready", MOBILENET]) == 0
+    assert main(["--token-file", str(keys), *addresses, "wait-ready", MOBILENET]) == 0
     out = site.folder / "answers.jsonl"
     predict = [*addresses, "predict", MOBILENET, str(site.folder / "examples" / MOBILENET), "--out", str(out)]
     assert main(predict) == 1
     assert "Token" in capsys.readouterr().err
-    main(["--keys", str(keys), *predict])
+    main(["--token-file", str(keys), *predict])
     assert "espresso" in out.read_text()
 
     again = site.run("make serve CONFIG=production")

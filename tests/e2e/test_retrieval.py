@@ -89,7 +89,7 @@ def test_client_and_command_embed_and_rerank(
         np.testing.assert_allclose(client.embed(EMBEDDING, TEXTS), expected, atol=2e-2)
         best, other = client.rerank(RERANKING, QUERY, TEXTS)
     assert best.score >= other.score
-    assert main(["--server", address, "embed", EMBEDDING, *TEXTS]) == 0
+    assert main(["--url", address, "embed", EMBEDDING, *TEXTS]) == 0
     np.testing.assert_allclose([json.loads(line) for line in capsys.readouterr().out.splitlines()], expected, atol=2e-2)
-    assert main(["--server", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
+    assert main(["--url", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
     assert capsys.readouterr().out.endswith(f"  {TEXTS[best.index]}\n")

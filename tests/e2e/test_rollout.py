@@ -12,7 +12,7 @@ from tests.e2e.conftest import ADAPTIVE, MOBILENET, Registrations, send, url
 from tests.photographs import photograph
 from torchserve_client import Client, Nodes, RolloutFailed, archives
 from torchserve_client.cli import main
-from torchserve_client.rollout import Rollout, Wanted
+from torchserve_client.rollout import Registration, Rollout
 
 PHOTOGRAPHS = [photograph("chelsea")]
 # Seconds between the requests of a client: the new version's worker has something of the cores that it starts on.
@@ -34,7 +34,7 @@ def rollout(server: Server, model_store: Path, registrations: Registrations) -> 
         said: list[str] = []
         with Client(server.settings.inference_url) as client:
             nodes = Nodes({"node": server.management}, inference={"node": client})
-            Rollout(nodes, model_store, logs=server.logs, say=said.append).run(name, Wanted(**wanted))  # type: ignore[arg-type]
+            Rollout(nodes, model_store, logs=server.logs, report=said.append).run(name, Registration(**wanted))  # type: ignore[arg-type]
         return said
 
     yield run
@@ -115,7 +115,7 @@ def test_new_archive_takes_over_and_one_of_another_model_or_version_is_refused(
     name = serve()
     before = server.management.versions(name)
     other = archive("language-id")
-    with pytest.raises(RolloutFailed, match=r"language-id\.mar holds language-id, not mobilenet-v2"):
+    with pytest.raises(RolloutFailed, match=r"language-id\.mar contains the model language-id, not mobilenet-v2"):
         rollout(name, archive=other)
     with pytest.raises(RolloutFailed, match=r"version 1\.0 of mobilenet-same is already registered: raise `version`"):
         rollout(name, archive=release("mobilenet-same", *before))
@@ -138,12 +138,12 @@ def test_version_that_does_not_come_up_is_taken_back_and_the_old_one_never_stops
     config.write_text(config.read_text().replace("crop_size", "crop_sise"))
     arguments = ["rollout", name, "--batch-size", "2", "--model-store", str(model_store), "--logs", str(server.logs)]
     with Clients(url(server, name), 4, PHOTOGRAPHS, interval_s=INTERVAL_S) as clients:
-        assert main(["--management", server.settings.management_url, *arguments]) == 1
+        assert main(["--management-url", server.settings.management_url, *arguments]) == 1
         clients.wait_for(4)
     assert (set(clients.statuses), clients.lost) == ({200}, [])
     error = capsys.readouterr().err
-    assert error.startswith(f"client: {name}: Cannot load {name}: InvalidConfig: handler: crop_sise:")
-    assert error.endswith("; version 1.0 serves on\n")
+    assert error.startswith(f"torchserve-client: {name}: Cannot load {name}: InvalidConfig: handler: crop_sise:")
+    assert error.endswith("; version 1.0 continues to serve\n")
     assert server.management.versions(name) == ["1.0"]
     assert server.management.is_ready(name)
     assert list(model_store.glob("*@*")) == []

@@ -25,7 +25,7 @@ from deploy.models import MODEL_LIST, ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
-from torchserve_client.inputs import Input, inputs_of
+from torchserve_client.inputs import Input, read_inputs
 
 # Tasks whose answers can be held against fp32's, by what an input of theirs is; those of two graphs have no int8.
 TWO_GRAPHS = ("image_text_embedding",)
@@ -63,7 +63,7 @@ def listed(path: Path) -> list[Input]:
         InvalidConfig: there is no such path, or it is neither; or it holds nothing.
     """
     try:
-        found = list(inputs_of(path))
+        found = list(read_inputs(path))
     except InvalidPayload as error:
         raise InvalidConfig(str(error)) from None
     if not found:

@@ -14,7 +14,7 @@ from deploy.run.machine import LocalNode
 from deploy.run.server import Server as TorchServe
 from tests.client.script import Server, Step, ok
 from torchserve_client.gateway import Gateway
-from torchserve_client.transport import Outgoing
+from torchserve_client.transport import Request
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def shown(local: LocalNode, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     state: dict[str, Any] = {"name": "n", "is_draining": False, "is_routed": True, "in_flight": 0}
     state["management"] = local.server.settings.management_url
 
-    def answer(request: Outgoing) -> Step:
+    def answer(request: Request) -> Step:
         if request.method == "PUT":
             state["is_draining"] = json.loads(request.body)["draining"]
         return ok([state])

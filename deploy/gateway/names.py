@@ -1,15 +1,15 @@
-"""Names of models and versions that URLs, gRPC and files can carry."""
+"""Names of models and versions that a route can contain."""
 
 import re
 
-# Percent-encoded three times as many, which fits into the 4,096 bytes that Netty reads of a request line.
+# Percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line.
 NAME_BYTES = 1024
-# Proxies take a backslash for a slash.
+# Proxies treat a backslash as a slash.
 UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 
 def fault(name: str) -> str | None:
-    """Return why no URL can carry a name; None if one can."""
+    """Return why no URL can contain a name; None if one can."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -1,0 +1,69 @@
+"""Command-line arguments of this package's command and of programs that import it: checked values, one-line errors."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, NoReturn
+
+# Exit code of wrong usage.
+USAGE = 2
+# Seconds of each unit of a duration; a number without a unit is seconds.
+UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong usage in one line, and whose --help ends with examples."""
+
+    # Begins every error, of subcommands too.
+    prefix = "torchserve-client"
+
+    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        if examples:
+            options["epilog"] = "\n  ".join(("examples:", *examples))
+        # Without abbreviations, a former option cannot be read as the beginning of another one.
+        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(*arguments, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with code 2."""
+        self.exit(USAGE, f"{self.prefix}: {message}; see {self.prog} --help\n")
+
+
+class Renamed(argparse.Action):
+    """A former option; an error names the present one, which is in `const`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
+        super().__init__(option_strings, dest, "?", const, argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Reject the option."""
+        parser.error(f"{self.option_strings[0]} was renamed: use {self.const}")
+
+
+def duration_s(text: str) -> float:
+    """Parse "120", "120s", "500ms", "2m" or "1h" as seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 120, 120s, 500ms or 2m")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def number(
+    kind: type[int] | type[float], least: float, most: float = inf, *, is_open: bool = False
+) -> Callable[[str], Any]:
+    """Return a parser of numbers from `least` to `most`; `is_open` excludes `least` itself."""
+    words = f"above {least:g}" if is_open else f"of {least:g} or more"
+    if most < inf:
+        words += f", at most {most:g}" if is_open else f" and at most {most:g}"
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(least) - 1
+        if not (least < value <= most if is_open else least <= value <= most) or value == inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number {words}")
+        return value
+
+    return parse
