@@ -1,4 +1,4 @@
-"""Sends load to a server and measures the answers; README.md beside this file describes it.
+"""Sends load to a server and measures the responses; README.md beside this file describes it.
 
 Imports point down: errors, schedules; inputs, results; generate; expect, search, served, run_file; measure,
 report; page, tune; arguments, bench; __main__.

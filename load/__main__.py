@@ -1,7 +1,7 @@
 """Runs `python -m load`; `--help` and README.md beside this file describe it.
 
 Progress goes to stderr, tables to stdout. Exit codes: 0 done (an invalid step is marked as such), 2 not possible,
-130 stopped by Ctrl-C (what was measured is kept).
+130 stopped by Ctrl-C (the run contains the measurements until then).
 """
 
 import argparse
@@ -13,16 +13,17 @@ from pathlib import Path
 import orjson
 
 from load import expect, inputs, page, report
-from load.arguments import IMPOSSIBLE, parser
+from load.arguments import Parser, parser
 from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
-from load.results import PERCENTILE, Summary
+from load.results import Summary
 from load.run_file import Run, now, write
 from load.schedules import Constant, Poisson
-from load.search import highest, is_met
+from load.search import find_highest, meets_target
 from load.served import Served
 from load.tune import Tuner
+from torchserve_client.arguments import USAGE
 from torchserve_client.errors import ClientError
 
 # Exit codes.
@@ -32,9 +33,6 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 def run(options: argparse.Namespace) -> int:
     """Measure models, or search for their highest load; print a table and store the runs."""
-    is_search = options.command == "search"
-    if is_search and options.latency_threshold is None:
-        raise LoadError("a search needs --latency-threshold MS: the latency that is to be kept")
     if len(options.model) > 1 and options.out is not None and options.out.suffix:
         raise LoadError(f"--out {options.out}: for several models, name a folder")
     labels = options.model if len(options.model) > 1 else [options.label or options.model[0]]
@@ -42,12 +40,12 @@ def run(options: argparse.Namespace) -> int:
     for path in filter(None, (*outputs, options.html)):
         write(path, b"", "ab")
     loads = _loads(options)
-    subjects = [_subject(options, *named) for named in zip(options.model, labels, strict=True)]
+    subjects = [_prepare(options, *names) for names in zip(options.model, labels, strict=True)]
     exit_code = DONE
     try:
-        if is_search:
+        if options.command == "search":
             for attack, each in subjects:
-                _search(attack, each, loads, options.percentile or PERCENTILE)
+                _search(attack, each, loads, options.percentile)
         else:
             _measure_all(subjects, loads, options.repeats)
     except KeyboardInterrupt:
@@ -59,17 +57,17 @@ def run(options: argparse.Namespace) -> int:
     return exit_code
 
 
-def _subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attack, Run]:
-    """Return the attack on a model that answers, still without its load, and the empty run of its results."""
+def _prepare(options: argparse.Namespace, model: str, label: str) -> tuple[Attack, Run]:
+    """Return the attack on a model that responds, without its load, and the empty run of its results."""
     content = inputs.read(options.input, options.content_type)
     served = _served(options, model, options.model_version)
     registration = served.registration()
-    served.ask(content.items[0])
+    served.send(content.items[0])
     check = None
     if options.expect is not None:
         is_alone = options.expect == "alone"
-        answers = [expect.parsed(served.ask(item)) for item in content.items] if is_alone else None
-        check = expect.judge(answers or expect.read(Path(options.expect), content.items), options.tolerance)
+        answers = [expect.parse(served.send(item)) for item in content.items] if is_alone else None
+        check = expect.make_check(answers or expect.read(Path(options.expect), content.items), options.tolerance)
     attack = Attack(
         target=served.target,
         inputs=content,
@@ -86,8 +84,8 @@ def _subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attac
 
 
 def _served(options: argparse.Namespace, model: str, version: str | None = None) -> Served:
-    keys = options.token, options.management_token
-    return Served(model, version, options.url, options.management_url, *keys, options.timeout)
+    tokens = options.token, options.management_token
+    return Served(model, version, options.url, options.management_url, *tokens, options.timeout)
 
 
 def _loads(options: argparse.Namespace) -> list[Load]:
@@ -101,7 +99,7 @@ def _loads(options: argparse.Namespace) -> list[Load]:
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
     """Measure every load of every model in turn, so that drift of the machine affects all of them."""
     for repeat in range(1, repeats + 1):
-        # The first one has a quieter machine, so each repeat begins with another one.
+        # The first model has a quieter machine, so each repeat begins with another one.
         first = repeat % len(subjects)
         for load in loads:
             for attack, each in [*subjects[first:], *subjects[:first]]:
@@ -109,16 +107,16 @@ def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], 
 
 
 def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float) -> None:
-    def measured(load: Load) -> Summary:
+    def measure_load(load: Load) -> Summary:
         return measure(replace(attack, load=load), each)
 
-    found = highest(loads, measured, lambda summary: is_met(summary, percentile))
-    wanted = f"{percentile:g} % of requests within {attack.latency_threshold_ms:g} ms"
+    found = find_highest(loads, measure_load, lambda summary: meets_target(summary, percentile))
+    target = f"{percentile:g} % of requests within {attack.latency_threshold_ms:g} ms"
     if found is None:
-        print(f"{each.label}: not even the lowest load has {wanted}")
+        print(f"{each.label}: no load of the range has {target}")
     else:
-        limit = ", the highest of the range: more might hold" if found[0] == loads[-1] else ""
-        print(f"{each.label}: highest load with {wanted}: {found[0]}{limit}")
+        limit = "; this is the end of the range, more may be possible" if found[0] == loads[-1] else ""
+        print(f"{each.label}: highest load with {target}: {found[0]}{limit}")
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -126,25 +124,24 @@ def tune(options: argparse.Namespace) -> int:
     if options.out is not None:
         write(options.out, b"", "ab")
     served, threshold_ms = _served(options, options.model), options.latency_threshold
-    percentile = options.percentile or PERCENTILE
     content = inputs.read(options.input, options.content_type)
     attack = Attack(served.target, content, ClosedLoop(1), options.duration, 1.0, threshold_ms)
     try:
         archive = options.archive or str(served.management.describe(options.model)["modelUrl"])
     except ClientError as error:
         raise LoadError(f"tune needs the management API and {served.model} registered with it: {error}") from error
-    tuned = Tuner(served, attack, threshold_ms, percentile, archive).tune(options.max_batch_size)
-    advice, held = tuned["advice"], tuned["held"]
+    result = Tuner(served, attack, threshold_ms, options.percentile, archive).tune(options.max_batch_size)
+    advice, held = result["advice"], result["held"]
     parameters = f"batch_size={advice.batch_size}&max_batch_delay={advice.max_batch_delay_ms}&initial_workers=1"
     print(f'curl -X POST "{options.management_url}/models?url={archive}&{parameters}"')
     print(f"job_queue_size={advice.job_queue_size}   # config.properties, or jobQueueSize in model-config.yaml")
-    wanted = f"{percentile:g} % of requests within {threshold_ms:g} ms"
+    target = f"{options.percentile:g} % of requests within {threshold_ms:g} ms"
     if held is None:
-        print(f"but not even the lowest rate that was tried has {wanted}")
+        print(f"no rate that was tried has {target}")
     else:
-        print(f"holds {held['rate_per_s']:.1f} requests/s with {wanted}: p99 {held['p99_ms']:.1f} ms")
+        print(f"meets {target} at up to {held['rate_per_s']:.1f} requests/s: p99 {held['p99_ms']:.1f} ms")
     if options.out is not None:
-        write(options.out, orjson.dumps(tuned, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        write(options.out, orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return DONE
 
 
@@ -161,13 +158,13 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code; a measurement that cannot be made is one line on stderr."""
+    """Run one command and return its exit code; print a failure as one line on stderr."""
     options = parser().parse_args(arguments)
     try:
         return {"run": run, "search": run, "tune": tune, "report": draw}[options.command](options)
     except LoadError as error:
-        print(f"load: {error}", file=sys.stderr)
-        return IMPOSSIBLE
+        print(f"{Parser.prefix}: {error}", file=sys.stderr)
+        return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -1,61 +1,38 @@
 """The command line: flags as checked values; an error is one line."""
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from load.expect import TOLERANCE
 from load.generate import MAX_IN_FLIGHT, TIMEOUT_S
-from load.results import MAX_LAG_MS
+from load.results import MAX_LAG_MS, PERCENTILE
 from load.served import Served
-from torchserve_client import InvalidPayload, transport
+from torchserve_client import InvalidPayload, arguments, transport
+from torchserve_client.arguments import duration_s, number
 
-IMPOSSIBLE = 2
-SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose error is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error and end with exit code 2."""
-        self.exit(IMPOSSIBLE, f"load: {message}; see {self.prog} --help\n")
+RANGES = "16, 1,2,4, 10:200:10 or 1:64:x2"
+IMAGE = "-i examples/resnet-152/cat.jpg"
 
 
-def duration_s(text: str) -> float:
-    """Read "6s", "500ms", "2m", or a number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write 6s, 500ms or 2m")
-    return float(match[1]) * SECONDS[match[2]]
+class Parser(arguments.Parser):
+    """A parser whose errors begin with `load:`."""
+
+    prefix = "load"
 
 
 def address(text: str) -> str:
-    """Read a URL; http:// may be left out."""
+    """Parse a URL; http:// is optional."""
     try:
         return transport.address(text if "://" in text else f"http://{text}")
     except InvalidPayload as error:
         raise argparse.ArgumentTypeError(error.message) from None
 
 
-def above_0(kind: type[int] | type[float], most: float = 1e12) -> Callable[[str], float]:
-    """Return a reader of numbers: 0 < number <= most."""
-
-    def number(text: str) -> float:
-        value = kind(text)
-        if not 0 < value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0, or is too much")
-        return value
-
-    return number
-
-
 def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]:
-    """Return a reader of numbers above 0: "1,2,4", "10:200:10" (start:end:step, as perf_analyzer's) or "1:64:x2"."""
+    """Return a parser of numbers above 0: "1,2,4", "10:200:10" (start:end:step, as in perf_analyzer) or "1:64:x2"."""
 
-    def read(text: str) -> tuple[float, ...]:
+    def parse(text: str) -> tuple[float, ...]:
         try:
             found = _range(*text.split(":")) if ":" in text else [float(part) for part in text.split(",")]
             if all(0 < value < float("inf") and value == kind(value) for value in found) and found:
@@ -63,9 +40,9 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]
         except (ValueError, TypeError, OverflowError):
             pass
         what = "whole numbers" if kind is int else "numbers"
-        raise argparse.ArgumentTypeError(f"{text!r}: write {what} above 0 as 16, 1,2,4, 10:200:10 or 1:64:x2")
+        raise argparse.ArgumentTypeError(f"{text!r}: write {what} above 0 as {RANGES}")
 
-    return read
+    return parse
 
 
 def _range(start: str, end: str, step: str = "1") -> list[float]:
@@ -82,67 +59,122 @@ def _range(start: str, end: str, step: str = "1") -> list[float]:
 
 def parser() -> Parser:
     """Return the parser of every command with its arguments."""
-    top = Parser(prog="python -m load", description="A load generator for TorchServe's models.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="run|search|tune|report")
-    _run(commands.add_parser("run", help="measure a model, print a table, store the run"))
-    _run(commands.add_parser("search", help="find the highest load that keeps a latency"))
-    _tune(commands.add_parser("tune", help="find what to register a model with, for a latency"))
-    report = commands.add_parser("report", help="draw stored runs, and compare the later ones with the first")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
+    program = "python -m load"
+    top = Parser(
+        prog=program,
+        description="Send load to models of a TorchServe and measure the responses.",
+        examples=(
+            f"{program} run -m resnet-152 {IMAGE} --concurrency 1,16 --html page.html",
+            f"{program} tune -m resnet-152 {IMAGE} --latency-threshold 400",
+        ),
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+
+    def add(name: str, words: str, *examples: str) -> argparse.ArgumentParser:
+        lines = [f"{program} {name} {each}" for each in examples]
+        return commands.add_parser(name, help=words, description=f"{words.capitalize()}.", examples=lines)
+
+    call = f"-m resnet-152 {IMAGE}"
+    both = "-m stock -m ours -i photographs/ --concurrency 1:32:x2 --repeats 5 --out runs/"
+    _run(add("run", "measure models, print a table, store the runs", f"{call} --concurrency 16 --duration 6s", both))
+    search = add(
+        "search",
+        "find the highest load that meets a latency target",
+        f"{call} --rate 10:200:5 --latency-threshold 200",
+        f"{call} --concurrency 1:64 -l 500 --percentile 95",
+    )
+    _run(search, is_search=True)
+    tune = add(
+        "tune",
+        "find the batch size of a model for a latency target",
+        f"{call} -l 400 --out tune.json",
+        f"{call} -l 100 --max-batch-size 16",
+    )
+    _tune(tune)
+    words = "draw stored runs, and compare the later ones with the first"
+    report = add("report", words, "run.json", "runs/stock.json runs/ours.json --html page.html")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="files that --out has written")
     _html(report)
     return top
 
 
 def _server(command: argparse.ArgumentParser) -> None:
-    default, add = Served(""), command.add_argument_group("server and requests").add_argument
-    add("-u", "--url", type=address, default=default.url, help="default: %(default)s")
-    add("--management-url", type=address, default=default.management_url, metavar="URL", help="default: %(default)s")
-    add("--token", help="inference key, where token authorization is on")
-    add("--management-token", metavar="TOKEN", help="management key, likewise")
-    add("--timeout", type=duration_s, default=TIMEOUT_S, metavar="T", help="of a request; default: %(default)gs")
-    add("-i", "--input", "--input-data", type=Path, nargs="+", required=True, metavar="PATH", help="files and folders")
+    default, add = Served(""), command.add_argument_group("server").add_argument
+    add("-u", "--url", type=address, default=default.url, help="inference API; default: %(default)s")
+    words = "management API; default: %(default)s"
+    add("--management-url", type=address, default=default.management_url, metavar="URL", help=words)
+    add("--token", help="inference key, if the server requires tokens")
+    add("--management-token", metavar="TOKEN", help="management key, if the server requires tokens")
+    words = "time for one request, such as 120, 120s or 2m; default: %(default)gs"
+    add("--timeout", type=duration_s, default=TIMEOUT_S, metavar="T", help=words)
+    add = command.add_argument_group("requests").add_argument
+    words = "files and folders to send"
+    add("-i", "--input", "--input-data", type=Path, nargs="+", required=True, metavar="PATH", help=words)
     add("--content-type", metavar="TYPE", help="media type; default: by the names of the files")
-    add("--percentile", type=above_0(float, 100), metavar="P", help="of the latency to keep; default: 99")
 
 
-def _run(command: argparse.ArgumentParser) -> None:
-    _server(command)
+def _target(command: argparse.ArgumentParser, *, is_required: bool) -> None:
+    add = command.add_argument_group("latency target").add_argument
+    kind, words = number(float, 0, is_open=True), "latency in ms that a response may take at most"
+    add("-l", "--latency-threshold", type=kind, required=is_required, metavar="MS", help=words)
+    words = "percentage of all requests that must meet it; default: %(default)g"
+    add("--percentile", type=number(float, 0, 100, is_open=True), default=PERCENTILE, metavar="P", help=words)
+
+
+def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
+    positive, whole = number(float, 0, is_open=True), number(int, 1)
     add = command.add_argument
-    add("-m", "--model", action="append", required=True, help="given twice, both are measured in turn")
-    add("-x", "--model-version", metavar="V", help="default: the model's default version")
-    add("--label", help="name of the run in reports; default: the model")
-    add("-o", "--out", type=Path, metavar="RUN.json", help="store the run; of several models: a folder")
-    add("--expect", metavar="FILE|alone", help="right answers; alone: those that each input gets by itself")
-    add("--tolerance", type=above_0(float), default=TOLERANCE, metavar="X", help="of numbers; default: %(default)g")
-    add("-l", "--latency-threshold", type=above_0(float), metavar="MS", help="of goodput and of a search")
-    _html(command)
+    words = "registered name; repeat it to measure several models in turn"
+    add("-m", "--model", action="append", required=True, help=words)
+    add("-x", "--model-version", metavar="V", help="version of the model; default: its default version")
+    _server(command)
 
-    load = command.add_argument_group("load: 1,2,4 or 10:200:10 or 1:64:x2")
+    load = command.add_argument_group("load", f"RANGE is {RANGES}")
     add = load.add_mutually_exclusive_group(required=True).add_argument
-    add("--concurrency", "--concurrency-range", type=numbers(int), metavar="RANGE", help="closed loop: clients")
+    words = "closed loop: number of clients"
+    add("--concurrency", "--concurrency-range", type=numbers(int), metavar="RANGE", help=words)
     add("--rate", "--request-rate-range", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
     add = load.add_argument
-    add("--request-distribution", choices=("poisson", "constant"), default="poisson", help="default: %(default)s")
-    add("--seed", type=int, default=0, metavar="N", help="of Poisson arrivals; default: %(default)d")
-    add("--max-in-flight", type=above_0(int), default=MAX_IN_FLIGHT, metavar="N", help="default: %(default)d")
-    add("--max-lag", type=above_0(float), default=MAX_LAG_MS, metavar="MS", help="at its p99; default: %(default)g")
+    words = "arrivals of an open loop; default: %(default)s"
+    add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)
+    add("--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals; default: %(default)d")
+    words = "most requests in flight of an open loop; default: %(default)d"
+    add("--max-in-flight", type=whole, default=MAX_IN_FLIGHT, metavar="N", help=words)
 
-    add = command.add_argument_group("length of a measurement").add_argument
-    add("--duration", type=duration_s, default=10.0, metavar="T", help="default: %(default)gs")
-    add("--warm-up", type=duration_s, default=1.0, metavar="T", help="default: %(default)gs")
-    add("--repeats", type=above_0(int), default=1, metavar="N", help="measure everything so often, in turn")
+    _target(command, is_required=is_search)
+    add = command.add_argument_group("length of a step").add_argument
+    words = "time to measure, such as 6s; default: %(default)gs"
+    add("--duration", type=duration_s, default=10.0, metavar="T", help=words)
+    add("--warm-up", type=duration_s, default=1.0, metavar="T", help="time before that; default: %(default)gs")
+    words = "repeat all measurements N times, interleaved; default: 1"
+    add("--repeats", type=whole, default=1, metavar="N", help=words)
+
+    add = command.add_argument_group("checks").add_argument
+    add("--expect", metavar="FILE|alone", help="expected answers; alone: the answers to each input sent by itself")
+    words = "difference that numbers of an answer may have; default: %(default)g"
+    add("--tolerance", type=positive, default=TOLERANCE, metavar="X", help=words)
+    words = "invalidate a step if p99 send lag exceeds MS; default: %(default)g"
+    add("--max-lag", type=positive, default=MAX_LAG_MS, metavar="MS", help=words)
+
+    add = _html(command).add_argument
+    add("--label", help="name of the run; default: the model")
+    add("-o", "--out", type=Path, metavar="RUN.json", help="file to store the run in; for several models: a folder")
 
 
-def _html(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
+def _html(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = command.add_argument_group("output")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
+    return group
 
 
 def _tune(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-m", "--model", required=True, help="registered name")
     _server(command)
-    add = command.add_argument
-    add("-m", "--model", required=True, help="registered name")
-    add("-l", "--latency-threshold", type=above_0(float), required=True, metavar="MS")
-    add("--archive", metavar="FILE", help="its file name in the model store; default: the model's own")
-    add("--duration", type=duration_s, default=5.0, metavar="T", help="of a measurement; default: %(default)gs")
-    add("--max-batch-size", type=above_0(int), default=32, metavar="N", help="default: %(default)d")
-    add("-o", "--out", type=Path, metavar="TUNE.json", help="store the result")
+    _target(command, is_required=True)
+    add = command.add_argument_group("measurement").add_argument
+    add("--archive", metavar="FILE", help="file name in the model store; default: the model's")
+    words = "time to measure each load; default: %(default)gs"
+    add("--duration", type=duration_s, default=5.0, metavar="T", help=words)
+    words = "largest batch size to try; default: %(default)d"
+    add("--max-batch-size", type=number(int, 1), default=32, metavar="N", help=words)
+    add("-o", "--out", type=Path, metavar="TUNE.json", help="file to store the result in")

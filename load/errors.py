@@ -2,4 +2,4 @@
 
 
 class LoadError(Exception):
-    """A measurement cannot be made, or a result not stored; the message is one line with the remedy."""
+    """A measurement is not possible, or a result cannot be stored; the message is one line with the remedy."""

@@ -1,7 +1,7 @@
-"""Judges answers by the expected ones. Pure but for the file.
+"""Compares answers with the expected ones. Pure, except for reading the file.
 
-An answer is right when it contains the expected one, with numbers within a tolerance: an expected answer may have two
-labels out of five. A wrong answer that is right for another input was swapped.
+An answer is right if it contains the expected one, with numbers within a tolerance: an expected answer may have two
+labels of five. A wrong answer that is right for another input was swapped.
 """
 
 import json
@@ -15,28 +15,27 @@ from load.generate import Check
 from load.inputs import Input
 from load.results import Verdict
 
-# Absolute difference of two numbers that are the same: the other items of a micro-batch move probabilities in bf16 by
-# less.
+# Absolute difference of equal numbers: the other items of a micro-batch change probabilities in bf16 by less.
 TOLERANCE = 0.02
-# Answers whose verdict is cached, so that they are not parsed again: some MB, and most answers of a run.
-REMEMBERED = 10_000
+# Answers with a cached verdict, which saves parsing: some MB, and most answers of a run.
+CACHED = 10_000
 
 
-def judge(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
-    """Return what judges the answer to the input of a number by the right ones, which are as JSON parses them."""
+def make_check(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
+    """Return a check of answers by the expected ones, which are parsed JSON, in the order of the inputs."""
 
-    @lru_cache(maxsize=REMEMBERED)
-    def verdict(source: int, body: bytes) -> Verdict:
-        answer = parsed(body)
+    @lru_cache(maxsize=CACHED)
+    def check(source: int, body: bytes) -> Verdict:
+        answer = parse(body)
         if matches(answers[source], answer, tolerance):
             return Verdict.RIGHT
         return Verdict.SWAPPED if any(matches(each, answer, tolerance) for each in answers) else Verdict.WRONG
 
-    return verdict
+    return check
 
 
-def parsed(body: bytes) -> Any:
-    """Parse an answer as JSON; return its text where it is none."""
+def parse(body: bytes) -> Any:
+    """Parse an answer as JSON; return its text if it is not valid."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -44,9 +43,9 @@ def parsed(body: bytes) -> Any:
 
 
 def matches(expected: Any, answer: Any, tolerance: float) -> bool:
-    """Return whether an answer has everything that is expected of it.
+    """Return whether an answer contains the expected one.
 
-    A number that is expected under a name and missing counts as 0: the last of five labels changes places easily.
+    A missing number of an object counts as 0, since the least probable of five labels may change.
     """
     if isinstance(expected, dict):
         return isinstance(answer, dict) and all(
@@ -58,7 +57,7 @@ def matches(expected: Any, answer: Any, tolerance: float) -> bool:
         return is_as_long and all(matches(*pair, tolerance) for pair in zip(expected, answer, strict=True))
     if _is_number(expected):
         return _is_number(answer) and abs(expected - answer) <= tolerance
-    # True is 1 to Python, and not to JSON.
+    # True equals 1 in Python, but not in JSON.
     return type(expected) is type(answer) and bool(expected == answer)
 
 
@@ -67,11 +66,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read(path: Path, inputs: Sequence[Input]) -> list[Any]:
-    """Read the expected answers from a JSON file {name of the input: answer}; of a single input, the answer will do.
-
-    Raises:
-        LoadError: the file cannot be read, or an input has no answer in it.
-    """
+    """Read the expected answers from a JSON file {name of the input: answer}; for a single input, also its answer."""
     try:
         answers = json.loads(path.read_bytes())
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Sends requests by a load and records what comes back, on one event loop of the caller's process.
+"""Sends requests by a load and records the responses, on one event loop of the caller's process.
 
-    Attack.run -> the load sends through a Sender -> warm -> the window opens -> closes -> the last answers -> Summary
+    Attack.run -> the load sends through a Sender -> warm -> the window opens -> closes -> last responses -> Summary
 
 Latency counts from the scheduled time. A server that stalls for two seconds delays every request that is due meanwhile:
-an open loop shows it, a closed loop would just send less (G. Tene: coordinated omission).
+an open loop shows it, a closed loop only sends less (G. Tene: coordinated omission).
 """
 
 import asyncio
@@ -42,22 +42,22 @@ from load.results import (
 from load.schedules import Schedule
 
 T = TypeVar("T")
-# (number of the input, body of its answer) -> the judgement of the answer
+# (number of the input, body of the response) -> verdict
 Check = Callable[[int, bytes], Verdict]
-# Returns when the window of a recording is to close; may add doubts, and put off the window's opening.
+# Returns when the window of a recording is to close.
 Until = Callable[[Recording], Awaitable[None]]
 
-# Seconds until a request counts as unanswered: TorchServe's own default of responseTimeout.
+# Seconds until a request fails: TorchServe's default of responseTimeout.
 TIMEOUT_S = 120.0
-# Bytes from which on a body is written in pieces, as a file is: aiohttp warns of larger ones written in one go.
+# Bytes of the smallest body that is written in pieces, like a file: aiohttp warns of larger single writes.
 LARGE_BODY_BYTES = 1 << 20
-# Bytes that are read at a time: a list of 64 embeddings, 250 KB of JSON, comes in one piece.
+# Bytes per read: a list of 64 embeddings is 250 KB of JSON.
 READ_BUFFER_BYTES = 1 << 18
-# Seconds that a client waits after a request without any answer, to avoid a busy loop on a dead server.
+# Seconds that a client waits after a request without a response, which avoids a busy loop on a dead server.
 PAUSE_AFTER_NO_ANSWER_S = 0.1
-# Requests in flight at once: each takes a descriptor here and in the server; most systems allow a process 1024.
+# Most requests in flight: each takes a descriptor here and in the server; most systems allow a process 1024.
 MAX_IN_FLIGHT = 1000
-# Requests of an open loop that are sent before answers are read again: 32 take some 4 ms.
+# Requests of an open loop that are sent before responses are read: 32 take some 4 ms.
 SENDS_WITHOUT_PAUSE = 32
 # Seconds to wait for requests in flight after Ctrl-C.
 STOP_GRACE_S = 2.0
@@ -65,19 +65,19 @@ STOP_GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The whole address of a prediction, and the headers that every request has beside its content type."""
+    """The address of predictions, and the headers of every request, except its content type."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = TIMEOUT_S  # until a request counts as unanswered
+    timeout_s: float = TIMEOUT_S  # of a request
 
     def session(self) -> aiohttp.ClientSession:
-        """Open a pool of as many kept-alive connections as there are requests at once; the caller closes it."""
+        """Open a pool with a kept-alive connection for each concurrent request; the caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             headers=self.headers,
-            # The server shares these cores, so a request costs little here: nothing is kept, unpacked or guessed.
+            # The server may share these cores, so a request must be cheap: no cookies, no inflation.
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
@@ -87,7 +87,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends inputs over a session, and records what comes back."""
+    """Sends inputs over a session and records the responses."""
 
     url: URL
     inputs: Inputs
@@ -96,43 +96,44 @@ class Sender:
     session: aiohttp.ClientSession
 
     async def send(self, source: int, client: int = 0, due_s: float | None = None) -> int:
-        """Send the input of a number now, record the exchange, and return its status; only cancellation is raised.
+        """Send an input now, record the exchange, and return its status; it only raises when cancelled.
 
         The request was due at `due_s`, in seconds of `time.perf_counter`; None means now.
         """
         item = self.inputs.items[source]
-        body = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)
+        data = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)
         sent_s = time.perf_counter()
-        made = Exchange(sent_s if due_s is None else due_s, sent_s, client=client, source=source)
+        exchange = Exchange(sent_s if due_s is None else due_s, sent_s, client=client, source=source)
         self.recording.in_flight += 1
         try:
-            async with self.session.post(self.url, data=body, headers={"Content-Type": item.content_type}) as reply:
-                answer = await reply.read()
-            made.answered_s = time.perf_counter()
-            made.server_timing = reply.headers.get("Server-Timing")
-            if self.check is not None and reply.status == OK:
-                made.verdict = self.check(source, answer)
-            made.status = reply.status
-            if reply.status in REFUSED and self.recording.refusal is None and made.due_s >= self.recording.opens_s:
-                named = _type_of(answer), reply.headers.get("Retry-After")
-                self.recording.refusal = Refusal(reply.status, *named, latency_ms=1e3 * made.latency_s)
-        except (TimeoutError, aiohttp.ClientError, OSError) as problem:
-            made.error = type(problem).__name__
-        except Exception as problem:
-            # A fault of this program ends one request, and not the run.
-            raised = traceback.extract_tb(problem.__traceback__)[-1]
-            made.error = f"{FAULT}{type(problem).__name__} at {Path(raised.filename).name}:{raised.lineno}"
+            async with self.session.post(self.url, data=data, headers={"Content-Type": item.content_type}) as response:
+                body = await response.read()
+            exchange.answered_s = time.perf_counter()
+            exchange.server_timing = response.headers.get("Server-Timing")
+            if self.check is not None and response.status == OK:
+                exchange.verdict = self.check(source, body)
+            exchange.status = response.status
+            is_counted = exchange.due_s >= self.recording.opens_s
+            if response.status in REFUSED and self.recording.refusal is None and is_counted:
+                reason = _error_type(body), response.headers.get("Retry-After")
+                self.recording.refusal = Refusal(response.status, *reason, latency_ms=1e3 * exchange.latency_s)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            exchange.error = type(error).__name__
+        except Exception as error:
+            # A fault of this program ends one request, not the run.
+            raised = traceback.extract_tb(error.__traceback__)[-1]
+            exchange.error = f"{FAULT}{type(error).__name__} at {Path(raised.filename).name}:{raised.lineno}"
         finally:
             self.recording.in_flight -= 1
-        made.answered_s = min(made.answered_s, time.perf_counter())
-        self.recording.add(made)
-        return made.status
+        exchange.answered_s = min(exchange.answered_s, time.perf_counter())
+        self.recording.add(exchange)
+        return exchange.status
 
 
-def _type_of(answer: bytes) -> str | None:
-    """Return the `type` of an error's body, of a list the first item's; None if it has none."""
+def _error_type(body: bytes) -> str | None:
+    """Return the `type` of an error, or of a list's first item; None if it has none."""
     with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
-        document = orjson.loads(answer)
+        document = orjson.loads(body)
         items = document.get("predictions") if isinstance(document, dict) else document
         return str((items[0]["error"] if items else document)["type"])
     return None
@@ -140,9 +141,9 @@ def _type_of(answer: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A number of clients, each of which sends its next request when its answer has come.
+    """A number of clients, each of which sends its next request after a response.
 
-    The load does not pause between warm-up and window, so that the window sees the micro-batches of steady traffic.
+    The load does not pause between warm-up and window, so that the window measures steady traffic.
     """
 
     clients: int
@@ -155,9 +156,9 @@ class ClosedLoop:
         return self.clients
 
     async def drive(self, sender: Sender) -> None:
-        """Send until the recording is closed and every answer has come.
+        """Send until the recording is closed, and wait for every response.
 
-        Each client warms up with one request, and counts at least one, even where that takes longer than the window.
+        Each client warms up with one request and counts at least one, even if that takes longer than the window.
         """
         recording, cold = sender.recording, set(range(self.clients))
 
@@ -181,9 +182,9 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests sent by a schedule, regardless of earlier answers.
+    """Requests sent by a schedule, regardless of earlier responses.
 
-    Where `max_in_flight` is reached, requests are sent late and the run is not valid.
+    At `max_in_flight`, requests are sent late, which invalidates the run.
     """
 
     schedule: Schedule
@@ -197,17 +198,17 @@ class OpenLoop:
         return self.schedule.rate_per_s
 
     async def drive(self, sender: Sender) -> None:
-        """Send until the recording is closed and every answer has come."""
+        """Send until the recording is closed, and wait for every response."""
         recording, sources = sender.recording, sender.inputs.order(0)
         schedule = (recording.started_s + offset_s for offset_s in self.schedule.due_s())
         due_s = next(schedule)
-        under_way: set[asyncio.Task[int]] = set()
+        tasks: set[asyncio.Task[int]] = set()
 
-        def depart() -> None:
+        def send() -> None:
             nonlocal due_s
             task = asyncio.create_task(sender.send(next(sources), due_s=due_s))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             due_s = next(schedule)
 
         async def keep_schedule() -> None:
@@ -215,21 +216,21 @@ class OpenLoop:
                 delay_s = due_s - time.perf_counter()
                 if delay_s > 0 or number % SENDS_WITHOUT_PAUSE == 0:
                     await asyncio.sleep(max(0.0, delay_s))
-                recording.throttled += len(under_way) >= self.max_in_flight
-                while len(under_way) >= self.max_in_flight:
-                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                depart()
+                recording.throttled += len(tasks) >= self.max_in_flight
+                while len(tasks) >= self.max_in_flight:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                send()
 
         recording.warm.set()
         await _first(keep_schedule(), recording.closed.wait())
         # Requests that were due before the window closed count, sent or not.
         while due_s < recording.closes_s:
-            if len(under_way) < self.max_in_flight:
-                depart()
+            if len(tasks) < self.max_in_flight:
+                send()
             else:
                 recording.unsent += 1
                 due_s = next(schedule)
-        await asyncio.gather(*under_way)
+        await asyncio.gather(*tasks)
 
     def __str__(self) -> str:
         return str(self.schedule)
@@ -240,29 +241,29 @@ Load = ClosedLoop | OpenLoop
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One run, before it is made."""
+    """The settings of one run."""
 
     target: Target
     inputs: Inputs
     load: Load
     duration_s: float = 10.0  # of the window
     warm_up_s: float = 0.0  # least time under load before it opens
-    latency_threshold_ms: float | None = None  # of an answer that goodput counts; None counts every good answer
-    until: Until | None = None  # closes the window by another rule than its duration
-    check: Check | None = None  # judges answers that came with 200; None believes them
-    max_lag_ms: float = MAX_LAG_MS  # lag's p99 that is always allowed in a valid run
+    latency_threshold_ms: float | None = None  # most ms of a response that goodput counts; None means no limit
+    until: Until | None = None  # closes the window in place of its duration
+    check: Check | None = None  # checks responses with status 200
+    max_lag_ms: float = MAX_LAG_MS  # p99 of the lag that is always allowed in a valid run
 
     def run(self) -> Summary:
-        """Send until the window has closed and every answer has come, and sum up."""
+        """Send until the window has closed, wait for every response, and return the summary."""
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        """Sum up a recording of this attack."""
+        """Summarise a recording of this attack."""
         is_closed_loop = isinstance(self.load, ClosedLoop)
         return summarise(recording, is_closed_loop, self.latency_threshold_ms, self.max_lag_ms)
 
     async def generate(self, recording: Recording) -> Recording:
-        """Fill a new recording, and return it; `recording.stop()` ends the run early."""
+        """Fill a new recording and return it; `recording.stop()` stops the run early."""
         async with self.target.session() as session:
             recording.started_s = time.perf_counter()
             sender = Sender(URL(self.target.url), self.inputs, self.check, recording, session)
@@ -284,7 +285,7 @@ class Attack:
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:
-    """Wait until one of them has ended, cancel the others, and raise what it raised."""
+    """Wait until one awaitable has ended, cancel the others, and raise its exception."""
     tasks = [asyncio.ensure_future(each) for each in awaitables]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -296,10 +297,10 @@ async def _first(*awaitables: Awaitable[object]) -> None:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """A selector whose timeouts are good to a tenth of a millisecond.
+    """A selector whose timeouts are precise to a tenth of a millisecond.
 
-    epoll counts in whole milliseconds and asyncio rounds up, so a plain loop sends a schedule's requests half a
-    millisecond late on average. select() counts in microseconds but takes few descriptors: here epoll's alone.
+    epoll counts in whole milliseconds and asyncio rounds up, so a plain loop sends requests half a millisecond late on
+    average. select() counts in microseconds but accepts few descriptors: here it only waits for epoll's.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -312,7 +313,7 @@ class _PreciseSelector(selectors.DefaultSelector):
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine like asyncio.run, with precise timers and without long pauses."""
     thresholds = gc.get_threshold()
-    # A full collection walks all recorded requests, which takes tens of ms; the young generations are enough.
+    # A full collection visits all recorded requests, which takes tens of ms; the young generations suffice.
     gc.set_threshold(*thresholds[:2], 1 << 30)
     try:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_PreciseSelector())) as runner:

@@ -1,11 +1,11 @@
 """Reads the bodies to send from files, folders and lists.
 
-photograph.jpg     one request, typed by its name
-texts.txt          one request a line, text/plain
-requests.jsonl     one request a line, application/json
-request.json       one request, unless it is perf_analyzer's list: {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]},
-                   whose paths are relative to the current folder or its own
-folder/            every file in it by these rules, in the order of their names; hidden ones are left out
+photograph.jpg     one request, with the media type of its name
+texts.txt          one request per line, text/plain
+requests.jsonl     one request per line, application/json
+request.json       one request, or perf_analyzer's list: {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]}, whose paths are
+                   relative to the current folder or to the list's
+folder/            every file in it by these rules, in the order of their names, except hidden ones
 """
 
 import json
@@ -29,7 +29,7 @@ PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The body of a request, its media type, and the file's name; "texts.txt:3" is a line."""
+    """The body of a request, its media type, and the name of its file; "texts.txt:3" is a line."""
 
     body: bytes
     content_type: str = ANY_TYPE
@@ -38,32 +38,28 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that may be sent, at least one input."""
+    """The inputs to send, at least one."""
 
     items: Sequence[Input]
 
     @classmethod
     def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
-        """Make inputs of bodies; the name of each is its number."""
+        """Make inputs of bodies, named by their numbers."""
         return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
 
     def order(self, client: int) -> Iterator[int]:
-        """Yield the numbers of the inputs in turn, without end; every client begins with another one."""
+        """Yield the numbers of the inputs in turn, endlessly; clients begin with different ones."""
         return ((client + sent) % len(self.items) for sent in count())
 
 
 def read(paths: Iterable[Path], content_type: str | None = None) -> Inputs:
-    """Read files and folders; `content_type` is that of all inputs, None takes it from the files' names.
-
-    Raises:
-        LoadError: a file cannot be read, or there is nothing to send.
-    """
+    """Read files and folders; `content_type` None means the media type of each file's name."""
     try:
         items = tuple(item for path in paths for item in _read(path))
     except OSError as error:
         raise LoadError(f"cannot read {error.filename}: {error.strerror}") from error
     if not items:
-        raise LoadError("there is nothing to send: name a file or folder with --input that is not empty")
+        raise LoadError("--input contains nothing to send: name a file or folder that is not empty")
     return Inputs(tuple(replace(item, content_type=content_type or item.content_type) for item in items))
 
 
@@ -86,13 +82,13 @@ def _read(path: Path) -> Iterator[Input]:
 
 
 def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
-    """Return the files that perf_analyzer's list of inputs names; None where the file is no such list."""
+    """Return the files in perf_analyzer's list of inputs; None if the file is not such a list."""
     try:
         content = json.loads(body)
     except ValueError as error:
         raise LoadError(f"{path} is not JSON: {error}") from error
     data = content.get("data") if isinstance(content, dict) else None
-    # A list in the list groups entries into a sequence.
+    # A nested list is a sequence of entries.
     flat = [e for each in data for e in (each if isinstance(each, list) else [each])] if isinstance(data, list) else []
     lists = [entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None for entry in flat]
     if all(files is None for files in lists):

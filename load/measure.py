@@ -1,4 +1,4 @@
-"""Measures one load: a live line on stderr, one that stays, and Ctrl-C keeps what was measured."""
+"""Measures one load with a live line on stderr, and keeps the measurements until Ctrl-C."""
 
 import asyncio
 import signal
@@ -8,24 +8,20 @@ import time
 from load import generate
 from load.generate import Attack
 from load.results import Latencies, Recording, Summary
-from load.run_file import Run, now, step_of
+from load.run_file import Run, make_step, now
 
-# Seconds between two states of the live line: a person reads no faster, and the generator has its core to itself.
+# Seconds between two updates of the live line: as fast as a person reads, without delaying the generator.
 REFRESH_S = 0.25
 
 
 def measure(attack: Attack, run: Run, repeat: int = 1) -> Summary:
-    """Make an attack, and add its result to a run.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C ended it early; what was measured until then is in the run.
-    """
+    """Run an attack and add its result to a run; after Ctrl-C, add it and raise KeyboardInterrupt."""
     title = f"{run.label}, {attack.load}" + (f", repeat {repeat}" if repeat > 1 else "")
     started_at = now()
-    recording = generate.run(_watched(attack, title))
+    recording = generate.run(_generate(attack, title))
     summary = attack.summarise(recording)
-    run.steps.append(step_of(attack, summary, recording, repeat, started_at))
-    latency = ", ".join(f"p{p} {summary.latency_ms(p):.1f} ms" for p in (50, 99) if summary.completed) or "no answer"
+    run.steps.append(make_step(attack, summary, recording, repeat, started_at))
+    latency = ", ".join(f"p{p} {summary.latency_ms(p):.1f} ms" for p in (50, 99) if summary.completed) or "no response"
     mark = "".join(f"  NOT VALID: {reason}" for reason in summary.invalid_reasons)
     print(f"load: {title}: {summary.throughput_per_s:.1f}/s, {latency}{mark}", file=sys.stderr)
     if recording.stopped.is_set():
@@ -33,12 +29,12 @@ def measure(attack: Attack, run: Run, repeat: int = 1) -> Summary:
     return summary
 
 
-async def _watched(attack: Attack, title: str) -> Recording:
+async def _generate(attack: Attack, title: str) -> Recording:
     recording, loop = Recording(), asyncio.get_running_loop()
 
     def interrupt() -> None:
         recording.stop()
-        # A second Ctrl-C ends the process as it always does.
+        # A second Ctrl-C ends the process.
         loop.remove_signal_handler(signal.SIGINT)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -52,7 +48,7 @@ async def _watched(attack: Attack, title: str) -> Recording:
 
 
 async def _watch(title: str, recording: Recording) -> None:
-    """Show rate and latency of the last quarter of a second, until cancelled."""
+    """Show rate and latency since the last update, until cancelled."""
     seen, failed, since_s = 0, 0, time.perf_counter()
     while True:
         await asyncio.sleep(REFRESH_S)

@@ -1,4 +1,4 @@
-"""Draws stored runs as one HTML page that needs no network: headline, four figures, ratios, every number. Pure."""
+"""Draws stored runs as one HTML page that needs no network: main figures, four charts, ratios, every number. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,22 @@ from load.results import Latencies
 from load.run_file import Run, Step
 
 TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 TICKS = (50, 90, 99, 99.9, 99.99, 99.999)
-# Points of the drawn latency distribution for each nine: a curve of them looks smooth.
+# Points of the drawn latency distribution per nine, for a smooth curve.
 POINTS_PER_NINE = 20
+
+
+def name(runs: Sequence[Run], number: int) -> str:
+    """Return the label of a run, with its part in a comparison: the first run is the baseline of the others."""
+    label = runs[number].label
+    return label if len(runs) == 1 else f"{'after' if number else 'before'}: {label}"
 
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page as HTML; later runs are compared with the first."""
-    tables = [(f"Before: {runs[0].label}, after: {other.label}", ratios(runs[0], other)) for other in runs[1:]]
+    tables = [(f"before: {runs[0].label}, after: {other.label}", ratios(runs[0], other)) for other in runs[1:]]
     tables.append(("Every number", table(runs)))
     cards = (
         f"<div class='card'><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in _cards(runs)
@@ -46,12 +52,12 @@ def _about(run: Run) -> str:
 
 
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Yield the main figures: the highest throughput of each run, and the gain of the last over the first."""
-    for run in runs:
+    """Yield the main figures: the highest throughput of each run, and the ratio of the last run to the first."""
+    for number, run in enumerate(runs):
         if steps := [step for step in run.steps if step.is_valid]:
             best = max(steps, key=lambda step: step.throughput_per_s)
-            p99_ms = best.latency_ms["p99"]
-            yield f"{best.throughput_per_s:.1f}/s", f"{run.label}: most, at {best.name}, with p99 {p99_ms:.0f} ms"
+            words = f"{name(runs, number)}: highest throughput, at {best.name}, p99 {best.latency_ms['p99']:.0f} ms"
+            yield f"{best.throughput_per_s:.1f}/s", words
     rows = ratios(runs[0], runs[-1]) if len(runs) > 1 else []
     for row in (row for row in rows if row["load"] == rows[-1]["load"]):
         if row["quantity"] in ("throughput 1/s", "p99 ms"):
@@ -59,7 +65,7 @@ def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def _shown(runs: Sequence[Run]) -> list[list[Step]]:
-    """Return the steps of each run whose distributions are drawn: the highest load in common, or its best one."""
+    """Return the steps of each run to draw distributions of: those of the highest common load, or the best step."""
     answered = [[step for step in run.steps if step.latency_ms] for run in runs]
     common = set.intersection(*({(step.value, step.name) for step in steps} for steps in answered))
     if len(runs) > 1 and common:
@@ -68,7 +74,7 @@ def _shown(runs: Sequence[Run]) -> list[list[Step]]:
 
 
 def curve(run: Run) -> list[Step]:
-    """Return the medians of each load that got responses, in the order of clients, then of rates."""
+    """Return a step with the medians of each load that has responses, ordered by clients, then by rate."""
     loads: dict[tuple[str, float], list[Step]] = {}
     for step in sorted((step for step in run.steps if step.latency_ms), key=lambda step: (step.kind, step.value)):
         loads.setdefault((step.kind, step.value), []).append(step)
@@ -87,12 +93,12 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
     shown = _shown(runs)
     where = ", ".join(dict.fromkeys(steps[0].name for steps in shown if steps))
     titles = [f"{title}, {where}" for title in ("Latency distribution", "Batch sizes", "Time of a request")]
-    titles.insert(0, "Throughput against latency for each load: p99 (line), p50 (dots)")
+    titles.insert(0, "Latency by throughput, a point for each load: p99 (line), p50 (dots)")
     figure = make_subplots(2, 2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.15)
-    for run, steps, colour in zip(runs, shown, COLOURS * len(runs), strict=False):
+    for number, (run, steps, colour) in enumerate(zip(runs, shown, COLOURS * len(runs), strict=False)):
         marker = {"color": colour}
         # One entry of the legend for all traces of a run.
-        same = {"name": run.label, "legendgroup": run.label, "showlegend": False}
+        same = {"name": name(runs, number), "legendgroup": str(number), "showlegend": False}
         points = curve(run)
         for percentile, dash in (("p50", "dot"), ("p99", "solid")):
             figure.add_scatter(
@@ -110,7 +116,7 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
                 col=1,
             )
         latencies = Latencies(value for step in steps for value in step.latencies_s)
-        # 1, 10, 100 and so on are p0, p90 and p99: each nine has as much room, as far as there are values.
+        # On this axis 1, 10, 100 are p0, p90, p99, so that each nine has equal width; it ends with the values.
         x = [10 ** (tick / POINTS_PER_NINE) for tick in range(1, 6 * POINTS_PER_NINE)]
         x = [beyond for beyond in x if beyond <= len(latencies)]
         y = [latencies.percentile_ms(100 - 100 / beyond) for beyond in x]
@@ -126,12 +132,12 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
             figure.add_bar(x=["outside", *STAGES], y=[outside_ms, *inside_ms], marker=marker, **same, row=2, col=2)
     order = sorted({size for steps in shown for step in steps for size in step.requests_by_batch_size}, key=float)
     ticks = {"tickvals": [100 / (100 - tick) for tick in TICKS], "ticktext": [f"p{tick:g}" for tick in TICKS]}
-    figure.update_xaxes(title="answers per second", rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title="percentile of the answers", type="log", **ticks, row=1, col=2)
+    figure.update_xaxes(title="responses per second", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title="percentile of the responses", type="log", **ticks, row=1, col=2)
     figure.update_xaxes(title="requests in the micro-batch", type="category", categoryarray=order, row=2, col=1)
     figure.update_xaxes(title="outside the handler, and its stages", row=2, col=2)
-    for number, unit in enumerate(("ms", "ms", "% of the requests", "ms, mean")):
-        figure.update_yaxes(title=unit, rangemode="tozero", row=1 + number // 2, col=1 + number % 2)
+    for place, unit in enumerate(("ms", "ms", "% of the requests", "ms, mean")):
+        figure.update_yaxes(title=unit, rangemode="tozero", row=1 + place // 2, col=1 + place % 2)
     legend = {"orientation": "h", "y": 1.07, "yanchor": "bottom", "font": {"size": 16}}
     figure.update_layout(
         template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 40}, legend=legend, height=820

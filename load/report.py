@@ -1,4 +1,4 @@
-"""Stored runs as text: a table, ratios between runs, and CSV with perf_analyzer's columns. Pure."""
+"""Stored runs as text: a table, verdicts, and ratios between runs. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from load.run_file import Run, Step
 # A table: column -> text, for each row.
 Rows = list[dict[str, str]]
 
-# Stages of a request in the server, in order, as the handlers' Server-Timing has them.
+# Stages of a request in the server, in order, by their names in the handlers' Server-Timing.
 STAGES = ("decode", "wait", "forward", "encode")
-# Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom, and one for all beyond.
+# Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom; the last one for more.
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.12)
 
 
 def table(runs: Sequence[Run]) -> Rows:
-    """Return a row for each step, without the columns that hold nothing."""
+    """Return a row for each step, without empty columns."""
     rows = []
     for run, step in _steps(runs):
         has_threshold = step.latency_threshold_ms is not None
@@ -48,7 +48,7 @@ def _ms(value: float | None) -> str:
 
 
 def ratios(base: Run, other: Run) -> Rows:
-    """Return a row for each quantity of each load in common: other over base, valid steps paired by repeat."""
+    """Return a row for each quantity of each common load: other over base, for repeats that are valid in both."""
     rows = []
     for load in dict.fromkeys(step.name for step in base.steps):
         theirs = {step.repeat: step for step in other.steps if step.name == load and step.is_valid}
@@ -70,7 +70,7 @@ def ratios(base: Run, other: Run) -> Rows:
 
 
 def _value(step: Step, quantity: str) -> float:
-    """Return one quantity of a step; 0 where it was not measured."""
+    """Return one quantity of a step; 0 if it was not measured."""
     goodput_per_s = 0.0 if step.latency_threshold_ms is None else step.goodput_per_s
     rates = {"throughput 1/s": step.throughput_per_s, "goodput 1/s": goodput_per_s}
     return rates.get(quantity, step.latency_ms.get(quantity.removesuffix(" ms"), 0.0))
@@ -79,7 +79,7 @@ def _value(step: Step, quantity: str) -> float:
 def ratio(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of the repeats' ratios, and the bounds of its 95 % confidence interval.
 
-    The interval is Student's t over the logarithms: repeats are few, and ratios multiply. One repeat has none.
+    The interval is Student's t over the logarithms, since repeats are few and ratios multiply; one repeat has none.
     """
     logs = [math.log(value) for value in values]
     mean, half = fmean(logs), 0.0
@@ -89,7 +89,7 @@ def ratio(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def remarks(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the warnings about the steps, a line each."""
+    """Yield a warning for each invalid step and each step with wrong answers."""
     for run, step in _steps(runs):
         if step.invalid_reason:
             yield f"NOT VALID: {run.label}, {step.name}: {step.invalid_reason}"
@@ -100,14 +100,16 @@ def remarks(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def verdicts(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield whether each step held its latency target, and the first refusal of each, a line each."""
+    """Yield whether each valid step met its latency target, and the first refusal of each step."""
     for run, step in _steps(runs):
         percent = run.settings.get("percentile") or PERCENTILE
         if step.latency_threshold_ms is not None and step.outcomes:
-            held = "held" if step.in_time_percent >= percent else "NOT HELD"
+            verdict = "met" if step.in_time_percent >= percent else "NOT MET"
+            if not step.is_valid:
+                verdict = "unknown, the step is NOT VALID"
             shares = (f"{name} {100 * count / max(step.requests, 1):.2f} %" for name, count in step.outcomes.items())
             words = f"{', '.join(shares)} of {step.requests} requests; {percent:g} % must be in time"
-            yield f"target {held}: {run.label}, {step.name}, {step.latency_threshold_ms:g} ms: {words}"
+            yield f"target {verdict}: {run.label}, {step.name}, {step.latency_threshold_ms:g} ms: {words}"
         if step.refusal is not None:
             status, kind, after, latency_ms = step.refusal.values()
             words = f"{status} {kind or ''}".strip() + f", Retry-After {after or 'missing'}, after {_ms(latency_ms)} ms"
@@ -115,12 +117,12 @@ def verdicts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def text(runs: Sequence[Run]) -> str:
-    """Return the table, the verdicts, the remarks, and every later run's ratios to the first."""
+    """Return the table, the verdicts, the warnings, and the ratios of every later run to the first."""
     parts = [_aligned(table(runs)), *verdicts(runs), *remarks(runs)]
     for other in runs[1:]:
         rows = ratios(runs[0], other)
         parts.append(f"\nbefore: {runs[0].label}, after: {other.label}")
-        parts.append(_aligned(rows) if rows else "no valid load in common: nothing to compare")
+        parts.append(_aligned(rows) if rows else "the runs have no valid load in common to compare")
     return "\n".join(parts)
 
 

@@ -1,6 +1,6 @@
-"""A stored run, run.json, of which reports are made; README.md beside this file has its fields.
+"""A stored run, run.json, the source of reports; README.md beside this file has its fields.
 
-Every step has its raw exchanges, so that other reports can be made later.
+Every step contains its raw exchanges, for other reports later.
 """
 
 from dataclasses import asdict, dataclass, field, fields
@@ -19,7 +19,7 @@ SCHEMA = "load-run/1"
 
 
 def now() -> str:
-    """Return the time in UTC, as in ISO 8601."""
+    """Return the time in UTC in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -49,13 +49,13 @@ class Step:
     requests_by_batch_size: dict[str, int]
     mean_batch_size: float | None
     server_ms: dict[str, float]
-    exchanges: dict[str, list[Any]]  # attribute of Exchange -> its values; times in s from the window's opening
+    exchanges: dict[str, list[Any]]  # attribute of Exchange -> its values; times in s since the window opened
     outcomes: dict[str, int] = field(default_factory=dict)  # "in time", "late", "refused", "failed" -> requests
-    refusal: dict[str, Any] | None = None  # the first refused request; None if there was none
+    refusal: dict[str, Any] | None = None  # the first refused request
 
     @property
     def latencies_s(self) -> list[float]:
-        """The latencies of the good answers to requests that were due within the window."""
+        """The latencies of the good responses to requests that were due within the window."""
         rows = zip(*(self.exchanges[name] for name in ("due_s", "answered_s", "status", "verdict")), strict=True)
         return [
             answered_s - due_s
@@ -64,7 +64,7 @@ class Step:
         ]
 
 
-def step_of(attack: Attack, summary: Summary, recording: Recording, repeat: int, started_at: str) -> Step:
+def make_step(attack: Attack, summary: Summary, recording: Recording, repeat: int, started_at: str) -> Step:
     """Combine the summary and the raw results of a load."""
     columns = {each.name: [getattr(row, each.name) for row in recording.exchanges] for each in fields(Exchange)}
     for name in ("due_s", "sent_s", "answered_s"):
@@ -104,35 +104,35 @@ class Run:
     """Several loads on one model, measured one after the other."""
 
     label: str  # name of the run in reports
-    created_at: str  # UTC, as in ISO 8601
+    created_at: str  # UTC, in ISO 8601
     model: str
     url: str  # of its predictions
-    registration: dict[str, Any]  # what it is registered with, in the management API's words
+    registration: dict[str, Any]  # in the management API's terms
     settings: dict[str, Any]  # options of the command line
     inputs: list[str]  # names, by number
     steps: list[Step] = field(default_factory=list)
     schema: str = SCHEMA
 
     def save(self, path: Path) -> None:
-        """Write the run as JSON; LoadError where it cannot be written."""
+        """Write the run as JSON."""
         write(path, orjson.dumps(self, default=str))
 
     @classmethod
     def read(cls, path: Path) -> "Run":
-        """Read what `save` wrote; LoadError where the file cannot be read, or is something else."""
+        """Read a file that `save` has written."""
         try:
             run = TypeAdapter(Run).validate_json(path.read_bytes())
         except OSError as error:
             raise LoadError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise LoadError(f"{path} holds no run of `python -m load run --out`") from error
+            raise LoadError(f"{path} is not a file of `python -m load run --out`") from error
         if run.schema != SCHEMA:
-            raise LoadError(f"{path} is of schema {run.schema}, this program reads {SCHEMA}: measure it again")
+            raise LoadError(f"{path} has the schema {run.schema}, this program reads {SCHEMA}: measure it again")
         return run
 
 
 def write(path: Path, data: bytes, mode: str = "wb") -> None:
-    """Write a file; LoadError where that cannot be. Nothing in mode "ab" finds out before an hour of measuring."""
+    """Write a file, or raise LoadError; writing b"" in mode "ab" detects the error before an hour of measurements."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode) as file:

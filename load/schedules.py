@@ -1,6 +1,6 @@
 """Schedules of open loops. Pure; the text of a schedule is its name in reports.
 
-`due_s` yields when each request is due: ascending seconds from the start, without end and the same every time.
+`due_s` yields the time of each request: ascending seconds from the start, endless and equal for every call.
 """
 
 import random
@@ -16,7 +16,7 @@ class Constant:
     rate_per_s: float
 
     def due_s(self) -> Iterator[float]:
-        """Yield when each request is due; divided, since a sum of ten million gaps drifts."""
+        """Yield the time of each request by division, since a sum of ten million gaps drifts."""
         return (number / self.rate_per_s for number in count())
 
     def __str__(self) -> str:
@@ -25,13 +25,13 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent arrivals, as of many users who know nothing of each other; the same seed makes the same schedule."""
+    """Independent arrivals, such as those of many users; a seed determines the schedule."""
 
     rate_per_s: float
     seed: int = 0
 
     def due_s(self) -> Iterator[float]:
-        """Yield when each request is due: the gaps are exponentially distributed."""
+        """Yield the time of each request, with exponentially distributed gaps."""
         chance = random.Random(self.seed)
         return accumulate(chance.expovariate(self.rate_per_s) for _ in count())
 

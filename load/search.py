@@ -1,7 +1,7 @@
-"""Finds the highest load that still holds, by bisection. Pure: the caller says what a measurement is.
+"""Finds the highest load that meets a target, by bisection. Pure: the caller defines a measurement.
 
-A measurement under load is noisy, so what the bisection found is measured once more, and given up for the next lower
-load as long as it does not hold a second time. A bisection assumes that what holds at some load holds at any lower one.
+Measurements are noisy, so the search measures its result once more, and lowers it until a load meets the target twice.
+A bisection assumes that every load below a load that meets the target meets it, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,35 +13,35 @@ L = TypeVar("L")
 M = TypeVar("M")
 
 
-def highest(loads: Sequence[L], measure: Callable[[L], M], holds: Callable[[M], bool]) -> tuple[L, M] | None:
-    """Return the highest of ascending loads that held twice (once, where it is the lowest), and its last measurement.
+def find_highest(loads: Sequence[L], measure: Callable[[L], M], is_met: Callable[[M], bool]) -> tuple[L, M] | None:
+    """Return the highest of ascending loads that meets the target twice (the lowest load: once), and its measurement.
 
-    It is None where not even the lowest load holds.
+    It returns None if the lowest load does not meet the target.
     """
     lowest = measure(loads[0])
-    if not holds(lowest):
+    if not is_met(lowest):
         return None
-    # Numbers of the highest load that held, and of the lowest that did not.
-    held, failed = 0, len(loads) - 1
-    if failed > 0 and holds(measure(loads[failed])):
-        held = failed
-    while failed - held > 1:
-        middle = (held + failed) // 2
-        if holds(measure(loads[middle])):
-            held = middle
+    # Indices of the highest load that met the target, and of the lowest that did not.
+    met, failed = 0, len(loads) - 1
+    if failed > 0 and is_met(measure(loads[failed])):
+        met = failed
+    while failed - met > 1:
+        middle = (met + failed) // 2
+        if is_met(measure(loads[middle])):
+            met = middle
         else:
             failed = middle
-    for number in range(held, 0, -1):
-        again = measure(loads[number])
-        if holds(again):
-            return loads[number], again
+    for index in range(met, 0, -1):
+        again = measure(loads[index])
+        if is_met(again):
+            return loads[index], again
     return loads[0], lowest
 
 
-def is_met(summary: Summary, percent: float) -> bool:
-    """Return whether `percent` of all requests were answered well within the run's latency threshold.
+def meets_target(summary: Summary, percent: float) -> bool:
+    """Return whether `percent` of all requests had a good response within the run's latency threshold.
 
-    A failure is not in time: a server that sheds half of its load keeps its p99 and does not hold. A generator that
-    fell behind is no obstacle: latency counts from the schedule, so what held would have held without.
+    Failures count as late: a server that refuses half of its load keeps a low p99 and does not meet the target. The lag
+    of the generator does not matter: latency counts from the schedule, so lag only makes the target harder to meet.
     """
     return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests

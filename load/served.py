@@ -1,18 +1,18 @@
-"""A model on a server: whether it answers, and its registration."""
+"""A model on a server: its registration, and whether it responds."""
 
 from dataclasses import dataclass
 from typing import Any
-
-import requests
 
 from load.errors import LoadError
 from load.generate import TIMEOUT_S, Target
 from load.inputs import Input
 from load.results import OK
-from torchserve_client.errors import ClientError, Unreachable
+from torchserve_client.client import prediction_path
+from torchserve_client.errors import ClientError, DeadlineExceeded, Unreachable
 from torchserve_client.management import Management
+from torchserve_client.transport import Request, Transport, authorization
 
-# The fields of a registration that decide on a model's speed.
+# The fields of a registration that determine a model's speed.
 REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")
 # Characters of a server's message that an error repeats: two lines of a terminal.
 MESSAGE_CHARACTERS = 200
@@ -26,15 +26,14 @@ class Served:
     version: str | None = None  # None means the default one
     url: str = "http://127.0.0.1:8080"
     management_url: str = "http://127.0.0.1:8081"
-    token: str | None = None  # keys, where token authorization is on
+    token: str | None = None  # keys, if the server requires tokens
     management_token: str | None = None
     timeout_s: float = TIMEOUT_S
 
     @property
     def target(self) -> Target:
         """The address of its predictions."""
-        url = "/".join([self.url, "predictions", self.model, *([self.version] if self.version else [])])
-        return Target(url, {"Authorization": f"Bearer {self.token}"} if self.token else {}, self.timeout_s)
+        return Target(self.url + prediction_path(self.model, self.version), authorization(self.token), self.timeout_s)
 
     @property
     def management(self) -> Management:
@@ -42,14 +41,10 @@ class Served:
         return Management(self.management_url, token=self.management_token)
 
     def registration(self) -> dict[str, Any]:
-        """Return what the model is registered with; nothing where the management API does not answer.
-
-        Raises:
-            LoadError: the model is not registered or not ready, or the management API refuses.
-        """
+        """Return the model's registration; empty if no management API responds; LoadError if it is not ready."""
         management = self.management
         try:
-            described = management.describe(self.model, self.version)
+            description = management.describe(self.model, self.version)
             if not management.is_ready(self.model, self.version):
                 raise LoadError(f"{self.model} has no ready worker: see {self.management_url}/models/{self.model}")
         except Unreachable:
@@ -59,22 +54,21 @@ class Served:
                 raise LoadError(f"the management API at {self.management_url} refuses: {error}") from error
             registered = ", ".join(management.models()) or "none"
             raise LoadError(f"model {self.model} is not registered; registered: {registered}") from error
-        return {name: described[name] for name in REGISTERED if name in described}
+        return {name: description[name] for name in REGISTERED if name in description}
 
-    def ask(self, content: Input) -> bytes:
-        """Send one request by itself and return its answer; LoadError where it is not 200, or there is none."""
-        target = self.target
-        with requests.Session() as session:
-            # Proxies of the environment are ignored.
-            session.trust_env = False
-            headers = {**target.headers, "Content-Type": content.content_type}
-            try:
-                reply = session.post(target.url, data=content.body, headers=headers, timeout=self.timeout_s)
-            except requests.Timeout as error:
-                raise LoadError(f"{target.url} did not answer within {self.timeout_s:g} s") from error
-            except requests.RequestException as error:
-                raise LoadError(f"nothing answers at {self.url}: start the server, or name it with --url") from error
-        if reply.status_code != OK:
-            message = " ".join(reply.text.split())[:MESSAGE_CHARACTERS]
-            raise LoadError(f"a first request, {content.name}, was answered {reply.status_code}: {message}")
-        return reply.content
+    def send(self, content: Input) -> bytes:
+        """Send one request by itself and return the response; LoadError unless its status is 200."""
+        target, transport = self.target, Transport(connections=1)
+        headers = {**target.headers, "Content-Type": content.content_type}
+        try:
+            response = transport.send(Request("POST", target.url, content.body, headers), self.timeout_s)
+        except DeadlineExceeded as error:
+            raise LoadError(f"{target.url} did not respond within {self.timeout_s:g} s") from error
+        except ClientError as error:
+            raise LoadError(f"nothing answers at {self.url}: start the server, or name it with --url") from error
+        finally:
+            transport.close()
+        if response.status != OK:
+            message = " ".join(response.body.decode("utf-8", "replace").split())[:MESSAGE_CHARACTERS]
+            raise LoadError(f"the response to a first request, {content.name}, was {response.status}: {message}")
+        return response.body

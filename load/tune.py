@@ -1,14 +1,13 @@
-"""Finds the parameters to register a model with, for a wanted latency (classic batching).
+"""Finds the parameters to register a model with, for a latency target (classic batching).
 
-    batch sizes 1, 2, 4, ... -> saturated: time of a full batch -> Advice -> highest Poisson rate that holds
+    batch sizes 1, 2, 4, ... -> time of a full batch -> Advice -> highest Poisson rate that meets the target
 
-A registered model's batch_size cannot be changed, so each candidate is registered beside it as MODEL-tune, measured and
-unregistered; the model itself stays as it is. The rules, for a server that forms a batch of what has queued while the
-last one ran:
-    batch_size         the largest whose batch takes half of the threshold: a request that just missed a batch waits for
-                       that one, and then for its own
-    max_batch_delay    1 ms: under load the queue fills batches by itself, and without load a delay is only a delay
-    job_queue_size     what can queue and still be answered in time; further requests are a 503 at once
+A registered model's batch_size cannot change, so each candidate is registered beside it as MODEL-tune, measured and
+unregistered. The rules, for a server that batches the requests that queued during the previous batch:
+    batch_size         the largest whose batch takes half of the threshold: a request that just misses a batch waits for
+                       two
+    max_batch_delay    1 ms: under load the queue fills batches, and without load a delay only adds latency
+    job_queue_size     the most requests that can queue and be answered in time; further requests get 503 at once
 """
 
 import time
@@ -24,30 +23,30 @@ from load.measure import measure
 from load.results import Summary
 from load.run_file import Run, now
 from load.schedules import Poisson
-from load.search import highest, is_met
+from load.search import find_highest, meets_target
 from load.served import Served
 from torchserve_client.errors import ClientError
 
 SCHEMA = "load-tune/1"
-# max_batch_delay of every candidate: the least that TorchServe takes (the rule above).
+# max_batch_delay of every candidate, by the rules of this module: the least that TorchServe accepts.
 MAX_BATCH_DELAY_MS = 1
 # Seconds for a candidate's worker to become ready: more than twice TorchServe's default of startupTimeout, 120 s.
 READY_TIMEOUT_S = 300.0
-# Clients for each request of a batch: as many again queue while a batch runs, so that the next one is full.
+# Clients per request of a batch: while a full batch runs, the next one queues.
 CLIENTS_PER_BATCH = 2
-# Requests that a measured rate has on average: a percentile needs as many.
+# Least requests of a measured rate on average, for a percentile.
 LEAST_REQUESTS = 10
-# Steps of the search for the rate, which goes from a tenth of the saturated throughput to all of it.
+# Steps of the search for the rate, from a tenth of the saturated throughput to all of it.
 RATE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch size, and the mean time in which so many requests are answered when batches are full."""
+    """One batch size, and the mean time of a full batch."""
 
     batch_size: int
     batch_ms: float
-    forward_ms: float | None = None  # the part of it in the engine; None where the answers do not say
+    forward_ms: float | None = None  # the engine's part; None if the responses do not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Advice:
 
 
 def advise(points: Sequence[Point], threshold_ms: float) -> Advice:
-    """Apply the rules above to ascending batch sizes, the first of them 1; LoadError where that takes too long."""
+    """Apply this module's rules to ascending batch sizes from 1; LoadError if a single request takes too long."""
     single_ms = points[0].batch_ms
     if single_ms > threshold_ms:
         raise LoadError(f"a single request takes {single_ms:.1f} ms: no setting answers within {threshold_ms:g} ms")
@@ -71,38 +70,34 @@ def advise(points: Sequence[Point], threshold_ms: float) -> Advice:
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """Measures variants of a registered model; `attack` is what all measurements have in common."""
+    """Measures variants of a registered model."""
 
     served: Served
-    attack: Attack
+    attack: Attack  # the common settings of all measurements
     threshold_ms: float
-    percentile: float  # share of all requests, in %, that must keep the threshold
-    archive: str  # file name in the model store that variants are registered from
-    ready_s: list[float] = field(default_factory=list)  # from registering to READY, of each variant so far
+    percentile: float  # percentage of all requests that must meet the threshold
+    archive: str  # file name in the model store, to register variants from
+    ready_s: list[float] = field(default_factory=list)  # seconds from registering to READY, of each variant so far
 
     def tune(self, max_batch_size: int) -> dict[str, Any]:
-        """Measure, and return what TUNE.json holds (README.md beside this file).
-
-        Raises:
-            LoadError: a variant cannot be registered or measured, or a single request takes too long.
-        """
+        """Measure the variants and return the contents of TUNE.json (README.md beside this file)."""
         points: list[Point] = []
         for power in range(max_batch_size.bit_length()):
             with self._variant(2**power) as (attack, run):
-                points.append(_saturated(attack, run, 2**power))
+                points.append(_measure_full_batches(attack, run, 2**power))
             if points[-1].batch_ms > self.threshold_ms:
                 break
         advice, held = advise(points, self.threshold_ms), None
         with self._variant(advice.batch_size) as (attack, run):
-            point = _saturated(attack, run, advice.batch_size)
+            point = _measure_full_batches(attack, run, advice.batch_size)
             most_per_s = 1e3 * point.batch_size / point.batch_ms
             loads = [OpenLoop(Poisson(most_per_s * step / RATE_STEPS)) for step in range(2, RATE_STEPS + 1)]
 
-            def measured(load: OpenLoop) -> Summary:
+            def measure_rate(load: OpenLoop) -> Summary:
                 duration_s = max(attack.duration_s, LEAST_REQUESTS / load.value)
                 return measure(replace(attack, load=load, duration_s=duration_s), run)
 
-            if found := highest(loads, measured, lambda summary: is_met(summary, self.percentile)):
+            if found := find_highest(loads, measure_rate, lambda summary: meets_target(summary, self.percentile)):
                 latency_ms = found[1].latencies.statistics_ms()
                 held = {"rate_per_s": found[0].value, "mean_ms": latency_ms["mean"], "p99_ms": latency_ms["p99"]}
         return {
@@ -120,7 +115,7 @@ class Tuner:
 
     @contextmanager
     def _variant(self, batch_size: int) -> Iterator[tuple[Attack, Run]]:
-        """Register the model under another name, and yield the attack on it and its run; unregister it in the end."""
+        """Register the model under another name, yield the attack on it and its run, and unregister it."""
         served = replace(self.served, model=f"{self.served.model}-tune")
         run = Run(f"batch_size {batch_size}", now(), served.model, served.target.url, {}, {}, [])
         registered_s = time.monotonic()
@@ -135,7 +130,7 @@ class Tuner:
             try:
                 served.management.wait_ready(served.model, READY_TIMEOUT_S)
                 self.ready_s.append(time.monotonic() - registered_s)
-                served.ask(self.attack.inputs.items[0])
+                served.send(self.attack.inputs.items[0])
                 yield replace(self.attack, target=served.target), run
             finally:
                 served.management.unregister(served.model)
@@ -143,9 +138,8 @@ class Tuner:
             raise LoadError(f"cannot serve {self.archive} as {served.model}: {error}") from error
 
 
-def _saturated(attack: Attack, run: Run, size: int) -> Point:
-    """Measure the time of full batches."""
+def _measure_full_batches(attack: Attack, run: Run, size: int) -> Point:
     summary = measure(replace(attack, load=ClosedLoop(CLIENTS_PER_BATCH * size)), run)
     if not summary.completed:
-        raise LoadError(f"batch_size {size}: no request was answered 200; statuses {summary.failures}")
+        raise LoadError(f"batch_size {size}: no response had status 200; statuses {summary.failures}")
     return Point(size, 1e3 * size / summary.throughput_per_s, summary.server_ms.get("forward"))

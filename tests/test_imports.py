@@ -28,10 +28,10 @@ FLOORS = {
         {"errors", "schedules"},
         {"inputs", "results"},
         {"generate"},
-        {"windows", "expect", "search", "served", "run_file"},
+        {"expect", "search", "served", "run_file"},
         {"measure", "report"},
         {"page", "tune"},
-        {"arguments", "bench", "soak"},
+        {"arguments", "bench"},
         {"__main__"},
     ),
 }

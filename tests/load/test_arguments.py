@@ -1,6 +1,7 @@
 """What a command line means, and that what makes no sense is one line and exit code 2."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,12 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         ((), "one of the arguments --concurrency"),
         (("--concurrency", "1", "--rate", "2"), "not allowed with"),
         (("--concurrency", "many"), "'many': write whole numbers"),
-        (("--concurrency", "1", "--duration", "soon"), "'soon' is no duration: write 6s, 500ms or 2m"),
-        (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "a server's address is http://HOST:PORT"),
-        (("--concurrency", "1", "--percentile", "101"), "101 is not above 0, or is too much"),
+        (("--concurrency", "1", "--duration", "soon"), "'soon' is not a duration: write 120, 120s, 500ms or 2m"),
+        (
+            ("--concurrency", "1", "--url", "http://a:1,http://b:1"),
+            "not the address of a server: write http://HOST:PORT",
+        ),
+        (("--concurrency", "1", "--percentile", "101"), "'101' is not a number above 0, at most 100"),
         (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
         (("--rate", "1:9", "--binary-search"), "unrecognized arguments: --binary-search"),
         (("--concurrency", "1", "--input", "absent.jpg"), "cannot read absent.jpg"),
@@ -74,7 +78,7 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
         (("--concurrency", "1", "--html", "."), "cannot write .: Is a directory"),
         (("--concurrency", "1", "--url", NOWHERE), f"nothing answers at {NOWHERE}: start the server"),
-        (("--concurrency", "1", "--model-version", "bad"), "was answered 415: no image"),
+        (("--concurrency", "1", "--model-version", "bad"), "first request, texts.txt:1, was 415: no image"),
     ],
 )
 def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
@@ -103,6 +107,26 @@ def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert words in line
 
 
-def test_search_without_a_latency_to_keep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "-u", NOWHERE, "-m", "m", "-i", __file__, "--rate", "1:9"]) == 2
-    assert capsys.readouterr().err == "load: a search needs --latency-threshold MS: the latency that is to be kept\n"
+def test_search_without_a_latency_threshold_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["search", "-u", NOWHERE, "-m", "m", "-i", __file__, "--rate", "1:9"])
+    assert "the following arguments are required: -l/--latency-threshold" in capsys.readouterr().err
+
+
+def test_timeout_is_seconds_or_has_a_unit() -> None:
+    words = ["run", "-m", "m", "-i", "a", "--concurrency", "1", "--timeout"]
+    assert [parser().parse_args([*words, text]).timeout for text in ("120", "120s", "2m")] == [120, 120, 120]
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["search"], ["tune"], ["report"]])
+def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    _, sentence, *_, last = capsys.readouterr().out.strip().split("\n\n")
+    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
+    title, *examples = last.splitlines()
+    assert (title, len(examples)) == ("examples:", 2)
+    for example in examples:
+        parser().parse_args(example.split()[3:])

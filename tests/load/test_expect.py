@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from load.expect import judge, matches, read
+from load.expect import make_check, matches, read
 from load.inputs import Input
 from load.results import Verdict
 
@@ -45,9 +45,9 @@ def test_answer_matches_what_is_expected_of_it(expected: Any, answer: Any, is_ri
     ],
 )
 def test_wrong_answer_is_told_from_another_requests(source: int, answer: bytes, verdict: Verdict) -> None:
-    verdict_of = judge([{"cat": 0.9}, {"cup": 0.8}])
-    # Twice: the second is remembered.
-    assert [verdict_of(source, answer) for _ in range(2)] == [verdict, verdict]
+    check = make_check([{"cat": 0.9}, {"cup": 0.8}])
+    # Twice: the second verdict is cached.
+    assert [check(source, answer) for _ in range(2)] == [verdict, verdict]
 
 
 @pytest.mark.parametrize(

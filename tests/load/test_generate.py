@@ -112,7 +112,7 @@ def test_open_loop_beyond_its_limit_counts_everything_that_was_due_from_when_it_
     due_s = (recording.started_s + number / 1000 for number in range(10**5))
     assert summary.requests == sum(recording.opens_s <= each < recording.closes_s for each in due_s)
     reasons = " ".join(summary.invalid_reasons)
-    assert "waited because the limit of requests in flight was reached" in reasons
+    assert "waited because of the limit of requests in flight" in reasons
     assert f"{summary.unsent} requests that were due were never sent" in reasons
     assert "the generator fell behind" in reasons
 
@@ -209,7 +209,7 @@ def test_answers_of_another_request_are_told_from_wrong_ones() -> None:
 
     with serving(swap) as url:
         made = attack(url, ClosedLoop(2), b'{"cat": 0.9}', b'{"cup": 0.9}')
-        check = expect.judge([{"cat": 0.9}, {"cup": 0.9}])
+        check = expect.make_check([{"cat": 0.9}, {"cup": 0.9}])
         summary = replace(made, check=check, until=answered(20)).run()
     assert summary.verdicts[Verdict.SWAPPED] >= 10
     assert not summary.completed
@@ -264,7 +264,7 @@ def test_run_reports_the_first_refusal_as_it_came(
     with serving(answer) as url:
         assert main(["run", *call(url, tmp_path, "--concurrency", "1", "-l", "60000")]) == 0
     verdict, refusal = capsys.readouterr().out.splitlines()[-2:]
-    assert verdict.startswith("target NOT HELD: m, 1 client, 60000 ms: in time ")
+    assert verdict.startswith("target NOT MET: m, 1 client, 60000 ms: in time ")
     assert re.fullmatch(r"first refusal: m, 1 client: 429 Refusal[24], Retry-After 7, after [\d.]+ ms", refusal)
 
 

@@ -1,4 +1,4 @@
-"""run.json, table, ratios, CSV and page of runs whose numbers are known."""
+"""run.json, table, ratios and page of runs whose numbers are known."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
 from load.results import Exchange, Recording
-from load.run_file import Run, Step, step_of
+from load.run_file import Run, Step, make_step
 from load.schedules import Poisson
 
 TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, batch;desc="4"'
@@ -31,7 +31,7 @@ def step(load: Load, throughput_per_s: float, repeat: int = 1) -> Step:
     # Half of the latencies are within the threshold.
     attack = Attack(Target("http://x/predictions/m"), Inputs.of([b""]), load, latency_threshold_ms=50.5)
     summary = replace(attack.summarise(recording), throughput_per_s=throughput_per_s)
-    return step_of(attack, summary, recording, repeat, "2026-01-01T00:00:00.000+00:00")
+    return make_step(attack, summary, recording, repeat, "2026-01-01T00:00:00.000+00:00")
 
 
 def run(label: str = "ours", *throughputs_per_s: float) -> Run:
@@ -41,13 +41,24 @@ def run(label: str = "ours", *throughputs_per_s: float) -> Run:
     return Run(label, "2026-01-01T00:00:00+00:00", "m", "http://x/predictions/m", {"batchSize": 4}, {}, ["a"], steps)
 
 
-@pytest.mark.parametrize(("percentile", "held"), [(None, "NOT HELD"), (49.0, "held")])
-def test_verdict_has_every_outcome_of_a_step_and_the_first_refusal(percentile: float | None, held: str) -> None:
+@pytest.mark.parametrize(
+    ("percentile", "is_valid", "verdict"),
+    [
+        (None, True, "NOT MET"),
+        (49.0, True, "met"),
+        # Nothing is known of a step that is not valid.
+        (49.0, False, "unknown, the step is NOT VALID"),
+        (None, False, "unknown, the step is NOT VALID"),
+    ],
+)
+def test_verdict_has_every_outcome_of_a_step_and_the_first_refusal(
+    percentile: float | None, is_valid: bool, verdict: str
+) -> None:
     refusal = {"status": 503, "type": "QueueFull", "retry_after": None, "latency_ms": 1.234}
-    steps = [replace(step(ClosedLoop(8), 50), refusal=refusal)]
+    steps = [replace(step(ClosedLoop(8), 50), refusal=refusal, is_valid=is_valid)]
     assert list(report.verdicts([replace(run(), settings={"percentile": percentile}, steps=steps)])) == [
-        f"target {held}: ours, 8 clients, 50.5 ms: in time 49.80 %, late 49.80 %, refused 0.20 %, failed 0.20 % of 502 "
-        f"requests; {percentile or 99:g} % must be in time",
+        f"target {verdict}: ours, 8 clients, 50.5 ms: in time 49.80 %, late 49.80 %, refused 0.20 %, failed 0.20 % of "
+        f"502 requests; {percentile or 99:g} % must be in time",
         "first refusal: ours, 8 clients: 503 QueueFull, Retry-After missing, after 1.23 ms",
     ]
 
@@ -80,9 +91,9 @@ def test_run_json_has_the_documented_fields_and_is_read_again(tmp_path: Path) ->
     ("content", "message"),
     [
         (None, "cannot read"),
-        (b"", "holds no run"),
-        (b"[]", "holds no run"),
-        (b'{"steps": []}', "holds no run"),
+        (b"", "is not a file of"),
+        (b"[]", "is not a file of"),
+        (b'{"steps": []}', "is not a file of"),
         (b"load-run/0", "load-run/0, this program reads load-run/1"),
     ],
 )
@@ -99,7 +110,7 @@ def test_file_that_is_no_run_is_refused(tmp_path: Path, content: bytes | None, m
 
 def test_table_has_a_row_for_each_step_and_says_what_is_not_valid() -> None:
     header, clients, rate, *verdicts = report.text([run()]).splitlines()
-    assert [line.split(":")[0] for line in verdicts] == ["target NOT HELD"] * 2
+    assert [line.split(":")[0] for line in verdicts] == ["target NOT MET"] * 2
     assert header.split()[:4] == ["run", "load", "1/s", "goodput"]
     assert clients.split()[:4] == ["ours", "8", "clients", "50.0"]
     assert "200: 500, 503: 1, ServerDisconnectedError: 1" in clients
@@ -130,7 +141,7 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
     other.steps[1] = invalid(other).steps[1]
     assert report.ratios(run("a", 50, 60), other)[0]["ratio"] == "2.000"
     assert report.ratios(other, run("a", 50, 60))[0]["ratio"] == "0.500"
-    assert "nothing to compare" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
+    assert "no valid load in common" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
 
 
 def test_curve_of_the_page_has_one_point_a_load_in_the_order_of_clients() -> None:
@@ -151,9 +162,9 @@ def test_page_of_two_runs_is_whole_needs_no_network_and_compares_them() -> None:
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
     without_scripts = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert "<stock>" not in without_scripts
-    assert "<h2>Before: ours, after: &lt;stock&gt;</h2>" in without_scripts
+    assert "<h2>before: ours, after: &lt;stock&gt;</h2>" in without_scripts
     # Half the throughput, in every repeat.
     assert "<td>0.500</td><td>0.500 .. 0.500</td>" in without_scripts
     assert "<b>× 0.50</b><span>throughput at 8 clients, after over before</span>" in without_scripts
-    titles = ("Throughput against latency", "Latency distribution", "Batch sizes", "Time of a request")
+    titles = ("Latency by throughput", "Latency distribution", "Batch sizes", "Time of a request")
     assert all(title in text for title in titles)

@@ -3,7 +3,7 @@
 import pytest
 
 from load.errors import LoadError
-from load.search import highest
+from load.search import find_highest
 from load.tune import Advice, Point, advise
 
 
@@ -19,7 +19,7 @@ from load.tune import Advice, Point, advise
     ],
 )
 def test_highest_of_a_known_limit_is_found(loads: list[int], limit: int, expected: int | None) -> None:
-    found = highest(loads, lambda load: load, lambda measured: measured <= limit)
+    found = find_highest(loads, lambda load: load, lambda measured: measured <= limit)
     assert found == (None if expected is None else (expected, expected))
 
 
@@ -31,7 +31,7 @@ def test_highest_that_held_by_luck_is_given_up_for_the_next_that_holds_again() -
         # 6 holds the first time only; 5 was not measured before, and does not hold; 4 does.
         return load <= 4 or (load == 6 and seen.count(6) == 1)
 
-    assert highest(range(1, 9), lambda load: load, holds) == (4, 4)
+    assert find_highest(range(1, 9), lambda load: load, holds) == (4, 4)
     assert seen == [1, 8, 4, 6, 7, 6, 5, 4]
 
 

@@ -37,7 +37,7 @@ from deploy.build.archive import Recipe
 from deploy.models import model
 from deploy.run.server import Server
 from deploy.sandbox import started
-from load.expect import matches, parsed
+from load.expect import matches, parse
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs
 from load.results import NO_ANSWER, OK, Exchange, Recording, Verdict
@@ -91,7 +91,7 @@ class Subject:
     def choose(self, seed: int) -> None:
         """Send candidates alone, and keep those whose answers differ from all earlier ones."""
         for content in candidates(self.example, random.Random(seed)):
-            self.answers.append(parsed(self.served.ask(content)))
+            self.answers.append(parse(self.served.send(content)))
             if any(self.shows(-1, other, APART) for other in [*self.answers[:-1], {}, [], None, ""]):
                 self.answers.pop()
             else:
@@ -185,7 +185,7 @@ class Soak:
         await Attack(subject.served.target, inputs, load, inf, check=check).generate(subject.recording)
 
     def _verdict(self, subject: Subject, number: int, body: bytes) -> Verdict:
-        answer = parsed(body)
+        answer = parse(body)
         if subject.shows(number, answer):
             return Verdict.RIGHT
         is_anothers = any(each.shows(other, answer) for each in self._subjects for other in range(len(each.answers)))

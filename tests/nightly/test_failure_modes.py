@@ -216,7 +216,7 @@ def observed(fleet: Fleet, what: str, event: Callable[[], None]) -> Summary:
         Inputs.of(BODIES, "image/png"),
         OpenLoop(Poisson(fleet.rate_per_s, 0)),
         until=window,
-        check=expect.judge(fleet.answers),
+        check=expect.make_check(fleet.answers),
     )
     load = threading.Thread(target=lambda: run(attack.generate(recording)))
     load.start()
