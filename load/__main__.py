@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from load import expect, inputs, page, report
-from load.arguments import Parser, parser
+from load.arguments import parser
 from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> int:
     try:
         return {"run": run, "search": run, "tune": tune, "report": draw}[options.command](options)
     except LoadError as error:
-        print(f"{Parser.prefix}: {error}", file=sys.stderr)
+        print(f"load: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -8,17 +8,11 @@ from load.expect import TOLERANCE
 from load.generate import MAX_IN_FLIGHT, TIMEOUT_S
 from load.results import MAX_LAG_MS, PERCENTILE
 from load.served import Served
-from torchserve_client import InvalidPayload, arguments, transport
-from torchserve_client.arguments import duration_s, number
+from torchserve_client import InvalidPayload, transport
+from torchserve_client.arguments import Parser, duration_s, number
 
 RANGES = "16, 1,2,4, 10:200:10 or 1:64:x2"
 IMAGE = "-i examples/resnet-152/cat.jpg"
-
-
-class Parser(arguments.Parser):
-    """A parser whose errors begin with `load:`."""
-
-    prefix = "load"
 
 
 def address(text: str) -> str:

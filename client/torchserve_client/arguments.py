@@ -15,9 +15,6 @@ UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 class Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage in one line, and whose --help ends with examples."""
 
-    # Begins every error, of subcommands too.
-    prefix = "torchserve-client"
-
     def __init__(self, *arguments: Any, examples: Sequence[str] = (), **options: Any) -> None:
         if examples:
             options["epilog"] = "\n  ".join(("examples:", *examples))
@@ -26,8 +23,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with code 2."""
-        self.exit(USAGE, f"{self.prefix}: {message}; see {self.prog} --help\n")
+        """Print the error, after the name of the program, and exit with code 2."""
+        name = self.prog.removeprefix("python -m ").split()[0].rpartition(".")[2]
+        self.exit(USAGE, f"{name}: {message}; see {self.prog} --help\n")
 
 
 class Renamed(argparse.Action):

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(words: str, code: int) -> int:
     # An OSError names its file, which need not be UTF-8.
-    commands.err.print(f"{Parser.prefix}: {printable(words)}")
+    commands.err.print(f"torchserve-client: {printable(words)}")
     return code
 
 

@@ -1,11 +1,8 @@
-"""Runs `make bench`: this deployment against its peers, as one table of ratios.
+"""Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios.
 
-    python -m load.bench                      the parts of the plain bench, in at most 25 minutes on two cores
-    python -m load.bench default --rounds 5   one part, or one that stands beside them
-
-Each part gets an equal share of the minutes that are left, and begins no round that would end later. Progress goes to
-stderr, the table to stdout and, as JSON, to build/bench.json. Exit codes: 1 when a part could not be measured, 2 for
-the command line, 130 for Ctrl-C.
+Each part has an equal share of the remaining minutes, and begins no round that would end later. Progress goes to
+stderr, the table to stdout and, as JSON, to build/bench.json. Exit codes: 1 if a part could not be measured, 2 for the
+command line, 130 for Ctrl-C.
 """
 
 import argparse
@@ -27,30 +24,31 @@ from deploy.run.server import ServerError
 from deploy.sandbox import NotStarted
 from load.bench import archives, gateway, int8, machine, modes, peer_process, peers, resnet, retrieval, texts, vision
 from load.bench.rounds import Bench, progress
-from load.bench.table import Row, markdown, rendered
+from load.bench.table import Row, markdown, render
 from load.errors import LoadError
+from torchserve_client.arguments import Parser, number
 from torchserve_client.errors import ClientError
 
 
 class Part(NamedTuple):
-    """A part: what it measures, the environments of .extras that it needs, and whether the plain bench has it."""
+    """A part of the benchmark."""
 
-    rows: Callable[[Bench], Iterator[Row]]
-    extras: tuple[str, ...] = ()
-    is_plain: bool = True
+    measure: Callable[[Bench], Iterator[Row]]
+    extras: tuple[str, ...] = ()  # environments of .extras that it needs
+    is_plain: bool = True  # whether `make bench` includes it
 
 
 PARTS = {
-    "resnet": Part(resnet.rows),
-    "texts": Part(texts.embedding),
-    "translation": Part(texts.translation),
-    "poisson": Part(modes.poisson),
-    "int8": Part(int8.rows, ("int8",)),
-    "retrieval": Part(retrieval.rows, ("infinity",), is_plain=False),
-    "vision": Part(vision.rows, is_plain=False),
-    "gateway": Part(gateway.rows, is_plain=False),
-    "default": Part(modes.default, is_plain=False),
-    "peers": Part(peers.rows, ("peers", "pytriton", "infinity"), is_plain=False),
+    "resnet": Part(resnet.measure),
+    "texts": Part(texts.measure_embedding),
+    "translation": Part(texts.measure_translation),
+    "poisson": Part(modes.measure_poisson),
+    "int8": Part(int8.measure, ("int8",)),
+    "retrieval": Part(retrieval.measure, ("infinity",), is_plain=False),
+    "vision": Part(vision.measure, is_plain=False),
+    "gateway": Part(gateway.measure, is_plain=False),
+    "default": Part(modes.measure_default, is_plain=False),
+    "peers": Part(peers.measure, ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
 ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)
@@ -59,60 +57,80 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    command = Parser(
+        prog="python -m load.bench",
+        description="Compare this deployment with its peers.",
+        examples=("python -m load.bench texts --minutes 10", "python -m load.bench default --rounds 5 --markdown"),
+    )
+    words = f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}"
+    command.add_argument("parts", nargs="*", metavar="PART", help=words)
+    positive = number(float, 0, is_open=True)
+    add = command.add_argument_group("measurements").add_argument
+    add("--seconds", type=positive, default=5.0, metavar="S", help="length of a measurement; default: %(default)g s")
+    add(
+        "--rounds",
+        type=number(int, 1),
+        default=3,
+        metavar="N",
+        help="most repeats of all measurements; default: %(default)d",
+    )
+    add("--minutes", type=positive, default=25.0, metavar="M", help="time for all parts; default: %(default)g minutes")
+    words = "example that classifies images; default: by the processor's speed"
+    add("--classifier", choices=archives.CLASSIFIERS, help=words)
+    add = command.add_argument_group("output").add_argument
+    words = "file for the table as JSON; default: %(default)s"
+    add("--json", type=Path, default=Path("build/bench.json"), metavar="FILE", help=words)
+    add("--markdown", action="store_true", help="print the table as GitHub's markdown")
+    return command
+
+
 def main(arguments: list[str]) -> int:
     """Measure and print; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m load.bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of a measurement; default: 5")
-    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; default: 3")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of all parts together; default: 25")
-    parser.add_argument("--classifier", choices=archives.CLASSIFIERS, help="default: as the processor's speed allows")
-    parser.add_argument("--json", type=Path, default="build/bench.json", metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--markdown", action="store_true", help="print the table as GitHub's markdown")
-    options = parser.parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
-    if options.seconds <= 0 or options.rounds < 1 or options.minutes <= 0:
-        parser.error("--seconds and --minutes must be more than 0, --rounds at least 1")
-    # A signal unwinds like an exception, so that what was started is stopped.
+        command.error(f"unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    # A signal raises an exception, so that context managers stop the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         return measure(options)
     except KeyboardInterrupt:
-        print("bench: interrupted; its servers are stopped", file=sys.stderr)
+        print("bench: interrupted; the servers are stopped", file=sys.stderr)
         return INTERRUPTED
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measure the parts one after the other, and print one table of all; return the exit code."""
+    """Measure the parts one after the other and print one table; return the exit code."""
     names, failed, rows, remarks = options.parts or PLAIN, 0, list[Row](), Counter[str]()
     for extra in dict.fromkeys(extra for name in names for extra in PARTS[name].extras):
         progress(f"environment: .extras/{extra}")
         peer_process.build_environment(extra)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    classifier = options.classifier or archives.classifier()
+    classifier = options.classifier or archives.choose_classifier()
     ends_s = time.monotonic() + 60 * options.minutes
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
-            until_s = started_s + (ends_s - started_s) / (len(names) - number)
+            until_s = started_s + (ends_s - started_s) / (len(names) - index)
             bench = Bench(Path(folder), classifier, options.rounds, options.seconds, until_s, remarks)
             try:
-                rows += PARTS[name].rows(bench)
+                rows += PARTS[name].measure(bench)
             except ERRORS as error:
                 bench.remark(f"{name}: not measured: {error}")
                 failed += 1
         progress(f"{name} took {(time.monotonic() - started_s) / 60:.1f} minutes")
-    where = machine.described("openvino", "ctranslate2", "torch", "torchserve")
-    method = f"{options.rounds} interleaved rounds at most, of {options.seconds:g} s each; median (min..max)"
-    # Infinite figures, percentiles of which more than 1 % failed, are null.
+    where = machine.describe("openvino", "ctranslate2", "torch", "torchserve")
+    method = f"at most {options.rounds} interleaved rounds of {options.seconds:g} s each; median (min..max)"
+    # Infinite figures, p99 if over 1 % of requests failed, are null.
     table = {"machine": where, "method": method, "rows": [row.to_json() for row in rows], "remarks": remarks}
     options.json.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2))
     print(f"{where}\n{method}\n")
     if options.markdown:
         print(markdown(rows))
     else:
-        Console(width=None if sys.stdout.isatty() else 200).print(rendered(rows))
+        Console(width=None if sys.stdout.isatty() else 200).print(render(rows))
     print("\n".join(["", *(f"{count} times: {line}" if count > 1 else line for line, count in remarks.items())]))
     return 1 if failed else 0
 

@@ -1,7 +1,7 @@
-"""The archives that are compared: an example as a folder, in either mode or precision, and TorchServe's own handler.
+"""The archives of a comparison: an example as a folder, in either mode or precision, and TorchServe's handler.
 
-example -> build -> folder of the model store -> variant -> the same files, other settings
-                                              -> stock   -> image_classifier on the same weights
+example -> build -> folder of the model store -> copy_with  -> equal files, other settings
+                                              -> build_stock -> image_classifier with these weights
 """
 
 import json
@@ -17,20 +17,20 @@ import yaml
 from deploy.build.archive import Recipe, run_archiver
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import WeightsUnavailable
-from deploy.models import ROOT, model
+from deploy.models import ROOT, ModelEntry, model
 from handlers.continuous.mode import CONTINUOUS
-from load.bench.rounds import Bench, progress, quietly
+from load.bench.rounds import Bench, progress, redirect_output
 
-# OpenVINO on the processor is what is compared, on a machine with a GPU too.
+# The comparisons use OpenVINO on the processor, even on a machine with a GPU.
 CPU_ONLY = ("number_of_gpu=0",)
-# Exports are shared with `make serve`.
+# `make serve` uses these exports, too.
 EXPORTS = ROOT / "model_store" / ".exports"
 CLASSIC = "classic"
 ADAPTIVE = "adaptive"
 STOCK = "stock"
-BATCH = 16  # requests of a batch of images in classic mode and for the stock handler: those of 16 clients
-WINDOW = 64  # requests of an adaptive worker's window: those of 64 clients
-# Example -> the file that TorchServe's image_classifier wants, with one class.
+BATCH = 16  # requests per batch of images in classic mode and of the stock handler: those of 16 clients
+WINDOW = 64  # requests in an adaptive worker's window: those of 64 clients
+# Example -> the file with one class that TorchServe's image_classifier needs.
 CLASSIFIERS = {
     "resnet-152": """from torchvision.models.resnet import Bottleneck, ResNet
 class ImageClassifier(ResNet):
@@ -42,13 +42,13 @@ class ImageClassifier(MobileNetV2):
     pass
 """,
 }
-# Seconds that ResNet-152 may take for one image in torch: with more, a batch of 16 takes longer than a measurement.
+# Most seconds of ResNet-152 for one image in torch: above, a batch of 16 takes longer than a measurement.
 SLOW_S = 0.4
 
 
-def classifier() -> str:
-    """Choose the example that classifies images: ResNet-152, or MobileNetV2 where the machine is slow."""
-    import torch  # noqa: PLC0415 - seconds, and only here
+def choose_classifier() -> str:
+    """Choose the example that classifies images: ResNet-152, or MobileNetV2 on a slow machine."""
+    import torch  # noqa: PLC0415 - seconds, only needed here
     from torchvision.models import resnet152  # noqa: PLC0415
 
     network, image, took_s = resnet152().eval(), torch.zeros(1, 3, 224, 224), float("inf")
@@ -61,31 +61,36 @@ def classifier() -> str:
     return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
 
 
-def build(
-    bench: Bench, name: str, store: Path, wanted: PrecisionRequest | None = None, weights: str | None = None
-) -> Path:
-    """Build an example as a folder of a model store; of random weights where the published ones cannot be had.
+def recipe(of: ModelEntry, store: Path, weights: str | None = None, precisions: PrecisionRequest | None = None) -> Recipe:
+    """Return the recipe of an archive as a folder of a model store."""
+    options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
+    return Recipe(of, weights, wanted=precisions or PrecisionRequest(), **options)
 
-    That is remarked, and how near the answers are to fp32's of precisions that are wanted.
+
+def build(
+    bench: Bench, name: str, store: Path, precisions: PrecisionRequest | None = None, weights: str | None = None
+) -> Path:
+    """Build an example as a folder of a model store, with random weights if the published ones are not available.
+
+    Remarks report random weights, and the agreement of the requested precisions with fp32.
     """
     progress(f"archive: {name}")
-    options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
-    recipe = Recipe(model(name), weights, wanted=wanted or PrecisionRequest(), **options)
-    with quietly():
+    planned = recipe(model(name), store, weights, precisions)
+    with redirect_output():
         try:
-            archive = recipe.build()
+            archive = planned.build()
         except WeightsUnavailable:
             bench.remark(f"{name} has random weights, which take as long to multiply")
-            archive = replace(recipe, weights="random").build()
-    for precision, proof in archive.proofs.items() if wanted else ():
+            archive = replace(planned, weights="random").build()
+    for precision, proof in archive.proofs.items() if precisions else ():
         bench.remark(f"{name} {archive.version}, {precision} against fp32: {proof}")
     return archive.path
 
 
-def variant(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
-    """Copy an archive's folder beside itself, by links but for its configuration; return the copy's name.
+def copy_with(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
+    """Copy an archive's folder beside itself, as links except for its configuration; return the copy's name.
 
-    `mode` is `classic`, or `adaptive`, which then has no target; None leaves it. `settings` are of `handler:`.
+    `mode` is `classic`, or `adaptive` without a target; None keeps the mode. `settings` belong to `handler:`.
     """
     path = built.with_name(name) / "model-config.yaml"
     shutil.copytree(built, path.parent, copy_function=os.link)
@@ -103,10 +108,10 @@ def variant(built: Path, name: str, mode: str | None = None, **settings: str | i
     return name
 
 
-def stock(built: Path, handler: str, source: str) -> str:
-    """Build an archive of TorchServe's own handler by its documentation, beside a folder and on its weights.
+def build_stock(built: Path, handler: str, source: str) -> str:
+    """Build an archive of a TorchServe handler by its documentation, beside a folder and with its weights.
 
-    `source` is the file that the handler wants, with one class. Returns the archive's file.
+    `source` is the file with one class that the handler needs. Returns the name of the archive's file.
     """
     temporary = built.parent / ".stock"
     temporary.mkdir()

@@ -1,9 +1,8 @@
-"""Draws the rates of a benchmark as bars, each over the peer's.
+"""Draws the rates of a benchmark as bars, relative to a peer's.
 
 `python -m load.bench.chart build/bench.json build/bench.svg` reads the JSON that `make bench` writes.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +13,21 @@ import matplotlib as mpl
 import orjson
 from matplotlib.figure import Figure
 
-# Okabe and Ito's blue, on a white background that a dark page keeps.
+from torchserve_client.arguments import Parser
+
+# Okabe and Ito's blue; the background is white on dark pages, too.
 COLOUR = "#0072B2"
-# Inches, of 100 pixels: the width, the height of a bar, and of what surrounds the bars.
-WIDTH, BAR, MARGIN = 9.0, 0.32, 1.1
+# Inches, of 100 pixels: width of the picture, height of a bar, height around the bars.
+WIDTH = 9.0
+BAR = 0.32
+MARGIN = 1.1
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw the rows that have a rate, a unit that ends in /s; a bar is the median ratio, ours over theirs."""
+    """Draw the rows with a rate, a unit that ends in /s; a bar is the median ratio, ours over theirs."""
     rates = [row for row in rows if row["measured"].endswith("/s") and row["ours"] and row["ratio"]["median"]]
     if not rates:
-        raise ValueError("no row measures a rate, with a unit that ends in /s")
+        raise ValueError("no row has a rate, a unit that ends in /s")
     figure = Figure(figsize=(WIDTH, BAR * len(rates) + MARGIN), layout="constrained", facecolor="white")
     axes, places = figure.subplots(), range(len(rates))
     ratios = [row["ratio"]["median"] for row in rates]
@@ -47,14 +50,21 @@ def draw(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 
 
 def main(arguments: list[str]) -> int:
-    """Draw a file; 1 with one line if it cannot be read or drawn."""
-    parser = argparse.ArgumentParser(prog="python -m load.bench.chart", description="Draw a benchmark's rates as bars.")
-    parser.add_argument("table", type=Path, help="JSON of `make bench`, such as build/bench.json")
+    """Draw a file and return the exit code; print a failure as one line on stderr."""
+    parser = Parser(
+        prog="python -m load.bench.chart",
+        description="Draw a benchmark's rates as bars.",
+        examples=(
+            "python -m load.bench.chart build/bench.json build/bench.svg",
+            "python -m load.bench.chart docs/results.json docs/images/results.svg",
+        ),
+    )
+    parser.add_argument("table", type=Path, help="JSON that `make bench` has written")
     parser.add_argument("out", type=Path, help="SVG to write")
     options = parser.parse_args(arguments)
     try:
         table = orjson.loads(options.table.read_bytes())
-        # Text stays text, and the same table makes the same file.
+        # Text remains text, and equal tables make equal files.
         with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench", "font.family": "sans-serif"}):
             draw(table["rows"], table["machine"]).savefig(options.out, format="svg", dpi=100, metadata={"Date": None})
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,6 +1,6 @@
-"""What the gateway costs: through it, through an Envoy that has the router alone, and straight to TorchServe.
+"""The cost of the gateway: requests through it, through an Envoy with only a router, and direct to TorchServe.
 
-Load generator, Envoy and TorchServe share the cores, so the ratio is lower the less a request costs the model.
+Load generator, Envoy and TorchServe share the cores, so the ratio is lowest for cheap models.
 """
 
 import json
@@ -14,7 +14,7 @@ from deploy.gateway.envoy import process
 from deploy.gateway.envoy.resources import TYPE, address
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
-from load.bench.contender import registered
+from load.bench.contender import register
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
@@ -23,14 +23,14 @@ LANGUAGE_ID = "language-id"
 STRAIGHT = "straight to TorchServe"
 ROUTER = "an Envoy with the router alone"
 THROUGH = "through the gateway"
-# Words of a text: a sentence, since the shorter it is, the more of a request is the gateway's cost.
+# Words per text: a sentence, since the gateway's share of the cost is highest for short texts.
 WORDS = 16
 TEXT_CLIENTS = 64
 IMAGE_CLIENTS = 48
 
 
-def rows(bench: Bench) -> Iterator[Row]:
-    """Measure language identification, which costs next to nothing itself, and image classification."""
+def measure(bench: Bench) -> Iterator[Row]:
+    """Measure language identification, a very cheap model, and image classification."""
     texts = samples.singles([" ".join((text.split() * WORDS)[:WORDS]) for text in samples.texts()])
     inputs = {LANGUAGE_ID: texts, bench.classifier: samples.images()}
     for name in inputs:
@@ -38,11 +38,11 @@ def rows(bench: Bench) -> Iterator[Row]:
     with (
         sandbox.started(bench.work, extra=CPU_ONLY) as server,
         sandbox.gateway([sandbox.node_of(server)]) as gateway,
-        router(int(server.settings.inference_url.rpartition(":")[2])) as bare,
+        run_router(int(server.settings.inference_url.rpartition(":")[2])) as bare,
     ):
         contenders = {}
         for name, each in inputs.items():
-            straight = registered(server, name, STRAIGHT, each, WINDOW)
+            straight = register(server, name, STRAIGHT, each, WINDOW)
             ways = ((ROUTER, bare), (THROUGH, gateway.http))
             others = [(way, straight.url.replace(server.settings.inference_url, url)) for way, url in ways]
             contenders[name] = [straight, *(replace(straight, name=way, url=url) for way, url in others)]
@@ -57,8 +57,8 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 @contextmanager
-def router(upstream: int) -> Iterator[str]:
-    """Run an Envoy that passes everything on to a port of this machine; its address."""
+def run_router(upstream: int) -> Iterator[str]:
+    """Run an Envoy that forwards all requests to a port of this machine; yield its address."""
     (port,) = sandbox.free_ports(1)
     to_server = {"match": {"prefix": "/"}, "route": {"cluster": "server", "timeout": "0s"}}
     manager = {

@@ -1,6 +1,6 @@
-"""int8 against the faster of fp32 and bf16: what it gains, served and in process.
+"""int8 and the faster of fp32 and bf16, served and in process.
 
-Whether the answers are near enough is the builder's proof, which stands below the table; docs/explanation/precision.md.
+Remarks below the table report the builder's proof of the agreement with fp32; see docs/explanation/precision.md.
 """
 
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ from deploy.build.precision.request import PrecisionRequest
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW
-from load.bench.contender import Loop, loop_process, registered
+from load.bench.contender import Loop, register, start_loop
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
 
 INT8: Literal["int8"] = "int8"
-# Sides of the photographs that int8 learns the ranges of activations from, in pixels.
+# Sides in pixels of the photographs that int8 is calibrated with.
 SIDES = range(200, 680, 40)
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     """Measure image classification with 16 clients and in process, and embeddings with lists."""
-    images, texts = calibration(bench.work)
-    # Random weights answer otherwise in int8: the bar is no matter of a measurement of speed.
+    images, texts = write_calibration(bench.work)
+    # No least agreement: random weights disagree in int8, which does not matter for speed.
     classified = archives.build(
         bench, bench.classifier, bench.work / "store", PrecisionRequest(INT8, images, least=0.0)
     )
@@ -39,9 +39,9 @@ def rows(bench: Bench) -> Iterator[Row]:
     with ExitStack() as stack:
         loops = {}
         for precision in (INT8, "fp32", *({"bf16"} if "BF16" in capabilities else ())):
-            archives.variant(classified, f"images-{precision}", CLASSIC, precision=precision)
-            archives.variant(embedded, f"texts-{precision}", precision=precision)
-            process = stack.enter_context(loop_process("images", classified.with_name(f"images-{precision}")))
+            archives.copy_with(classified, f"images-{precision}", CLASSIC, precision=precision)
+            archives.copy_with(embedded, f"texts-{precision}", precision=precision)
+            process = stack.enter_context(start_loop("images", classified.with_name(f"images-{precision}")))
             loops[precision] = Loop(precision, process, batch_size=BATCH)
         bench.settle([*loops.values()], many)
         rates = {name: loop.run(many, bench.seconds, 0.0).per_s for name, loop in loops.items() if name != INT8}
@@ -50,9 +50,9 @@ def rows(bench: Bench) -> Iterator[Row]:
         server = stack.enter_context(started(bench.work / "store", extra=CPU_ONLY))
         served, listed = [], []
         for precision in (INT8, floating):
-            served.append(registered(server, f"images-{precision}", precision, samples.images(), BATCH))
+            served.append(register(server, f"images-{precision}", precision, samples.images(), BATCH))
             lists = samples.lists(samples.texts(), LIST)
-            texts_served = registered(server, f"texts-{precision}", precision, lists, WINDOW)
+            texts_served = register(server, f"texts-{precision}", precision, lists, WINDOW)
             listed.append(replace(texts_served, items=LIST))
         bench.settle(served, many)
         bench.settle(listed, few)
@@ -67,8 +67,8 @@ def rows(bench: Bench) -> Iterator[Row]:
         yield results.row(f"int8, {comparison}", comparison, INT8, floating)
 
 
-def calibration(work: Path) -> tuple[Path, Path]:
-    """Write inputs to calibrate with: a folder of photographs, and one of texts."""
+def write_calibration(work: Path) -> tuple[Path, Path]:
+    """Write a folder of photographs and one of texts to calibrate int8 with."""
     images, texts = work / "images", work / "texts"
     images.mkdir()
     texts.mkdir()

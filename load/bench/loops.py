@@ -1,13 +1,12 @@
-"""Loops without a server: the same decoding and engine, or what a common handler does. Each returns its step.
+"""Loops without a server: our decoding and engine, or a common handler's. Each function returns the step of a loop.
 
 images        decodes and classifies a micro-batch
-texts         way `padded`: tokenises each text alone, pads it to 256 and runs torch in fp32, as TorchServe's common
-              transformers handler does; `sorted`: our engine on texts that are all known beforehand and sorted by
-              length, which no server could do better
-translation   transformers' generate() for each text by itself
+texts         way `padded`: tokenises each text by itself, pads it to 256 and runs torch in fp32, as TorchServe's common
+              transformers handler does; `sorted`: our engine on all texts sorted by length, an upper bound for servers
+translation   transformers' generate() for each text
 reranking     sentence-transformers' CrossEncoder.predict of a query with each of its documents
-vision        decodes, detects or segments, and answers a micro-batch, by the task's own hooks
-pipeline      transformers' pipeline of the same, called once an image
+vision        decodes a micro-batch, detects or segments, and makes the results, by the task's hooks
+pipeline      transformers' pipeline for the task, called once per image
 """
 
 import io
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -36,32 +34,33 @@ from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import find_token_limit, load_encoder
 from handlers.text.inputs import round_length
 from load.bench import samples
+from load.results import Latencies
 
-# (way, batch_size) -> number of items, having done some of the work.
+# (way, batch_size) -> number of items that it has computed.
 Step = Callable[[str, int], int]
 
-PADDED_LENGTH = 256  # tokens that the common transformers handler pads to: MiniLM's own limit
+PADDED_LENGTH = 256  # tokens of the common transformers handler's padding: MiniLM's limit
 MAX_NEW_TOKENS = 256  # tokens of a translation: more than any needs
-# Items that a worker's trial is made with: a full batch of images.
-TRIED = 16
+# Items of a worker's trial: a full batch of images.
+TRIAL_ITEMS = 16
 
 
-def images(folder: Path) -> Step:
+def load_images(folder: Path) -> Step:
     """Load an archive of image_classification, unpacked."""
     task = _task(folder)
     pool, bodies = ThreadPoolExecutor(available_threads(task.config.decode_threads)), cycle(samples.photographs())
 
     def step(_: str, batch_size: int) -> int:
         batch = list(map(Payload, islice(bodies, batch_size)))
-        # A micro-batch of one gains nothing from another thread; the handler has it so too.
-        seen = pool.map(task.decode, batch) if batch_size > 1 else map(task.decode, batch)
-        task.engine.run(task.collate(list(seen)))
+        # The handler decodes a micro-batch of one without another thread, too.
+        items = pool.map(task.decode, batch) if batch_size > 1 else map(task.decode, batch)
+        task.engine.run(task.collate(list(items)))
         return batch_size
 
     return step
 
 
-def texts(folder: Path) -> Step:
+def load_texts(folder: Path) -> Step:
     """Load an archive of sentence_embedding, unpacked."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
     limit = find_token_limit(folder / CHECKPOINT) or PADDED_LENGTH
@@ -76,7 +75,7 @@ def texts(folder: Path) -> Step:
         return batch_size
 
     def sorted_step(batch_size: int) -> int:
-        """Embed all texts, so that short and long ones count alike; tokenising is part of it, however early."""
+        """Tokenise and embed all texts, so that short and long ones have equal weight."""
         rows = sorted(tokenizer(list(samples.texts()), truncation=True, max_length=limit)["input_ids"], key=len)
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
@@ -90,11 +89,11 @@ def texts(folder: Path) -> Step:
     return lambda way, batch_size: padded_step(batch_size) if way == "padded" else sorted_step(batch_size)
 
 
-def translation(folder: Path) -> Step:
+def load_translation(folder: Path) -> Step:
     """Load a Marian checkpoint."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-    # As many as have every length once: a part of them would be another mix.
+    # One text of each length, since fewer would be another mix.
     some = samples.paragraphs(len(samples.LENGTHS))
     options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
 
@@ -108,9 +107,9 @@ def translation(folder: Path) -> Step:
     return step
 
 
-def reranking(folder: Path) -> Step:
+def load_reranking(folder: Path) -> Step:
     """Load a cross-encoder's checkpoint."""
-    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds, and only here
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds, only needed here
 
     network, endless = CrossEncoder(str(folder), device="cpu"), cycle(samples.rankings())
 
@@ -122,7 +121,7 @@ def reranking(folder: Path) -> Step:
     return step
 
 
-def vision(folder: Path) -> Step:
+def load_vision(folder: Path) -> Step:
     """Load an archive of a task on images, unpacked."""
     task = _task(folder)
     pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
@@ -135,8 +134,8 @@ def vision(folder: Path) -> Step:
     return step
 
 
-def pipeline(folder: Path) -> Step:
-    """Load the checkpoint of such an archive."""
+def load_pipeline(folder: Path) -> Step:
+    """Load the checkpoint of an archive of a task on images."""
     network: Any = transformers.pipeline(_kind(folder).replace("_", "-"), model=str(folder / CHECKPOINT))
     pictures = cycle([Image.open(io.BytesIO(body)).convert("RGB") for body in samples.photographs()])
 
@@ -148,31 +147,31 @@ def pipeline(folder: Path) -> Step:
 
 
 def _task(folder: Path) -> Any:
-    """Load the task of an unpacked archive, on the engine that a worker's trial chooses."""
+    """Load the task of an unpacked archive, with the engine that a worker's trial chooses."""
     kind = _kind(folder)
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
     task = load_task(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
-    task.engine = Trial(task, TRIED).choose().arrangement.whole
+    task.engine = Trial(task, TRIAL_ITEMS).choose().arrangement.whole
     return task
 
 
 def _kind(folder: Path) -> str:
-    """Read which task an unpacked archive has."""
+    """Read the name of an unpacked archive's task."""
     manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
     return str(manifest["model"]["handler"]).removesuffix(".py")
 
 
 LOOPS: dict[str, Callable[[Path], Step]] = {
-    "images": images,
-    "texts": texts,
-    "translation": translation,
-    "reranking": reranking,
-    "vision": vision,
-    "pipeline": pipeline,
+    "images": load_images,
+    "texts": load_texts,
+    "translation": load_translation,
+    "reranking": load_reranking,
+    "vision": load_vision,
+    "pipeline": load_pipeline,
 }
 
 
-def repeated(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tuple[float, float, float]:
+def repeat(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tuple[float, float, float]:
     """Repeat a step after a warm-up; return items per second, and the step's p50 and p99 in ms."""
     torch.set_num_threads(available_threads(0))
     opens_s = time.perf_counter() + warm_up_s
@@ -183,5 +182,5 @@ def repeated(step: Callable[[], int], duration_s: float, warm_up_s: float) -> tu
         started_s = time.perf_counter()
         items += step()
         times_s.append(time.perf_counter() - started_s)
-    p99_s = sorted(times_s)[int(0.99 * len(times_s))]
-    return items / sum(times_s), 1e3 * median(times_s), 1e3 * p99_s
+    latencies = Latencies(times_s)
+    return items / sum(times_s), latencies.percentile_ms(50), latencies.percentile_ms(99)

@@ -1,9 +1,9 @@
-"""Adaptive against classic mode: the basis for the choice of the default.
+"""Adaptive and classic mode: the basis for the choice of the default.
 
     one archive -> classic, at its best batch_size, and adaptive, without a target and so without refusals for time
-        -> closed loops, and Poisson arrivals at shares of what classic mode has just held with 64 clients
+        -> closed loops, and Poisson arrivals at shares of classic mode's rate with 64 clients
 
-Both have the same weights and engine; only model-config.yaml differs.
+Only model-config.yaml differs; weights and engine are equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from itertools import product
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, CLASSIC, CPU_ONLY, WINDOW
-from load.bench.contender import registered
+from load.bench.contender import register
 from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING
@@ -25,26 +25,26 @@ MOST_CLIENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What is compared."""
+class ModeCase:
+    """One model in both modes."""
 
-    name: str  # of examples/models.yaml
+    name: str  # in examples/models.yaml
     inputs: Inputs
-    batch_sizes: Sequence[int]  # those that classic mode is tried with
+    batch_sizes: Sequence[int]  # to try in classic mode
     clients: Sequence[int]  # of the closed loops
-    shares: Sequence[float]  # shares of classic mode's throughput with 64 clients, as rates of Poisson arrivals
+    shares: Sequence[float]  # rates of Poisson arrivals, as shares of classic mode's rate with 64 clients
 
 
-def compared(bench: Bench, case: Case) -> Iterator[Row]:
-    """Measure one case."""
+def compare_modes(bench: Bench, case: ModeCase) -> Iterator[Row]:
+    """Measure one model in both modes."""
     store = bench.work / case.name
     built = archives.build(bench, case.name, store)
     for mode in (CLASSIC, ADAPTIVE):
-        archives.variant(built, mode, mode)
+        archives.copy_with(built, mode, mode)
     full, results = ClosedLoop(MOST_CLIENTS), Results()
     with started(store, extra=CPU_ONLY) as server:
-        classics = [registered(server, CLASSIC, CLASSIC, case.inputs, size) for size in case.batch_sizes]
-        adaptive = registered(server, ADAPTIVE, ADAPTIVE, case.inputs, WINDOW)
+        classics = [register(server, CLASSIC, CLASSIC, case.inputs, size) for size in case.batch_sizes]
+        adaptive = register(server, ADAPTIVE, ADAPTIVE, case.inputs, WINDOW)
         bench.settle([*classics, adaptive], full)
         best = max(classics, key=lambda each: each.run(full, bench.seconds, 0.0).per_s if len(classics) > 1 else 0.0)
         bench.remark(f"{case.name}: classic mode has batch_size {case.batch_sizes[classics.index(best)]}")
@@ -63,14 +63,14 @@ def compared(bench: Bench, case: Case) -> Iterator[Row]:
         yield results.row(f"{case.name}, {ADAPTIVE}, {at}, {figure} in ms", at, ADAPTIVE, CLASSIC, f"{figure}_ms")
 
 
-def poisson(bench: Bench) -> Iterator[Row]:
+def measure_poisson(bench: Bench) -> Iterator[Row]:
     """Measure Poisson arrivals at 30, 60 and 90 % of the capacity."""
-    yield from compared(bench, Case(bench.classifier, samples.images(), (16,), (), (0.3, 0.6, 0.9)))
+    yield from compare_modes(bench, ModeCase(bench.classifier, samples.images(), (16,), (), (0.3, 0.6, 0.9)))
 
 
-def default(bench: Bench) -> Iterator[Row]:
-    """Measure closed loops and Poisson arrivals, of images and of embeddings."""
+def measure_default(bench: Bench) -> Iterator[Row]:
+    """Measure closed loops and Poisson arrivals of images and embeddings."""
     loads = (1, 4, 16, 64), (0.1, 0.3, 0.5, 0.6, 0.9)
     half = replace(bench, ends_s=(bench.clock() + bench.ends_s) / 2)
-    yield from compared(half, Case(bench.classifier, samples.images(), (8, 16, 32), *loads))
-    yield from compared(bench, Case(EMBEDDING, samples.singles(samples.texts()), (16, 32, 64), *loads))
+    yield from compare_modes(half, ModeCase(bench.classifier, samples.images(), (8, 16, 32), *loads))
+    yield from compare_modes(bench, ModeCase(EMBEDDING, samples.singles(samples.texts()), (16, 32, 64), *loads))

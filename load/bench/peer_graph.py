@@ -1,6 +1,6 @@
-"""The OpenVINO graph of our archive, as a peer serves it; the peers' own environments import this.
+"""The OpenVINO graph of our archive, for peers; the peers' environments import this module.
 
-Given -> the environment of a peer's process -> Given -> run
+PeerGraph -> the environment of a peer's process -> PeerGraph -> compile
 """
 
 import json
@@ -15,36 +15,36 @@ import openvino
 VARIABLE = "BENCH_GRAPH"
 INPUT = "rows"
 OUTPUT = "scores"
-# Seconds until a request counts as unanswered, where a peer asks: no limit that batches are made for.
-MOST_S = 60.0
+# Timeout of a request in seconds for peers that need one; too long to affect batches.
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What every peer is given."""
+class PeerGraph:
+    """A graph and the settings that every peer has."""
 
     path: str  # of a graph, (B, *shape) float32 -> (B, scores) float32
     shape: tuple[int, ...]
     scores: int
     batch_size: int
-    threads: int  # of all copies: as many as ours has
+    threads: int  # of all copies together: as many as ours has
     copies: int = 1  # BentoML's workers, LitServe's workers and HTTP servers, PyTriton's functions
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that a process reads it from."""
+        """Return the variable for a peer's process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def from_environment(cls) -> "Given":
-        """Read it in a process that was started with it."""
+    def from_environment(cls) -> "PeerGraph":
+        """Read the variable in a peer's process."""
         fields = json.loads(os.environ[VARIABLE])
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
-    def run(self) -> Callable[[Any], Any]:
-        """Compile one copy as ours is (handlers.engines.openvino); what is returned runs rows to scores.
+    def compile(self) -> Callable[[Any], Any]:
+        """Compile one copy with our settings (handlers.engines.openvino); return a function from rows to scores.
 
-        OpenVINO's documentation advises one stream for a server that runs one batch at a time, and copies in several
-        processes are to divide the cores, unpinned.
+        OpenVINO's documentation advises one stream for a server that runs one batch at a time. Copies in several
+        processes divide the cores, without pinning.
         """
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",

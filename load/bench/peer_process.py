@@ -1,6 +1,6 @@
-"""Servers of other projects, as processes of their own environments: started, paused, stopped.
+"""Servers of other projects, as processes in separate environments.
 
-Peer, a first request -> started -> PeerProcess -> awake while it is measured
+Peer, a first request -> start -> PeerProcess -> awake during its measurements
 """
 
 import json
@@ -12,35 +12,36 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import requests
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
 from load.bench.peer_graph import INPUT, OUTPUT
 from load.errors import LoadError
+from torchserve_client import protocol
+from torchserve_client.errors import ClientError
+from torchserve_client.transport import Request, Transport
 
-START_S = 120.0  # seconds to wait for a first answer
+START_S = 120.0  # seconds to wait for a first response
 END_S = 15.0  # seconds for a process to end before it is killed
-# Bytes of the JSON in front of a tensor, filled up with blanks: a header tells their number.
+# Bytes of the JSON before a tensor, padded with blanks so that all requests have equal headers.
 HEAD_BYTES = 256
 
 
-def raw(row: Any) -> bytes:
-    """Write a row as its numbers alone."""
+def encode_raw(row: Any) -> bytes:
+    """Return a row's numbers."""
     return bytes(row.tobytes())
 
 
-def kserve(row: Any) -> bytes:
-    """Write a row as a binary request of the Open Inference Protocol."""
+def encode_tensor(row: Any) -> bytes:
+    """Return a row as a binary request of the Open Inference Protocol."""
     tensor = {"name": INPUT, "shape": [1, *row.shape], "datatype": "FP32"}
     inputs = [{**tensor, "parameters": {"binary_data_size": row.nbytes}}]
     outputs = [{"name": OUTPUT, "parameters": {"binary_data": True}}]
-    return json.dumps({"inputs": inputs, "outputs": outputs}).encode().ljust(HEAD_BYTES) + raw(row)
+    return json.dumps({"inputs": inputs, "outputs": outputs}).encode().ljust(HEAD_BYTES) + encode_raw(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class Peer:
     """A server of another project."""
 
     name: str
-    extra: str  # the folder of .extras that it is installed in
-    command: Sequence[str]  # a program of that folder and its arguments, which the port follows
-    path: str  # where requests are posted to
-    body: Callable[[Any], bytes] = raw  # writes a row as the server takes it; the answer ends with its scores
+    extra: str  # its folder in .extras
+    command: Sequence[str]  # a program of that folder and its arguments; the port is appended
+    path: str  # of predictions
+    encode: Callable[[Any], bytes] = encode_raw  # returns the body of a row; the response ends with its scores
     headers: Mapping[str, str] = field(default_factory=dict)  # of a request
     variables: Mapping[str, str] = field(default_factory=dict)  # of its process
 
@@ -69,31 +70,31 @@ PYTRITON = Peer(
     "pytriton",
     ("python", "-m", "load.bench.serve_pytriton"),
     "v2/models/network/infer",
-    kserve,
-    {"Inference-Header-Content-Length": str(HEAD_BYTES)},
-    # Triton's stub must find the libpython of this very version, and not the system's.
+    encode_tensor,
+    {protocol.HEADER: str(HEAD_BYTES)},
+    # Triton's stub must find the libpython of this version, not the system's.
     {"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR"))},
 )
 
 
 def build_environment(extra: str, lock: Path | None = None) -> None:
-    """Build .extras/EXTRA where it differs from its lock; raises LoadError where that fails."""
+    """Build .extras/EXTRA if it differs from its lock."""
     folder, lock = ROOT / ".extras" / extra, lock or Path(__file__).with_name(f"{extra}.lock")
     commands: list[list[str | Path]] = [[ROOT / "deploy" / "extras" / "environment.sh", extra]]
-    if lock.exists():  # it goes with nothing else of the project: PyTriton takes no NumPy 2
+    if lock.exists():  # an environment without this project: PyTriton does not work with NumPy 2
         uv: list[str | Path] = [ROOT / ".uv" / "bin" / "uv", "--quiet"]
         sync = [*uv, "pip", "sync", "--require-hashes", "--python", folder, lock]
         commands = [[*uv, "venv", "--allow-existing", "--python", sys.executable, folder], sync]
     for command in commands:
         if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
-            raise LoadError(f"the environment .extras/{extra} cannot be built; its own words are above")
+            raise LoadError(f"the environment .extras/{extra} cannot be built; see the messages above")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerProcess:
-    """A peer that answers at `url`; `pid` is the first of its processes, and its group.
+    """A peer that serves `url`; `pid` is its first process, and its process group.
 
-    BentoML's workers, which take nothing while they are idle, have groups of their own, and end with the first process.
+    BentoML's workers, which are cheap when idle, have separate groups and end with the first process.
     """
 
     url: str
@@ -101,7 +102,7 @@ class PeerProcess:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run for a while; it is paused otherwise, since an idle LitServe takes an eighth of a core."""
+        """Resume the peer in the block and pause it afterwards, since an idle LitServe uses an eighth of a core."""
         self.signal(signal.SIGCONT)
         try:
             yield
@@ -115,12 +116,8 @@ class PeerProcess:
 
 
 @contextmanager
-def started(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
-    """Start a peer, with more variables than its own, and wait until it answers a probe; end it on the way out.
-
-    Raises:
-        LoadError: it does not answer; the message has its last words.
-    """
+def start(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
+    """Run a peer with additional variables, and wait for its response to a probe; LoadError with its log if none."""
     (port,) = free_ports(1)
     program, *arguments = peer.command
     command: list[str | Path] = [ROOT / ".extras" / peer.extra / "bin" / program, *arguments, str(port)]
@@ -130,7 +127,7 @@ def started(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None
         log = Path(folder, "log")
         with (
             log.open("wb") as output,
-            # Ctrl-C reaches the benchmark alone, which ends the processes of this group.
+            # In a new session only the benchmark receives Ctrl-C, and ends this group.
             subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
             ) as process,
@@ -141,7 +138,7 @@ def started(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None
                 yield running
             finally:
                 running.signal(signal.SIGCONT)
-                # SIGINT first, then SIGKILL for the rest.
+                # SIGINT for a clean end, then SIGKILL for remaining processes.
                 process.send_signal(signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
@@ -149,13 +146,12 @@ def started(peer: Peer, probe: bytes, variables: Mapping[str, str] | None = None
 
 
 def _wait(peer: Peer, probe: bytes, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline_s, session = time.monotonic() + START_S, requests.Session()
-    session.trust_env = False
-    session.headers.update({"Content-Type": "application/octet-stream", **peer.headers})
+    deadline_s = time.monotonic() + START_S
+    request = Request("POST", url, probe, {"Content-Type": "application/octet-stream", **peer.headers})
     while True:
-        with suppress(requests.RequestException):
-            if session.post(url, data=probe, timeout=START_S).ok:
+        with suppress(ClientError), closing(Transport(connections=1)) as transport:
+            if transport.send(request, START_S).is_ok:
                 return
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise LoadError(f"{peer.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
+            raise LoadError(f"{peer.name} does not respond: {log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.2)

@@ -1,12 +1,12 @@
-"""The same OpenVINO graphs behind ours, BentoML, LitServe and PyTriton, which brings Triton; infinity for embeddings.
+"""Equal OpenVINO graphs in ours, BentoML, LitServe and PyTriton, which contains Triton; infinity for embeddings.
 
     a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
-        -> one TorchServe with both; each peer in an environment of its own
-    ours and each peer -> one copy with all threads, or one with one thread for each core, whichever is faster
+        -> one TorchServe with both; each peer in a separate environment
+    ours and each peer -> one copy with all threads, or a copy per core with one thread, if that is faster
 
-Ours are archives of `handler: tensors` without any configuration: classic mode, fp32, delay 1 ms. All have the same
-largest batch, as many threads as there are cores, the cheapest bodies that they take, kept-alive connections and no
-access log. Answers are held against torch's before anything is measured.
+Ours are archives of `handler: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
+batch sizes, as many threads as cores, their cheapest request bodies, kept-alive connections and no access log. Their
+scores are compared with torch's before the measurements.
 """
 
 import json
@@ -26,11 +26,11 @@ from deploy.models import model
 from deploy.sandbox import started
 from handlers.archive_files import GRAPH
 from load.bench import peer_process, retrieval
-from load.bench.archives import CPU_ONLY, variant
-from load.bench.contender import Served, registered
-from load.bench.peer_graph import INPUT, OUTPUT, Given
+from load.bench.archives import CPU_ONLY, copy_with
+from load.bench.contender import Endpoint, register
+from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import MOST_PEER_CLIENTS, Bench, against_peers, progress, quietly
+from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers, progress, redirect_output
 from load.bench.table import Row
 from load.generate import ClosedLoop
 from load.inputs import Inputs
@@ -39,33 +39,33 @@ from torchserve_client import protocol
 
 OURS = "ours"
 PEERS = (BENTOML, LITSERVE, PYTRITON)
-# The model store, of folders.
+# The model store, with archives as folders.
 STORE = "store"
-# Ends the names of archives whose workers have one thread each, and of which there is one for each core.
+# Suffix of archives with a worker per core, each with one thread.
 OF_ONE_THREAD = "-of-one-thread"
-# Requests that wait in TorchServe: the 64 of config.properties are 30 ms of the small network, and peers have no bound.
+# TorchServe's queue: the 64 requests of config.properties are 30 ms of the small network, and peers have no limit.
 QUEUE = "job_queue_size=512"
-ROWS = 64  # rows that are sent in turn
-SCORES = 10  # numbers that each is answered with
-# Largest difference of a number that another runtime is allowed, as a share of the largest number.
+ROWS = 64  # different rows to send
+SCORES = 10  # numbers per response
+# Largest difference of a number in another runtime, as a share of the largest number.
 TOLERANCE = 1e-3
-# Seconds of the measurements that a number of copies is chosen by.
+# Seconds of the measurements that choose a number of copies.
 CHOICE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network with random weights, since what is measured is its time."""
+    """A network with random weights, which do not change its time."""
 
     name: str
-    given: Given
+    graph: PeerGraph
     rows: Any  # (ROWS, *shape) float32
     expected: Any  # torch's scores, (ROWS, SCORES) float32
 
 
-def exported(work: Path) -> list[Network]:
-    """Write the ONNX files: a network of 0.1 ms a row, and one of some 10 ms."""
-    import torch  # noqa: PLC0415 - seconds, and only here
+def export(work: Path) -> list[Network]:
+    """Write the ONNX files: a network of 0.1 ms per row, and one of some 10 ms."""
+    import torch  # noqa: PLC0415 - seconds, only needed here
     from torch import nn  # noqa: PLC0415
     from torchvision.models import mobilenet_v2  # noqa: PLC0415
 
@@ -78,27 +78,27 @@ def exported(work: Path) -> list[Network]:
     for name, network, shape, size in (("small", small, (1, 28, 28), 64), ("mobilenet", real, (3, 224, 224), 16)):
         network.eval()
         rows = torch.randn(ROWS, *shape)
-        with quietly():
+        with redirect_output():
             options: Any = {"input_names": [INPUT], "output_names": [OUTPUT], "external_data": False}
             free = ({0: torch.export.Dim.DYNAMIC},)
             torch.onnx.export(network, (rows[:2],), work / f"{name}.onnx", dynamic_shapes=free, **options)
         with torch.inference_mode():
             expected = network(rows).numpy()
-        graph = work / STORE / name / GRAPH
-        given = Given(str(graph), shape, SCORES, size, len(os.sched_getaffinity(0)))
-        found.append(Network(name, given, rows.numpy(), expected))
+        path = str(work / STORE / name / GRAPH)
+        graph = PeerGraph(path, shape, SCORES, size, len(os.sched_getaffinity(0)))
+        found.append(Network(name, graph, rows.numpy(), expected))
     return found
 
 
-def binary(network: Network) -> tuple[Inputs, Mapping[str, str]]:
-    """Write each row in the binary form of the Open Inference Protocol; return the headers that all of them have."""
+def encode(network: Network) -> tuple[Inputs, Mapping[str, str]]:
+    """Return each row as a binary request of the Open Inference Protocol, and their common headers."""
     bodies = [protocol.encode({INPUT: row[None]}, {}) for row in network.rows]
     (length,) = {length for _, length in bodies}
     return Inputs.of(body for body, _ in bodies), {protocol.HEADER: str(length)}
 
 
-def faster(network: Network, choices: Mapping[int, Served]) -> int:
-    """Return with how many copies a network is served faster to the most clients, each at its best of two turns."""
+def choose_copies(network: Network, choices: Mapping[int, Endpoint]) -> int:
+    """Return the number of copies with the highest rate for the most clients, by the best of two measurements."""
     per_s = dict.fromkeys(choices, 0.0)
     for _, (copies, contender) in product(range(2), choices.items()):
         found = contender.run(ClosedLoop(MOST_PEER_CLIENTS), CHOICE_S, CHOICE_S).per_s
@@ -108,64 +108,64 @@ def faster(network: Network, choices: Mapping[int, Served]) -> int:
 
 
 @contextmanager
-def ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Served]]:
-    """Serve every network with one TorchServe, by one worker or one for each core."""
+def serve_ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Endpoint]]:
+    """Serve every network with one TorchServe, with one worker or one per core."""
     listed = work / "models.yaml"
     entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
-    with quietly():
+    with redirect_output():
         for name in entries:
             built = Recipe(model(name, listed), archive_format="no-archive", export_path=work / STORE).build()
-            variant(built.path, f"{name}{OF_ONE_THREAD}", threads=1)
+            copy_with(built.path, f"{name}{OF_ONE_THREAD}", threads=1)
     with started(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
         chosen = []
         for network in networks:
-            (inputs, headers), size = binary(network), network.given.batch_size
+            (inputs, headers), size = encode(network), network.graph.batch_size
             choices = {
                 copies: replace(
-                    registered(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
+                    register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
                     headers=headers,
                 )
-                for kind, copies in ((OF_ONE_THREAD, network.given.threads), ("", 1))
+                for kind, copies in ((OF_ONE_THREAD, network.graph.threads), ("", 1))
             }
-            chosen.append(choices[faster(network, choices)])
+            chosen.append(choices[choose_copies(network, choices)])
         yield chosen
 
 
 @contextmanager
-def theirs(peer: Peer, network: Network) -> Iterator[Served]:
-    """Serve a network with a peer, as one copy or one for each core."""
-    inputs = Inputs.of(map(peer.body, network.rows))
+def serve_peer(peer: Peer, network: Network) -> Iterator[Endpoint]:
+    """Serve a network with a peer, with one copy or one per core."""
+    inputs = Inputs.of(map(peer.encode, network.rows))
 
     @contextmanager
-    def served(copies: int) -> Iterator[Served]:
-        given = replace(network.given, copies=copies)
-        with peer_process.started(peer, peer.body(network.rows[0]), given.to_environment()) as process:
-            yield Served(peer.name, process.url, inputs, headers=peer.headers, process=process)
+    def serve(copies: int) -> Iterator[Endpoint]:
+        graph = replace(network.graph, copies=copies)
+        with peer_process.start(peer, inputs.items[0].body, graph.to_environment()) as process:
+            yield Endpoint(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
     with ExitStack() as stack:
-        choices = {copies: stack.enter_context(served(copies)) for copies in {network.given.threads, 1}}
-        chosen = faster(network, choices)
-    with served(chosen) as contender:
+        choices = {copies: stack.enter_context(serve(copies)) for copies in {network.graph.threads, 1}}
+        chosen = choose_copies(network, choices)
+    with serve(chosen) as contender:
         yield contender
 
 
-def verdict(expected: Any, number: int, body: bytes) -> Verdict:
-    """Hold an answer, which ends with the scores, against torch's, (ROWS, SCORES)."""
+def check(expected: Any, number: int, body: bytes) -> Verdict:
+    """Compare the scores at the end of a response with torch's, (ROWS, SCORES)."""
     values = np.frombuffer(body[-4 * SCORES :], np.float32)
     is_right = values.size == SCORES and np.allclose(values, expected[number], 0, TOLERANCE * np.abs(expected).max())
     return Verdict.RIGHT if is_right else Verdict.WRONG
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     """Measure both networks, and then embeddings."""
     first = replace(bench, ends_s=bench.clock() + 2 / 3 * (bench.ends_s - bench.clock()))
-    networks, contenders = exported(bench.work), dict[str, list[Served]]()
+    networks, contenders = export(bench.work), dict[str, list[Endpoint]]()
     with ExitStack() as stack:
-        for network, served in zip(networks, stack.enter_context(ours(bench.work, networks)), strict=True):
-            contenders[network.name] = [served, *(stack.enter_context(theirs(peer, network)) for peer in PEERS)]
+        for network, ours in zip(networks, stack.enter_context(serve_ours(bench.work, networks)), strict=True):
+            contenders[network.name] = [ours, *(stack.enter_context(serve_peer(peer, network)) for peer in PEERS)]
             for contender in contenders[network.name]:
-                replace(contender, check=partial(verdict, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+                replace(contender, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
-        yield from against_peers(first, contenders, "rows/s")
-    yield from retrieval.embeddings(bench)
+        yield from compare_with_peers(first, contenders, "rows/s")
+    yield from retrieval.measure_embeddings(bench)

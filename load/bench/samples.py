@@ -1,4 +1,4 @@
-"""Inputs: photographs, texts of mixed length, and sentences; the same in every process."""
+"""Inputs: photographs, texts of mixed length, and sentences; equal in every process."""
 
 import io
 import json
@@ -13,25 +13,25 @@ from PIL import Image, ImageOps
 from deploy.models import ROOT
 from load.inputs import Inputs
 
-# A photograph on a web page, some 100 KB.
+# Photographs as on a web page, some 100 KB.
 SIDE = 720  # pixels of a side
-QUALITY = 90  # of the JPEG
+QUALITY = 90  # JPEG quality
 PHOTOGRAPHS = ("resnet-152/cat.jpg", "mobilenet-v2/espresso.jpg")
 TEXTS = 256  # four lists of 64
 MEAN_WORDS = 32  # one or two sentences
-SIGMA = 0.7  # of the logarithm of the words: one text in a hundred has five times the median
-MOST_WORDS = 200  # what MiniLM's 256 tokens hold
-# Of reranking.
+SIGMA = 0.7  # of the logarithm of the number of words: 1 % of the texts have five times the median
+MOST_WORDS = 200  # fit into MiniLM's 256 tokens
+# Reranking.
 QUERIES = 8
-DOCUMENTS = 100  # of each query
-# Sentences of a text for translation, short texts more often.
+DOCUMENTS = 100  # per query
+# Sentences per text for translation, mostly few.
 LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
 
 
 @cache
 def photographs(side: int = SIDE) -> tuple[bytes, ...]:
-    """Make square JPEGs of the examples' photographs, and of their mirror images."""
+    """Make square JPEGs of the examples' photographs and their mirror images."""
     bodies = []
     for name in PHOTOGRAPHS:
         with Image.open(ROOT / "examples" / name) as image:
@@ -52,7 +52,7 @@ def sentences() -> tuple[str, ...]:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Make texts of words in no sensible order; an encoder takes as long for them as for others."""
+    """Make texts of random words, which take an encoder as long as sentences."""
     chance, words = random.Random(0), " ".join(sentences()).split()
     # A lognormal distribution has the mean exp(mu + sigma^2 / 2).
     mu = math.log(MEAN_WORDS) - SIGMA**2 / 2
@@ -61,14 +61,14 @@ def texts() -> tuple[str, ...]:
 
 
 def paragraphs(count: int) -> list[str]:
-    """Make texts for translation, of one to six sentences."""
+    """Make texts of one to six sentences for translation."""
     lengths = [LENGTHS[number % len(LENGTHS)] for number in range(count)]
     every = sentences()
     return [" ".join(every[(7 * number + at) % len(every)] for at in range(n)) for number, n in enumerate(lengths)]
 
 
 def rankings() -> list[tuple[str, Sequence[str]]]:
-    """Make queries of a sentence, each with documents of mixed length."""
+    """Make queries of one sentence, each with documents of mixed length."""
     every = sentences()
     return [(every[at], [texts()[(31 * at + n) % TEXTS] for n in range(DOCUMENTS)]) for at in range(QUERIES)]
 
@@ -78,21 +78,21 @@ def images() -> Inputs:
     return Inputs.of(photographs(), "image/jpeg")
 
 
-def singles(of: Sequence[str]) -> Inputs:
+def singles(texts: Sequence[str]) -> Inputs:
     """Make requests of one text each."""
-    return requests_of({"text": text} for text in of)
+    return json_inputs({"text": text} for text in texts)
 
 
-def lists(of: Sequence[str], length: int) -> Inputs:
+def lists(texts: Sequence[str], length: int) -> Inputs:
     """Make requests of `length` texts each."""
-    return requests_of({"instances": part} for part in batched(of, length))
+    return json_inputs({"instances": part} for part in split(texts, length))
 
 
-def batched(of: Sequence[str], length: int) -> list[Sequence[str]]:
-    """Split into lists of `length`."""
-    return [of[start : start + length] for start in range(0, len(of), length)]
+def split(texts: Sequence[str], length: int) -> list[Sequence[str]]:
+    """Split texts into lists of `length`."""
+    return [texts[start : start + length] for start in range(0, len(texts), length)]
 
 
-def requests_of(bodies: Iterable[Mapping[str, Any]]) -> Inputs:
+def json_inputs(bodies: Iterable[Mapping[str, Any]]) -> Inputs:
     """Make requests of JSON objects."""
     return Inputs.of([json.dumps(body).encode() for body in bodies], "application/json")

@@ -1,7 +1,7 @@
 """Serves the graph with BentoML, in .extras/peers: `bentoml serve load.bench.serve_bentoml:Network`.
 
-BentoML's own way to send an array is JSON, which costs it more than all else of a small model. A descriptor reads and
-writes raw float32 instead. Its adaptive batching has no limit of latency that it would drop requests for.
+BentoML sends arrays as JSON by default, which costs more than a small model. A descriptor reads and writes raw float32
+instead. Its adaptive batching has a latency limit that never drops requests here.
 """
 
 from typing import Any
@@ -12,35 +12,35 @@ from bentoml import IODescriptor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from load.bench.peer_graph import MOST_S, Given
+from load.bench.peer_graph import TIMEOUT_S, PeerGraph
 
-GIVEN = Given.from_environment()
+GRAPH = PeerGraph.from_environment()
 
 
 class Row(IODescriptor):  # type: ignore[misc]
-    """One row as bytes; BentoML's batches are of arrays with the batch dimension."""
+    """One row as bytes; BentoML batches arrays along their first dimension."""
 
     __root_input__ = True
 
     @classmethod
     async def from_http_request(cls, request: Request, serde: Any) -> Any:  # noqa: ARG003
-        return np.frombuffer(await request.body(), np.float32).reshape(1, *GIVEN.shape)
+        return np.frombuffer(await request.body(), np.float32).reshape(1, *GRAPH.shape)
 
     @classmethod
     async def to_http_response(cls, obj: Any, serde: Any) -> Response:  # noqa: ARG003
         return Response(obj.tobytes(), media_type="application/octet-stream")
 
 
-BATCHES = {"batchable": True, "max_batch_size": GIVEN.batch_size, "max_latency_ms": int(MOST_S * 1e3)}
+BATCHES = {"batchable": True, "max_batch_size": GRAPH.batch_size, "max_latency_ms": int(TIMEOUT_S * 1e3)}
 QUIET = {"metrics": {"enabled": False}, "logging": {"access": {"enabled": False}}}
 
 
-@bentoml.service(workers=GIVEN.copies, threads=1, traffic={"timeout": MOST_S}, **QUIET)
+@bentoml.service(workers=GRAPH.copies, threads=1, traffic={"timeout": TIMEOUT_S}, **QUIET)
 class Network:
     """The model."""
 
     def __init__(self) -> None:
-        self._run = GIVEN.run()
+        self._run = GRAPH.compile()
 
     @bentoml.api(input_spec=Row, output_spec=Row, **BATCHES)  # type: ignore[untyped-decorator]
     def infer(self, rows: Any) -> Any:

@@ -1,6 +1,6 @@
 """Serves the graph with LitServe, in .extras/peers: `python -m load.bench.serve_litserve PORT`.
 
-Bodies are raw float32; requests reach its worker over its faster queue, ZeroMQ.
+Bodies are raw float32; requests reach its worker through its faster queue, ZeroMQ.
 """
 
 import sys
@@ -10,12 +10,12 @@ import litserve
 import numpy as np
 from fastapi import Body, Response
 
-from load.bench.peer_graph import MOST_S, Given
+from load.bench.peer_graph import TIMEOUT_S, PeerGraph
 
-# What FastAPI hands over as it came: a body that is no JSON.
+# A body that FastAPI does not parse.
 RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
-# Seconds that its worker waits for more requests, always to their end where a batch is not full. Without any, it polls
-# without a pause and takes a core; 1 ms was the best of 0, 1 and 5 with every number of clients.
+# Seconds that its worker waits for more requests unless a batch is full. With 0 it polls without a pause and uses a
+# core; 1 ms was the best of 0, 1 and 5 with every number of clients.
 BATCH_TIMEOUT_S = 0.001
 
 
@@ -23,11 +23,11 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
     """The model, in LitServe's worker process."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002
-        self._given = Given.from_environment()
-        self._run = self._given.run()
+        self._graph = PeerGraph.from_environment()
+        self._run = self._graph.compile()
 
     def decode_request(self, request: RawBody) -> Any:
-        return np.frombuffer(request, np.float32).reshape(self._given.shape)
+        return np.frombuffer(request, np.float32).reshape(self._graph.shape)
 
     def predict(self, rows: Any) -> Any:
         return self._run(rows)
@@ -38,13 +38,13 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
 
 def main(port: int) -> None:
     """Serve until a signal ends it."""
-    given = Given.from_environment()
-    api = Network(max_batch_size=given.batch_size, batch_timeout=BATCH_TIMEOUT_S)
+    graph = PeerGraph.from_environment()
+    api = Network(max_batch_size=graph.batch_size, batch_timeout=BATCH_TIMEOUT_S)
     server = litserve.LitServer(
-        api, accelerator="cpu", workers_per_device=given.copies, timeout=MOST_S, fast_queue=True
+        api, accelerator="cpu", workers_per_device=graph.copies, timeout=TIMEOUT_S, fast_queue=True
     )
     quiet = {"log_level": "error", "access_log": False, "generate_client_file": False}
-    server.run(host="127.0.0.1", port=port, num_api_servers=given.copies, **quiet)
+    server.run(host="127.0.0.1", port=port, num_api_servers=graph.copies, **quiet)
 
 
 if __name__ == "__main__":

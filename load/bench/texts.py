@@ -1,6 +1,6 @@
-"""Texts: sentence embedding padded as by the usual handler, ours, and all sorted in process; and translation.
+"""Texts: sentence embedding, ours, padded as in the usual handler, and all sorted in process; and translation.
 
-The checkpoint for translation is no part of this project: MARIAN names its folder, and without one nothing is measured.
+The checkpoint for translation is not part of this project: MARIAN is its folder, and without it nothing is measured.
 """
 
 import os
@@ -12,7 +12,7 @@ from deploy.models import ROOT
 from deploy.sandbox import started
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
-from load.bench.contender import Loop, loop_process, registered
+from load.bench.contender import Loop, register, start_loop
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
@@ -23,20 +23,20 @@ OURS = "ours"
 PADDED = "padded to 256, fp32"
 SORTED = "all sorted, in process"
 ONE_BY_ONE = "one generate() a request, fp32"
-CLIENTS = 64  # with one text a request: as many as the window
+CLIENTS = 64  # with one text per request: as many as the window
 LIST_CLIENTS = 4  # with lists
-LIST = 64  # texts of a list: the most items that a request may hold
-# Texts of a micro-batch of the loops, and clients of translation.
+LIST = 64  # texts per list: the most items of a request
+# Texts per micro-batch of the loops, and clients of translation.
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.
 CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr"))
 
 
-def embedding(bench: Bench) -> Iterator[Row]:
-    """Measure one text a request, and lists."""
+def measure_embedding(bench: Bench) -> Iterator[Row]:
+    """Measure one text per request, and lists."""
     built = archives.build(bench, EMBEDDING, bench.work)
-    with started(bench.work, extra=CPU_ONLY) as server, loop_process("texts", built) as process:
-        single = registered(server, EMBEDDING, OURS, samples.singles(samples.texts()), WINDOW)
+    with started(bench.work, extra=CPU_ONLY) as server, start_loop("texts", built) as process:
+        single = register(server, EMBEDDING, OURS, samples.singles(samples.texts()), WINDOW)
         lists = replace(single, inputs=samples.lists(samples.texts(), LIST), items=LIST)
         loops = [Loop(PADDED, process, "padded", BATCH), Loop(SORTED, process, "sorted", BATCH)]
         bench.settle([single], ClosedLoop(CLIENTS))
@@ -51,15 +51,15 @@ def embedding(bench: Bench) -> Iterator[Row]:
             yield results.row(f"{EMBEDDING}, {comparison}, texts/s", comparison, OURS, theirs)
 
 
-def translation(bench: Bench) -> Iterator[Row]:
+def measure_translation(bench: Bench) -> Iterator[Row]:
     """Measure 32 clients."""
     if not CHECKPOINT.is_dir():
-        bench.remark("translation: not measured: MARIAN=FOLDER names a checkpoint of Helsinki-NLP/opus-mt-en-fr")
+        bench.remark("translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint")
         return
     archives.build(bench, TRANSLATION, bench.work, weights=str(CHECKPOINT))
     load, inputs = ClosedLoop(BATCH), samples.singles(samples.paragraphs(BATCH))
-    with started(bench.work, extra=CPU_ONLY) as server, loop_process("translation", CHECKPOINT) as process:
-        ours = registered(server, TRANSLATION, OURS, inputs, WINDOW)
+    with started(bench.work, extra=CPU_ONLY) as server, start_loop("translation", CHECKPOINT) as process:
+        ours = register(server, TRANSLATION, OURS, inputs, WINDOW)
         bench.settle([ours], load)
         results = bench.measure([Comparison(load, [ours, Loop(ONE_BY_ONE, process)])])
     yield results.row(f"opus-mt-en-fr, {load}, texts/s", load, OURS, ONE_BY_ONE)

@@ -1,10 +1,10 @@
-"""Detection and segmentation against TorchServe's object_detector, transformers' pipeline and a loop in process.
+"""Detection and segmentation: ours, TorchServe's object_detector, transformers' pipeline and a loop in process.
 
-    SSDLite        TorchServe's own handler, behind the same server
-    RT-DETR r18,   transformers' pipeline, called once an image, as who has no batching does
+    SSDLite        TorchServe's handler, in the same server
+    RT-DETR r18,   transformers' pipeline, called once per image, without batching
     SegFormer b0
 
-Weights are random: what is measured is time. A pipeline has no server and no HTTP, which ours has.
+Weights are random, which does not change the time. A pipeline has no cost of a server and HTTP, ours has.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +18,12 @@ import torchvision
 import transformers
 import yaml
 
-from deploy.build.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.sandbox import started
 from load.bench import archives, samples
-from load.bench.archives import BATCH, CPU_ONLY, EXPORTS, STOCK
-from load.bench.contender import Contender, Loop, loop_process, registered
-from load.bench.rounds import Bench, Comparison, progress, quietly
+from load.bench.archives import BATCH, CPU_ONLY, STOCK
+from load.bench.contender import Contender, Loop, register, start_loop
+from load.bench.rounds import Bench, Comparison, progress, redirect_output
 from load.bench.table import Row
 from load.generate import ClosedLoop
 
@@ -33,9 +32,9 @@ AUTO = "auto"
 IN_PROCESS = "in process"
 PIPELINE = "pipeline"
 SSDLITE = "ssdlite320_mobilenet_v3_large"
-# Images of a micro-batch of the loop: as many as a segmenter's worker takes.
+# Images per micro-batch of the loop: as many as in a segmenter's worker.
 LOOP_BATCH = 4
-# What object_detector wants: a file with one class.
+# The file with one class that object_detector needs.
 STOCK_MODEL = """from torch import nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large as ssdlite
 class Detector(nn.Module):
@@ -50,16 +49,16 @@ class Detector(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What is compared: a task, its weights, and the name of its network where that is torchvision's."""
+class VisionCase:
+    """One model."""
 
     name: str
     task: str
-    weights: Callable[[Path], Path]
-    arch: str | None = None
+    write_weights: Callable[[Path], Path]
+    arch: str | None = None  # torchvision's name of the network
 
 
-def ssdlite(folder: Path) -> Path:
+def write_ssdlite(folder: Path) -> Path:
     """Write the state dict of torchvision's SSDLite."""
     torch.manual_seed(0)
     network: Any = torchvision.models.get_model(SSDLITE, weights=None, weights_backbone=None)
@@ -67,8 +66,8 @@ def ssdlite(folder: Path) -> Path:
     return folder / "weights.pt"
 
 
-def rt_detr(folder: Path) -> Path:
-    """Write RT-DETR of the size of PekingU/rtdetr_r18vd."""
+def write_rt_detr(folder: Path) -> Path:
+    """Write an RT-DETR of the size of PekingU/rtdetr_r18vd."""
     backbone = transformers.RTDetrResNetConfig(
         hidden_sizes=[64, 128, 256, 512],
         depths=[2, 2, 2, 2],
@@ -84,8 +83,8 @@ def rt_detr(folder: Path) -> Path:
     return folder
 
 
-def segformer(folder: Path) -> Path:
-    """Write SegFormer of the size of nvidia/segformer-b0-finetuned-ade-512-512, transformers' default."""
+def write_segformer(folder: Path) -> Path:
+    """Write a SegFormer of the size of nvidia/segformer-b0-finetuned-ade-512-512, transformers' default."""
     torch.manual_seed(0)
     config = transformers.SegformerConfig(num_labels=150)
     transformers.SegformerForSemanticSegmentation(config).save_pretrained(folder)
@@ -94,45 +93,44 @@ def segformer(folder: Path) -> Path:
 
 
 CASES = (
-    Case("ssdlite", "object_detection", ssdlite, SSDLITE),
-    Case("rt-detr", "object_detection", rt_detr),
-    Case("segformer", "image_segmentation", segformer),
+    VisionCase("ssdlite", "object_detection", write_ssdlite, SSDLITE),
+    VisionCase("rt-detr", "object_detection", write_rt_detr),
+    VisionCase("segformer", "image_segmentation", write_segformer),
 )
 
 
-def built(case: Case, work: Path) -> Path:
-    """Build an archive as a folder of its own model store, in fp32 and as it chooses itself."""
+def build(case: VisionCase, work: Path) -> Path:
+    """Build an archive as a folder of a model store, with copies in fp32 and in the precision that it chooses."""
     progress(f"archive: {case.name}")
     folder = work / "models" / case.name
     (folder / "weights").mkdir(parents=True)
-    weights = str(case.weights(folder / "weights"))
+    weights = str(case.write_weights(folder / "weights"))
     settings = {"handler": {} if case.arch is None else {"arch": case.arch}, "responseTimeout": 60}
     (folder / "model-config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    options: Any = {"archive_format": "no-archive", "export_path": work, "cache_path": EXPORTS}
-    with quietly():
-        path = Recipe(ModelEntry(case.name, case.task, "1.0", folder), weights, **options).build().path
+    with redirect_output():
+        path = archives.recipe(ModelEntry(case.name, case.task, "1.0", folder), work, weights).build().path
     for precision in (FP32, AUTO):
-        archives.variant(path, f"{case.name}-{precision}", precision=precision)
+        archives.copy_with(path, f"{case.name}-{precision}", precision=precision)
     return path
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     """Measure 16 clients."""
     load = ClosedLoop(BATCH)
     for case in CASES:
-        path = built(case, bench.work / case.name)
+        path = build(case, bench.work / case.name)
         with ExitStack() as stack:
             server = stack.enter_context(started(path.parent, extra=CPU_ONLY))
-            loop = stack.enter_context(loop_process("vision", path.with_name(f"{case.name}-{FP32}")))
+            loop = stack.enter_context(start_loop("vision", path.with_name(f"{case.name}-{FP32}")))
             contenders: list[Contender] = [
-                registered(server, f"{case.name}-{each}", each, samples.images(), BATCH) for each in (FP32, AUTO)
+                register(server, f"{case.name}-{each}", each, samples.images(), BATCH) for each in (FP32, AUTO)
             ]
             contenders.append(Loop(IN_PROCESS, loop, batch_size=LOOP_BATCH))
             if case.arch is None:
-                contenders.append(Loop(PIPELINE, stack.enter_context(loop_process("pipeline", path)), batch_size=1))
+                contenders.append(Loop(PIPELINE, stack.enter_context(start_loop("pipeline", path)), batch_size=1))
             else:
-                stock = archives.stock(path, "object_detector", STOCK_MODEL)
-                contenders.append(registered(server, stock, STOCK, samples.images(), BATCH))
+                stock = archives.build_stock(path, "object_detector", STOCK_MODEL)
+                contenders.append(register(server, stock, STOCK, samples.images(), BATCH))
             bench.settle(contenders, load)
             results = bench.measure([Comparison(load, contenders)])
         theirs = contenders[-1].name

@@ -13,7 +13,7 @@ from load.bench import __main__ as program
 from load.bench import chart, rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
-from load.bench.rounds import Bench, Comparison, Results, against_peers
+from load.bench.rounds import Bench, Comparison, Results, compare_with_peers
 from load.bench.table import Row
 from load.errors import LoadError
 from load.generate import ClosedLoop, Load, OpenLoop
@@ -57,7 +57,7 @@ def test_rounds_turn_the_order_and_compare_within_each_round(tmp_path: Path) -> 
 def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_best_holds(tmp_path: Path) -> None:
     # 1, 16 and 48 clients, then Poisson arrivals.
     contenders = fakes([], ours=[1.0, 4.0, 40.0, 1.0], theirs=[2.0, 2.0, 50.0, 2.0])
-    rows = list(against_peers(Bench(tmp_path, rounds=1), {"network": contenders}, "rows/s"))
+    rows = list(compare_with_peers(Bench(tmp_path, rounds=1), {"network": contenders}, "rows/s"))
     loads = [*map(ClosedLoop, (1, 16, 48)), OpenLoop(Poisson(40.0, seed=1))]
     assert [cast(Fake, each).loads for each in contenders] == [loads, loads]
     assert [row.cells()[0] for row in rows] == [
@@ -141,4 +141,4 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], caps
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m load.bench: error: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: ")
