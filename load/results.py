@@ -174,7 +174,7 @@ class Summary:
     requests_by_batch_size: Mapping[int, int]  # items of a micro-batch -> good responses from such micro-batches
     window_s: float
     cpu_percent: float  # processor time of this process within the window, in % of one core
-    invalid_reasons: tuple[str, ...] = ()  # reasons to distrust the numbers; empty if there are none
+    invalid_reasons: tuple[str, ...] = ()  # reasons to distrust the numbers; empty for a valid run
 
     @property
     def completed(self) -> int:

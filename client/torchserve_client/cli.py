@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root.error("--canary-header needs --canary")
     try:
         tokens, trust = read_tokens(options.token_file), _trust(options)
-        # A person waits for `describe`, so it omits what is not available now.
+        # A person waits for `describe`, so it does not retry.
         retry = RetryPolicy(attempts=1) if options.command == "describe" else None
         url, timeout_s = options.url or os.environ.get(URL, DEFAULT_URL), getattr(options, "timeout", TIMEOUT_S)
         with Client(url, token=tokens.get("inference"), timeout_s=timeout_s, retry=retry, **trust) as client:

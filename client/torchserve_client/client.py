@@ -80,7 +80,7 @@ class Client:
 
     @property
     def management(self) -> Management:
-        """The management API of the same server.
+        """The management API of this server.
 
         Raises:
             ValueError: the client was made without `management_url`.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Classifies a photograph, sends an option, then a list, without any client.     examples/client/curl.sh [URL]
+# Classifies a photograph, sends an option, then a list, with curl.     examples/client/curl.sh [URL]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 url="${1:-http://127.0.0.1:8080}/predictions/resnet-152"

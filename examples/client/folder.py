@@ -1,4 +1,4 @@
-"""Classifies a folder of photographs, many in flight, with FuturesClient.
+"""Classifies a folder of photographs with FuturesClient, many requests at a time.
 
 python -m examples.client.folder [URL [FOLDER]]
 """
@@ -11,9 +11,9 @@ from torchserve_client import Client, ClientError, FuturesClient
 
 
 def main(url: str = "http://127.0.0.1:8080", folder: str = "examples") -> None:
-    """Print each answer as it comes; Ctrl-C ends it at once."""
+    """Print each result when it is ready; Ctrl-C ends the program at once."""
     with Client(url) as client, FuturesClient(client, max_workers=16) as futures:
-        # `submit` waits while max_workers + max_queue_items are in flight, so the folder may be of any size.
+        # `submit` waits while max_workers + max_queue_items requests are in flight, so the folder may have any size.
         names = {futures.submit("resnet-152", path, top_k=1): path for path in sorted(Path(folder).rglob("*.jpg"))}
         for future in as_completed(names):
             try:

@@ -1,9 +1,9 @@
-"""Searches texts with LangChain, whose vectors come from here, through the gateway.
+"""Searches texts with LangChain and this server's vectors, through the gateway.
 
     python -m examples.client.langchain_search [http://HOST:8000/v1 [MODEL]]
 
-It needs `pip install langchain-openai`. By default OpenAIEmbeddings sends the token ids of OpenAI's models, which mean
-other words to any other model; check_embedding_ctx_length=False has it send texts.
+It needs `pip install langchain-openai`. By default OpenAIEmbeddings sends the token ids of OpenAI's models, which other
+models cannot use; with check_embedding_ctx_length=False it sends texts.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Embeds a query and two texts with OpenAI's own client, through the gateway, and prints how near they are.
+"""Embeds a query and two texts with OpenAI's client, through the gateway, and prints their similarity.
 
     python -m examples.client.openai_embeddings [http://HOST:8000/v1 [MODEL]]
 
-It needs `pip install openai`. Where the gateway asks for keys, one of them is the api_key.
+It needs `pip install openai`. If the gateway requires API keys, pass one as api_key.
 """
 
 import sys
@@ -15,7 +15,7 @@ TEXTS = ["The last ferry leaves at seven in the evening.", "Plum cake is sold on
 
 
 def main(base_url: str = "http://localhost:8000/v1", model: str = "sentence-embedding") -> None:
-    """Print each text with its cosine to the query, and what was counted."""
+    """Print the cosine of each text and the query, and the number of tokens."""
     client = OpenAI(base_url=base_url, api_key="none")
     answer = client.embeddings.create(model=model, input=[QUERY, *TEXTS])
     query, *vectors = (np.array(each.embedding) for each in answer.data)

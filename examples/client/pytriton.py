@@ -1,9 +1,9 @@
-"""Sends five rows to batch2, which takes two at a time, with PyTriton's own client, through the gateway.
+"""Sends five rows to batch2, which accepts two at a time, with PyTriton's client, through the gateway.
 
     .extras/pytriton/bin/python -m examples.client.pytriton [http://HOST:8000 | grpc://HOST:8001]
 
-The model is examples/batch2: `./archive.sh batch2`. PyTriton takes no NumPy 2, so it has an environment of its own:
-`make bench ONLY=peers` builds it, and `pip install nvidia-pytriton` does anywhere else.
+The model is examples/batch2: `./archive.sh batch2`. PyTriton does not work with NumPy 2, so it needs a separate
+environment: `make bench ONLY=peers` builds one, or use `pip install nvidia-pytriton`.
 """
 
 import sys
@@ -16,7 +16,7 @@ MODEL, ROWS = "batch2", np.arange(5, dtype=np.int32).reshape(5, 1)
 
 
 def main(url: str = "http://localhost:8000") -> None:
-    """Print the error of too many rows at once; then the answer to each chunk, in order."""
+    """Print the error of too many rows, and then the result of each chunk, in order."""
     with ModelClient(url, MODEL) as client:
         size = client.model_config.max_batch_size
         try:

@@ -1,8 +1,8 @@
-"""Embeds two Korean sentences with Triton's own client, over the Open Inference Protocol.
+"""Embeds two Korean sentences with Triton's client, over the Open Inference Protocol.
 
     python -m examples.client.triton [ADDRESS]
 
-It needs `pip install tritonclient[http]`; the model is the same one that answers on /predictions.
+It needs `pip install tritonclient[http]`. The model also serves /predictions.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Sends the same image from many users with Locust, before and after batching.
+"""Sends an image from many users with Locust, before and after batching.
 
     locust -f examples/load/locustfile.py --headless -u 16 -r 16 -t 30s -H http://localhost:8080
 
-Register the model with batch_size=1, run it, register it anew with batch_size=8 and run it again: requests per second
-and the median show the effect of batching. MODEL and IMAGE name others. Locust's users are a closed loop: its
-numbers omit the requests that a stalled server delays; `python -m load run --rate` has them.
+Run it with the model registered with batch_size=1, and again with batch_size=8: requests per second and the median show
+the effect of batching. MODEL and IMAGE select others. Locust's users are a closed loop, whose numbers omit the requests
+that a stalled server delays; `python -m load run --rate` includes them.
 """
 
 import mimetypes
@@ -20,7 +20,7 @@ HEADERS = {"Content-Type": mimetypes.guess_type(IMAGE)[0] or "application/octet-
 
 
 class Caller(FastHttpUser):
-    """Sends its next request when its answer has come."""
+    """A user that sends its next request after a response."""
 
     wait_time = constant(0)
 

@@ -1,4 +1,4 @@
-"""A private authority, and certificates of servers and clients, made by the openssl command for one run of tests."""
+"""A private authority and its certificates for servers and clients, made by the openssl command."""
 
 import ssl
 import subprocess
@@ -10,7 +10,7 @@ _KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 
 class Certificates:
-    """Two authorities, and certificates that they have signed; every one is NAME.pem and NAME.key in the folder."""
+    """Two authorities and certificates that they signed, as NAME.pem and NAME.key in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class Certificates:
         return self.folder / f"{name}.key"
 
     def server(self, name: str = "server", *, asks_for_client: bool = False) -> ssl.SSLContext:
-        """The context of a server that has this certificate, and perhaps wants one of its client."""
+        """Return the context of a server with this certificate, optionally one that requires a client certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.pem(name), self.key(name))
         if asks_for_client:

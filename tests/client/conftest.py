@@ -14,7 +14,7 @@ Listen = Callable[..., Listener]
 
 @pytest.fixture
 def listen() -> Iterator[Listen]:
-    """Starts listeners that are closed after the test."""
+    """Return a function that starts listeners, which the test's end closes."""
     opened: list[Listener] = []
 
     def start(reply: Reply, tls: ssl.SSLContext | None = None, **options: bool) -> Listener:

@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread of its own, for programs that bring their own client."""
+"""An HTTP server on a real socket, in a thread."""
 
 import json
 import threading
@@ -7,32 +7,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# (path, content type, body) -> a value that is answered as JSON
+# (path, content type, body) -> the value of the JSON response
 Answer = Callable[[str, str, bytes], Any]
 
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
-    """Serve until the end of the block; yields the address.
-
-    Args:
-        answer: to a request of any path; a GET has no body.
-    """
+    """Serve until the end of the block and yield the address; a GET has an empty body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer a request without a body."""
-            self._answer(b"")
-
-        def do_POST(self) -> None:
-            """Answer a request with one."""
-            self._answer(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def do_PUT(self) -> None:
-            """Answer as POST."""
-            self.do_POST()
-
-        def _answer(self, content: bytes) -> None:
+            """Respond with the answer; requests with a body call this, too."""
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = json.dumps(answer(self.path, self.headers.get("Content-Type", ""), content)).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -40,7 +26,9 @@ def serving(answer: Answer) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
+            """Print nothing."""
+
+        do_POST = do_PUT = do_GET  # noqa: N815
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])

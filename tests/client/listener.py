@@ -1,4 +1,4 @@
-"""A server on a real socket that sends the bytes a test chooses."""
+"""A server on a real socket that sends the bytes of a test."""
 
 import contextlib
 import re
@@ -15,13 +15,7 @@ class Listener:
     """A server that sends one reply to every request."""
 
     def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None, *, is_http: bool = True) -> None:
-        """Listen.
-
-        Args:
-            reply: called after each request.
-            tls: speaks TLS with this; None does not.
-            is_http: whether a request is one of HTTP; otherwise it is whatever comes at once.
-        """
+        """Listen; call `reply` after each HTTP request, or after each read unless `is_http`."""
         self.connections = self.received = self.requests = 0
         self._lock = threading.Lock()
         self._reply = reply
@@ -60,7 +54,7 @@ class Listener:
                     self._reply(connection)
 
     def close(self) -> None:
-        """Stop listening; the connections end when their clients do."""
+        """Stop listening; connections end with their clients."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for thread in self._threads:
@@ -69,7 +63,7 @@ class Listener:
 
 
 def _size(content: bytes) -> int:
-    """The bytes of the first request in what came; 0 where it is not there as a whole."""
+    """Return the length of the first request in the content; 0 if it is not complete."""
     head, end, _ = content.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     size = len(head) + len(end) + (int(length[1]) if length else 0)
@@ -77,9 +71,9 @@ def _size(content: bytes) -> int:
 
 
 def silent(connection: socket.socket) -> None:
-    """Never answers."""
+    """Send nothing."""
 
 
 def answering(connection: socket.socket) -> None:
-    """Answers 1."""
+    """Send 1."""
     connection.sendall(ANSWER)

@@ -1,4 +1,4 @@
-"""A transport without sockets, with scripted answers, that keeps the requests."""
+"""Transports without sockets that record requests and send scripted responses."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Fake(Transport):
 
 
 class Script(Fake):
-    """Answers in turn, the last one forever."""
+    """Sends its responses in turn, and repeats the last one."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
@@ -44,7 +44,7 @@ class Script(Fake):
 
 
 class Server(Fake):
-    """Answers by what it is asked."""
+    """Sends the response that a function returns for the request."""
 
     def __init__(self, answer: Callable[[Request], Step]) -> None:
         self.answer = answer
@@ -59,7 +59,7 @@ class Server(Fake):
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -74,7 +74,7 @@ class Time:
 
 
 def client(transport: Script | Server, time: Time | None = None, retry: RetryPolicy | None = None) -> Client:
-    """A client of the script; its dice always say 1, the longest pause."""
+    """Return a client of the script, with the longest pauses."""
     time = time or Time()
     return Client(
         "http://server", transport=transport, clock=time.clock, sleep=time.sleep, dice=lambda: 1.0, retry=retry
@@ -94,5 +94,5 @@ def predictions(*values: object) -> Response:
 
 
 def sizes(requests: Sequence[Request]) -> list[int]:
-    """Items of each request that was a list."""
+    """Return the number of items of each list."""
     return [len(orjson.loads(request.body)["instances"]) for request in requests]

@@ -16,19 +16,19 @@ def key(content: str) -> str:
 
 
 def line(name: str, content: str, answer: str = "1") -> str:
-    """A line of the file: an input's name, what was asked, and the JSON of the answer."""
+    """Return a line of the file for an input's name, its content and the JSON of its answer."""
     return f'{{"input":"{name}","key":"{key(content)}","answer":{answer}}}\n'
 
 
 def inputs(**named: str) -> list[Input]:
-    """Inputs by name, with their content."""
+    """Return inputs by name, with their content."""
     return [Input(name, content) for name, content in named.items()]
 
 
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
 
-# Within the line's beginning, its name, its key and its answer.
+# Within the line's prefix, its name, its key and its answer.
 @pytest.mark.parametrize("cut", [1, 11, 30, len(WHOLE) - 1])
 def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
@@ -73,7 +73,7 @@ def test_file_that_another_takes_the_place_of_while_it_is_locked_is_opened_anew(
     lock = fcntl.flock
 
     def late(*arguments: Any) -> None:
-        # Another run has just ended, with a file that it has written anew.
+        # Another run ends now and has replaced the file.
         monkeypatch.setattr(fcntl, "flock", lock)
         (tmp_path / "new").write_text(line("a", "x"))
         (tmp_path / "new").replace(path)

@@ -33,7 +33,7 @@ def upper(request: Request) -> Step:
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of lines, of which two are sent in a request."""
+    """A file of lines, with two lines per request."""
     monkeypatch.setattr(bulk, "LINES", 2)
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\nd\ne\n")

@@ -16,7 +16,7 @@ from torchserve_client.transport import Request, Response
 
 
 def as_lists(inputs: Any) -> Any:
-    """Comparable, whatever it is."""
+    """Return inputs of any kind as lists, for comparisons."""
     if isinstance(inputs, Mapping):
         return {name: array.tolist() for name, array in inputs.items()}
     return inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
@@ -24,7 +24,7 @@ def as_lists(inputs: Any) -> Any:
 
 @st.composite
 def inputs_of_items(draw: st.DrawFn) -> Inputs:
-    """Lists of several kinds, an array, or arrays that agree on their first dimension."""
+    """Lists of several kinds, an array, or arrays with equal lengths."""
     texts = draw(st.lists(st.text(max_size=20), min_size=1, max_size=40))
     count = len(texts)
     kind = draw(st.sampled_from(["texts", "bytes", "dicts", "array", "arrays"]))

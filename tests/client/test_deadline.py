@@ -1,4 +1,4 @@
-"""Against servers that are slow in every way there is: a deadline is that of the whole answer."""
+"""Slow servers: a deadline bounds the whole response."""
 
 import socket
 import ssl
@@ -12,13 +12,14 @@ from tests.client.conftest import Listen
 from torchserve_client import Client, DeadlineExceeded
 from torchserve_client.transport import Request, Transport
 
-# Seconds: a byte, the deadline, and what is left of ten seconds of dripping where a machine stands still for some.
-DRIP_S, DEADLINE_S, ALLOWED_S = 0.05, 0.5, 5.0
-DRIPS = 200
+DRIP_S = 0.05  # seconds between two bytes
+DRIPS = 200  # ten seconds
+DEADLINE_S = 0.5
+ALLOWED_S = 5.0  # on a machine that stops for some seconds
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
-    # What comes at once, what drips byte by byte, what comes at once behind it: a good answer, each of them.
+    # Bytes sent at once, bytes sent one by one, bytes sent at once: together a good response.
     "status line": (b"HTTP/1.1 200 ", b"O" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
     "header": (HEAD + b"X-Long: ", b"a" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
     "body": (HEAD + b"Content-Length: %d\r\n\r\n" % DRIPS, b"1" * DRIPS, b""),
@@ -28,7 +29,7 @@ WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
 
 
 def dripping(name: str) -> Callable[[socket.socket], None]:
-    """Make a reply whose bytes come one by one, for ten seconds."""
+    """Return a reply that sends its bytes one by one, for ten seconds."""
     before, drops, after = WHOLE[name]
 
     def reply(connection: socket.socket) -> None:
@@ -43,7 +44,7 @@ def dripping(name: str) -> Callable[[socket.socket], None]:
 
 
 def pausing(seconds: float) -> Callable[[socket.socket], None]:
-    """Make a reply that is none: a server that stops reading once, and then goes on."""
+    """Return a reply that sends nothing and pauses reading once."""
     pauses = [seconds]
 
     def reply(connection: socket.socket) -> None:
@@ -53,7 +54,7 @@ def pausing(seconds: float) -> Callable[[socket.socket], None]:
 
 
 def took_s(call: Callable[[], object]) -> float:
-    """Assert that a call ends at its deadline; give the seconds that it took."""
+    """Assert that a call ends at its deadline; return its seconds."""
     started_s = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="no response within"):
         call()
@@ -71,7 +72,7 @@ def test_dripping_answer_ends_at_the_deadline(
 
 
 def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, certificates: Certificates) -> None:
-    # A late handshake, a late start of reading, an answer that never comes.
+    # A late handshake, a late start of reading, no response.
     class Late(ssl.SSLContext):
         def wrap_socket(self, sock: socket.socket, *arguments: object, **keywords: object) -> ssl.SSLSocket:
             time.sleep(1.5)
@@ -82,6 +83,6 @@ def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, ce
     listener = listen(pausing(1), late, is_http=False)
     transport = Transport(verify=certificates.pem("ca"))
     request = Request("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
-    # Each with a deadline of its own would take 1.5 + 1 + 3 s.
+    # Separate deadlines would take 1.5 + 1 + 3 s.
     assert 3 <= took_s(lambda: transport.send(request, 3)) < 5.4
     transport.close()

@@ -7,7 +7,7 @@ from torchserve_client.transport import Request, Response
 
 
 class Gate:
-    """A server that answers only once it is opened, and counts who waits."""
+    """A server that responds after it is opened, and counts waiting requests."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()

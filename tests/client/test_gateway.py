@@ -1,4 +1,4 @@
-"""Which gateway is the one in front of the nodes of a command."""
+"""The choice of the gateway in front of a command's nodes."""
 
 import pytest
 
@@ -14,9 +14,9 @@ ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
     [
         ([ONE, TWO], [ONE, TWO], True, True),
         ([ONE], ["http://localhost:1/", TWO], True, True),
-        # Where it has more nodes, these go on serving.
+        # Its other nodes would continue to serve.
         ([ONE, TWO], [ONE], False, False),
-        # Names of its own, or another gateway altogether: only who names it knows.
+        # Other addresses of these nodes, or another gateway: only --gateway decides.
         (["http://node:1"], [ONE], False, True),
         ([""], [ONE], False, True),
         ([], [ONE], False, True),

@@ -24,7 +24,7 @@ def test_versions_are_addressed_by_path() -> None:
         "GET /models/a%2Fb/all",
         "GET /models/m/2.0",
         "PUT /models/m/2.0/set-default",
-        # Whether it is adaptive.
+        # It checks whether the model is adaptive.
         "GET /models/m/2.0",
         "PUT /models/m/2.0?min_worker=3&max_worker=3",
         "DELETE /models/m/1.0",
@@ -38,7 +38,7 @@ def test_versions_are_addressed_by_path() -> None:
         (2, ["READY", "UNLOADING"], False),
         (2, ["READY", "READY"], True),
         (1, [], False),
-        # No worker wanted is nothing that could answer.
+        # Without a wanted worker none could respond.
         (0, [], False),
     ],
 )
@@ -71,5 +71,5 @@ def test_every_node_is_called_and_the_error_says_which_did_not_do_it() -> None:
         nodes.each(lambda management: management.scale("m", 1))
     assert raised.value.message == ("b: no TorchServe answers at http://b:1 (NoConnection); c: no room; done: a, d")
     assert (list(raised.value.errors), raised.value.done) == (["b", "c"], ["a", "d"])
-    # The node behind the two that failed was called all the same.
+    # The node after the two failed ones was called.
     assert len(scripts["d"].sent) == 1

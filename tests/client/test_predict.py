@@ -1,4 +1,4 @@
-"""`torchserve-client predict` against a server on a socket: what a second run makes of what the first one left."""
+"""`torchserve-client predict` and a server on a socket: a second run continues the first one."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from torchserve_client.cli import main
 
 
 class Server:
-    """Answers with what it was asked, in capitals."""
+    """Responds with the input in capitals."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -34,7 +34,7 @@ class Server:
         return f"{model} {body.decode().upper()}"
 
     def predict(self, path: Path, out: Path, *options: str, model: str = "m") -> int:
-        """Run the command; what it asks for is in `asked`, in some order."""
+        """Run the command and record its inputs in `asked`."""
         self.asked.clear()
         return main([*self.addresses, "predict", model, str(path), "--out", str(out), *options])
 
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
 
 
 def answers(out: Path) -> dict[str, Any]:
-    """Name -> answer of every line; no name stands there twice."""
+    """Return the answers by name; assert that names are unique."""
     lines = [json.loads(line) for line in out.read_bytes().splitlines()]
     found = {line["input"]: line.get("answer", "error") for line in lines}
     assert len(found) == len(lines)
@@ -64,7 +64,7 @@ def test_second_run_asks_for_what_is_new_or_changed_alone(server: Server, tmp_pa
     names = [*(f"{number}.txt" for number in range(9)), "below/1.txt"]
     for name in names:
         (folder / name).write_text(f"text {name}")
-    # In the folder itself, where answers are no inputs.
+    # In the folder itself: its own file is not an input.
     out = folder / "answers.jsonl"
     assert server.predict(folder, out) == 0
     assert sorted(server.asked) == sorted(f"text {name}" for name in names)
@@ -79,14 +79,14 @@ def test_second_run_asks_for_what_is_new_or_changed_alone(server: Server, tmp_pa
 def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: Server, tmp_path: Path) -> None:
     path, out = tmp_path / "texts", tmp_path / "out.jsonl"
     path.mkdir()
-    # Seconds of work, so that a run ends in its middle.
+    # Seconds of work, so that the signal ends a run in its middle.
     for number in range(4000):
         (path / str(number)).write_text(f"text {number}")
     words = [*server.addresses, "predict", "m", str(path), "--in-flight", "1", "--out", str(out)]
     said: list[tuple[int, str]] = []
     for number in (signal.SIGINT, signal.SIGKILL):
         before = len(out.read_bytes().splitlines()) if out.exists() else 0
-        # A process of its own; a shell's background job ignores SIGINT, and so would every process below it.
+        # Background jobs of a shell ignore SIGINT, and so would the processes that they start.
         command = [sys.executable, "-m", "torchserve_client", *words]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -97,10 +97,10 @@ def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: 
     told = f"torchserve-client: interrupted; {out} contains the answers so far, run the command again to resume\n"
     assert said[0] == (130, told)
     assert said[1][0] == -signal.SIGKILL
-    # A line that was cut off by the kill is asked for again.
+    # An incomplete line is requested again.
     left = 4000 - out.read_bytes().count(b"\n")
     assert 0 < left <= 4000 - 40
     assert server.predict(path, out) == 0
-    # Distinct ones: what the killed run sent last may be read only now.
+    # Distinct inputs, since the server may read the killed run's last request only now.
     assert len(set(server.asked)) == left
     assert len(answers(out)) == 4000

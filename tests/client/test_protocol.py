@@ -20,7 +20,7 @@ BYTES = np.array([b"\xff\xd8\0", b""], object)
 
 
 def tritons(tensors: dict[str, Any], **keywords: Any) -> tuple[bytes, int | None]:
-    """What Triton's own client sends."""
+    """Return the request of Triton's client."""
     inputs = []
     for name, array in tensors.items():
         tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))

@@ -1,4 +1,4 @@
-"""The client's README: its programs run as they stand, and its tables leave nothing out."""
+"""The client's README: its programs run unchanged."""
 
 import json
 import re
@@ -17,7 +17,7 @@ PRINTED = ["[0.25, -0.5]\n", "[0.25, -0.5]\n1000\n8\n", "[8]\n"]
 
 
 def answer(path: str, content_type: str, body: bytes) -> Any:
-    """Answer for both APIs of a server whose sentence-embedding has a batch_size of 8: one vector for each text."""
+    """Respond for both APIs of a server with sentence-embedding, batch_size 8: a vector for each text."""
     if not body:
         return [{"modelName": "sentence-embedding", "batchSize": 8}]
     if content_type == "application/json":

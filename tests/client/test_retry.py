@@ -66,6 +66,6 @@ def test_every_try_says_and_gets_what_is_left_of_one_deadline() -> None:
     server = Server(slow(FULL))
     with pytest.raises(Unavailable):
         client(server, time).predict("m", "text", timeout_s=7)
-    # 2 s a try, pauses of 0.1, 0.2 and 0.4 s: a fourth try begins at 6.7 s, a pause of 0.8 s more would be too long.
+    # 2 s per try, pauses of 0.1, 0.2 and 0.4 s: a fourth try begins at 6.7 s, another pause of 0.8 s is too long.
     left_ms = [int(request.headers["X-Timeout-Ms"]) for request in server.sent]
     assert left_ms == pytest.approx([7000, 4900, 2700, 300], abs=1)

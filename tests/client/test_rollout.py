@@ -1,4 +1,4 @@
-"""Rollouts and canaries on several nodes; the servers' answers are scripted."""
+"""Rollouts and canaries on several nodes, with scripted servers."""
 
 import json
 import re
@@ -80,16 +80,16 @@ class FakeServer(Fake):
 
 
 class FakeGateway(Fake):
-    """A control API with one model's canary and its withdrawals; a version it sees only when it is asked twice."""
+    """A control API with one model's canary and its withdrawals; it notices a version at the third request."""
 
     def __init__(self) -> None:
         self.canary: dict[str, Any] | None = None
         self.calls: list[str] = []
         self.unseen = 2
-        # What it was told of the model, with the versions of each node at that moment.
+        # Its decisions on the model, with the versions of each node at that time.
         self.servers: list[FakeServer] = []
         self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
-        # Requests in flight at each look; None while Envoy does not answer.
+        # Requests in flight at each poll; None while Envoy does not respond.
         self.in_flight: list[int | None] = [None, 3, 0]
 
     def send(self, request: Request, timeout_s: float) -> Response:
@@ -119,7 +119,7 @@ class FakeGateway(Fake):
 
 
 class Worker(Fake):
-    """An adaptive worker, which has fewer requests with each look."""
+    """An adaptive worker, with one of the numbers in flight at each poll."""
 
     def __init__(self, server: FakeServer, *in_flight: int) -> None:
         self.in_flight = list(in_flight)
@@ -159,7 +159,7 @@ def test_rollout_registers_everywhere_before_any_default_changes(store: Path) ->
     assert [server.default for server in servers] == ["1.0-r2", "1.0-r2"]
     assert [list(server.versions) for server in servers] == [["1.0-r2"], ["1.0-r2"]]
     assert names(store) == {"m", "m@1.0-r2"}
-    # A second one removes the copy that the first made, when no node serves from it any more.
+    # A second rollout removes the copy of the first one.
     rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
     assert [list(server.versions) for server in servers] == [["1.0-r3"], ["1.0-r3"]]
     assert names(store) == {"m", "m@1.0-r3"}
@@ -172,7 +172,7 @@ def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everythin
     server = FakeServer()
     worker = Worker(server, 3, 0, 1, 0, 0)
     rollouts(store, server, inference=worker).run(MODEL, Registration(batch_size=4))
-    # Zero twice: what was answered together with the first has left the worker by the second.
+    # Zero twice: responses of the worker's last exchange may be on their way at the first.
     assert (worker.in_flight, list(server.versions)) == ([], ["1.0-r2"])
 
 
@@ -182,7 +182,7 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
     waits: list[tuple[float, bool]] = []
     rollout = rollouts(store, server, inference=Worker(server, 0, 0))
     replace(rollout, sleep=lambda s: waits.append((s, "1.0" in server.versions))).run(MODEL, Registration(batch_size=4))
-    # An idle one tells nothing of the other.
+    # One idle worker proves nothing about the other.
     assert (5.0, True) in waits
 
 
@@ -291,7 +291,7 @@ def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway
     assert gateway.calls.count("PUT") == 3
     assert [server.default for server in servers] == ["1.0", "1.0"]
     assert [list(server.versions) for server in servers] == [["1.0", "1.0-r2"]] * 2
-    # Its share alone changes, and its header stays.
+    # Only the share changes.
     again().try_canary(MODEL, Registration(), 50, None)
     assert gateway.canary == {"version": "1.0-r2", "percent": 50, "header": ["X-Try", "yes"]}
     with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
@@ -307,7 +307,7 @@ def test_promoted_canary_is_the_default_everywhere_and_the_old_version_is_gone(s
     assert [(server.default, list(server.versions)) for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     for server in servers:
         assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
-    # Off the routes while both had it, and forgotten when neither had.
+    # Withdrawn while both nodes had it, forgotten when neither had.
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
 
 

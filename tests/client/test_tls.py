@@ -1,4 +1,4 @@
-"""Against real servers with certificates of a private authority: who is trusted, who is not, and who is asked once."""
+"""Real servers with certificates of a private authority: trusted ones, others, and no retries."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.client.conftest import Listen
 from tests.client.listener import Listener, answering
 from torchserve_client import Client, RetryPolicy, TLSFailed
 
-# Tries again at once, and would do so often: whatever is not tried again is refused as such.
+# Retries at once and often, unless an error excludes a retry.
 EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
 
 
@@ -26,7 +26,7 @@ def server(listen: Listen, certificates: Certificates) -> Listener:
 
 @pytest.fixture
 def asking(listen: Listen, certificates: Certificates) -> Listener:
-    """A server that wants a certificate of its client."""
+    """A server that requires a client certificate."""
     return listen(answering, certificates.server(asks_for_client=True))
 
 
@@ -36,7 +36,7 @@ def predict(url: str, **trust: Any) -> Any:
 
 
 def refused(listener: Listener, words: str, **trust: Any) -> None:
-    """Assert that it is an error of TLS, with these words, at the first try."""
+    """Assert an error of TLS with these words at the first try."""
     before = listener.connections
     with pytest.raises(TLSFailed, match=words) as raised:
         predict(listener.url, **trust)

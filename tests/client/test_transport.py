@@ -1,4 +1,4 @@
-"""Against real sockets: what the errors of the libraries below mean."""
+"""The errors of the libraries below, on real sockets."""
 
 import socket
 import threading

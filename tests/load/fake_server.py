@@ -1,4 +1,4 @@
-"""A small HTTP server on a real socket, in a thread of its own."""
+"""A small HTTP server on a real socket, in a thread."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextmanager
 def serving(answer: Answer, *, path: str = "/predictions/{model}") -> Iterator[str]:
-    """Answer POST on a path until the end of the block; yields the server's address."""
+    """Respond to POST on a path until the end of the block; yield the address."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:

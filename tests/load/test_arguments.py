@@ -1,4 +1,4 @@
-"""What a command line means, and that what makes no sense is one line and exit code 2."""
+"""The command line; an invalid one is one line and exit code 2."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from load.__main__ import main
 from load.arguments import numbers, parser
 from tests.load.fake_server import serving
 
-# Nothing listens there.
+# No server listens there.
 NOWHERE = "http://127.0.0.1:1"
 
 

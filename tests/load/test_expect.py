@@ -1,4 +1,4 @@
-"""Which answers are right."""
+"""Checks of answers."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TWO = [Input(b"", name="cat.jpg"), Input(b"", name="cup.jpg")]
         ({"cat": 0.7}, {"cat": 0.705, "dog": 0.2}, True),
         ({"cat": 0.7}, {"cat": 0.75}, False),
         ({"cat": 0.7}, {"dog": 0.7}, False),
-        # Less than the tolerance and gone: the last of the labels changes places.
+        # A missing number below the tolerance: the least probable label may change.
         ({"cat": 0.7, "dog": 0.005}, {"cat": 0.7, "cow": 0.006}, True),
         ({"cat": 0.7, "dog": 0.5}, {"cat": 0.7}, False),
         ([{"label": "ko", "score": 1.0}], [{"label": "ja", "score": 1.0}], False),

@@ -1,4 +1,4 @@
-"""The generator against a server on a socket; no assertion here is on a time that a slow machine would change."""
+"""The generator and a server on a socket; no assertion depends on the speed of the machine."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ TIMING = 'forward;dur=9.5, batch;desc="2"'
 
 
 class Gate:
-    """Answers nothing until so many requests are in flight, or `open` is called; then everything."""
+    """Responds when a number of requests are in flight, or after `open`."""
 
     def __init__(self, waits_for: float = float("inf")) -> None:
         self.most = self._in_flight = 0
@@ -37,7 +37,7 @@ class Gate:
         self._waits_for = waits_for
 
     async def answer(self, _request: web.Request) -> web.Response:
-        """Answer one request."""
+        """Respond to one request."""
         self._in_flight += 1
         self.most = max(self.most, self._in_flight)
         if self._in_flight >= self._waits_for:
@@ -48,12 +48,12 @@ class Gate:
         return web.Response(text="{}", headers={"Server-Timing": TIMING})
 
     def open(self) -> None:
-        """Let everything be answered."""
+        """Respond to all requests from now on."""
         self.opened_s = self.opened_s or time.perf_counter()
 
 
 async def soon(request: web.Request) -> web.Response:
-    """Answer the body as a label, in 5 ms: faster, the generator would use its whole core."""
+    """Return the body as a label, in 5 ms: a faster server would saturate the generator's core."""
     await asyncio.sleep(0.005)
     return web.json_response({(await request.read()).decode(): 0.9}, headers={"Server-Timing": TIMING})
 
@@ -77,7 +77,7 @@ def until(holds: Callable[[Recording], bool]) -> generate.Until:
 
 
 def test_open_loop_sends_by_its_schedule_while_nothing_is_answered_and_latency_counts_from_it() -> None:
-    """The server stalls until 12 requests have come: a closed loop of fewer clients would not send them."""
+    """The server stalls until 12 requests arrive, which a closed loop of fewer clients would not send."""
     gate = Gate(waits_for=12)
     with serving(gate.answer) as url:
         made = replace(attack(url, OpenLoop(Constant(50))), until=answered(12))
@@ -85,7 +85,7 @@ def test_open_loop_sends_by_its_schedule_while_nothing_is_answered_and_latency_c
     first = sorted(recording.exchanges, key=lambda exchange: exchange.due_s)[:12]
     assert [exchange.due_s - recording.started_s for exchange in first] == pytest.approx([n / 50 for n in range(12)])
     assert all(each.sent_s >= each.due_s and each.answered_s >= gate.opened_s for each in first)
-    # The first one that counts waited for ten gaps of 20 ms at least.
+    # The first counted request waited for at least ten gaps of 20 ms.
     assert made.summarise(recording).latency_ms(100) >= 200
 
 
@@ -105,7 +105,7 @@ def test_open_loop_beyond_its_limit_counts_everything_that_was_due_from_when_it_
         recording = generate.run(made.generate(Recording()))
     assert gate.most == 3
     late = [each for each in recording.exchanges if each.due_s < gate.opened_s <= each.sent_s]
-    # Sent after the stall, due before: they have waited.
+    # Due before the end of the stall, sent after it.
     assert late
     assert all(each.latency_s >= gate.opened_s - each.due_s for each in late)
     summary = made.summarise(recording)
@@ -130,7 +130,7 @@ def test_closed_loop_keeps_as_many_requests_in_flight_and_connections_and_no_mor
     with serving(answer) as url:
         summary = attack(url, ClosedLoop(7), b"a", b"b", bytes(3_000_000)).run()
     assert (gate.most, len(connections), set(bodies)) == (7, 7, {b"a", b"b", bytes(3_000_000)})
-    # Each client warms up with one request, which does not count, and sends another one that does.
+    # Each client warms up with one request, which does not count, and sends at least one that counts.
     assert 7 <= summary.completed <= bodies.total() - 7
     assert summary.statuses == {200: summary.completed}
     assert (summary.server_ms, summary.mean_batch_size) == ({"forward": 9.5}, 2)
@@ -141,7 +141,7 @@ def test_server_that_is_not_there_or_does_not_answer_in_time_is_a_reason_and_no_
         unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         summary = attack(f"http://127.0.0.1:{unused.getsockname()[1]}", ClosedLoop(1), duration_s=0.25).run()
     assert summary.errors == {"ClientConnectorError": summary.failures[0]}
-    # One every 0.1 s.
+    # One per 0.1 s.
     assert summary.failures[0] <= 4
     with serving(Gate().answer) as url:
         made = attack(url, ClosedLoop(1), duration_s=0.01)
@@ -204,7 +204,7 @@ def test_answers_of_another_request_are_told_from_wrong_ones() -> None:
             async with asyncio.timeout(1):
                 return web.Response(body=await waiting[0][1])
         except TimeoutError:
-            # The last of all has no partner.
+            # The last request has no partner.
             return web.Response(status=503)
 
     with serving(swap) as url:
@@ -300,7 +300,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     with serving(answer) as url:
         arguments = call(url, tmp_path, "--concurrency", "2,4", "--duration", "60s", "-o", str(out))
-        # A process of its own: an interrupt that comes late would end the tests' own.
+        # In another process, since a late interrupt would end the test's.
         running = subprocess.Popen([sys.executable, "-m", "load", "run", *arguments], stdout=subprocess.PIPE, text=True)
         with running:
             assert enough.wait(60)

@@ -1,4 +1,4 @@
-"""What is sent, by the names of files."""
+"""Requests by the names of files."""
 
 import json
 from itertools import islice

@@ -1,4 +1,4 @@
-"""run.json, table, ratios and page of runs whose numbers are known."""
+"""run.json, table, ratios and page of runs with known numbers."""
 
 import json
 import math
@@ -20,7 +20,7 @@ TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, ba
 
 
 def step(load: Load, throughput_per_s: float, repeat: int = 1) -> Step:
-    """Ten seconds with latencies of 1 .. 100 ms in turn, a refusal and a lost connection; before them, a warm-up."""
+    """Return ten seconds with latencies of 1 .. 100 ms in turn, a refusal and a lost connection, after a warm-up."""
     count = round(throughput_per_s * 10)
     good = [
         Exchange(n / count * 9.8, n / count * 9.8, n / count * 9.8 + (1 + n % 100) / 1e3, 200, server_timing=TIMING)
@@ -35,7 +35,7 @@ def step(load: Load, throughput_per_s: float, repeat: int = 1) -> Step:
 
 
 def run(label: str = "ours", *throughputs_per_s: float) -> Run:
-    """A step of a closed loop and one of an open loop, or repeats of the first."""
+    """Return a run with a closed and an open loop, or with repeats of the closed one."""
     repeats = [step(ClosedLoop(8), each, number) for number, each in enumerate(throughputs_per_s, 1)]
     steps = repeats or [step(ClosedLoop(8), 50), step(OpenLoop(Poisson(60)), 60)]
     return Run(label, "2026-01-01T00:00:00+00:00", "m", "http://x/predictions/m", {"batchSize": 4}, {}, ["a"], steps)
@@ -46,7 +46,7 @@ def run(label: str = "ours", *throughputs_per_s: float) -> Run:
     [
         (None, True, "NOT MET"),
         (49.0, True, "met"),
-        # Nothing is known of a step that is not valid.
+        # An invalid step proves nothing.
         (49.0, False, "unknown, the step is NOT VALID"),
         (None, False, "unknown, the step is NOT VALID"),
     ],
@@ -145,7 +145,7 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
 
 
 def test_curve_of_the_page_has_one_point_a_load_in_the_order_of_clients() -> None:
-    # Repeats of 16 and 2 clients, in the order in which they were measured: throughput falls as clients are added.
+    # Repeats of 16 and 2 clients in the order of their measurement; throughput falls with more clients.
     steps = [
         step(ClosedLoop(clients), per_s, repeat)
         for repeat in (1, 2, 3)

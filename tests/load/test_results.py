@@ -1,4 +1,4 @@
-"""What a run's raw results amount to, against numbers worked out by hand."""
+"""Summaries of raw results, compared with numbers worked out by hand."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_throughput_of_a_closed_loop_is_the_sum_of_its_clients_own_rates() -> No
     summary = closed(exchange(1.0, 1.5), exchange(1.5, 3.0), exchange(2.0, 2.25, client=1))
     assert (summary.completed, summary.throughput_per_s) == (3, 5.0)
     assert summary.latencies.statistics_ms()["mean"] == pytest.approx(750)
-    # Four clients are answered together every second: 4 a second, wherever in a cycle the window opened and closed.
+    # Four clients have responses together every second: 4/s, wherever the window opens and closes in a cycle.
     bursts = [exchange(0.3 + cycle, 1.3 + cycle, client=client) for cycle in range(3) for client in range(4)]
     assert closed(*bursts).throughput_per_s == pytest.approx(4)
 
@@ -48,7 +48,7 @@ def test_throughput_of_a_closed_loop_is_the_sum_of_its_clients_own_rates() -> No
 def test_throughput_of_an_open_loop_is_what_came_within_the_window_whenever_it_was_due() -> None:
     summary = opened(exchange(-1, 0.5), exchange(1, 2), exchange(9, 9.9), exchange(9.5, 10.5), exchange(-2, -1))
     assert summary.throughput_per_s == 0.3
-    # Latencies are of those that were due in it, all of them.
+    # Latencies cover all requests that were due in it.
     assert summary.completed == 3
 
 
@@ -124,7 +124,7 @@ def test_every_reason_not_to_believe_a_run_is_named() -> None:
     recording.stopped.set()
     summary = summarise(recording, False)
     assert [reason.split(" ")[0] for reason in summary.invalid_reasons] == ["1", "ended", "3", "4", "the"]
-    # What was due and never sent is a request too.
+    # Requests that were due and never sent count.
     assert summary.requests == 6
 
 

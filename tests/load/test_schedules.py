@@ -1,4 +1,4 @@
-"""Schedules, against numbers worked out by hand and against what a Poisson process is."""
+"""Schedules, compared with numbers worked out by hand and with properties of a Poisson process."""
 
 from itertools import islice, pairwise
 from statistics import fmean, stdev

@@ -1,4 +1,4 @@
-"""The search and the rules of tuning, on loads and batches that are known."""
+"""The search and the rules of tuning, with known loads and batches."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_highest_that_held_by_luck_is_given_up_for_the_next_that_holds_again() -
 
     def holds(load: int) -> bool:
         seen.append(load)
-        # 6 holds the first time only; 5 was not measured before, and does not hold; 4 does.
+        # 6 meets the target only once; 5 was not measured before and does not meet it; 4 does.
         return load <= 4 or (load == 6 and seen.count(6) == 1)
 
     assert find_highest(range(1, 9), lambda load: load, holds) == (4, 4)
@@ -46,7 +46,7 @@ POINTS = [Point(size, 10 * size + 20) for size in (1, 2, 4, 8, 16)]
         (200, Advice(8, 1, 8)),
         (199, Advice(4, 1, 9)),
         (1000, Advice(16, 1, 72)),
-        # A batch of 1 takes 30 ms: what just missed one cannot be in time, what did not can.
+        # A batch of 1 takes 30 ms: a request that just misses one is late, others are in time.
         (40, Advice(1, 1, 1)),
     ],
 )

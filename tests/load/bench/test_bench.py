@@ -1,4 +1,4 @@
-"""The pure parts of `make bench`: rounds, their order and their end, ratios, the table, and the command line."""
+"""The pure parts of `make bench`: rounds, their order and end, ratios, the table, the command line."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests import pages
 
 
 class Fake(NamedTuple):
-    """A contender that has one rate after the other."""
+    """A contender with a sequence of rates."""
 
     name: str
     rates: Iterator[float]
@@ -75,9 +75,9 @@ def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_b
     [
         ([5, 5, 5], 15, 3),
         ([5, 5, 5], 14.9, 2),
-        # The longest so far says how long the next one takes.
+        # The longest round so far predicts the next one.
         ([2, 8, 1], 15, 2),
-        # One round is always made: a table needs a value of each figure.
+        # The table needs at least one round.
         ([5, 5, 5], 0, 1),
     ],
 )
