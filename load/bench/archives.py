@@ -61,7 +61,9 @@ def choose_classifier() -> str:
     return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
 
 
-def recipe(of: ModelEntry, store: Path, weights: str | None = None, precisions: PrecisionRequest | None = None) -> Recipe:
+def recipe(
+    of: ModelEntry, store: Path, weights: str | None = None, precisions: PrecisionRequest | None = None
+) -> Recipe:
     """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
     return Recipe(of, weights, wanted=precisions or PrecisionRequest(), **options)
