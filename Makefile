@@ -18,7 +18,7 @@ $(BIN)/python: # a moved or removed environment is built anew
 
 # CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
-nodes = $(if $(filter command,$(firstword $(origin NODES))),--nodes $(NODES))
+nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES))
 
 serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
 	@$(BIN)/python -m deploy.run start $(config) $(nodes)

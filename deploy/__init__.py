@@ -1,1 +1,1 @@
-"""Builds the archives, starts the server and says what went wrong."""
+"""Builds archives, runs servers and the gateway, and monitors them."""

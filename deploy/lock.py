@@ -1,8 +1,8 @@
-"""Reads requirements.lock: one block of lines per package, the first of them `name==version`.
+"""Reads requirements.lock: one block of lines per package, which begins with `name==version`.
 
     python deploy/lock.py pins requirements.lock torch torchvision   -> torch==2.13.0 ...
     python deploy/lock.py without-torch requirements.lock            -> the lock without torch and its CUDA parts
-    python deploy/lock.py beyond requirements.lock whole.lock        -> what the second lock has and the first has not
+    python deploy/lock.py beyond requirements.lock whole.lock        -> the packages that only the second lock contains
 
 Runs before the environment exists: standard library only.
 """
@@ -11,17 +11,13 @@ import re
 import sys
 from pathlib import Path
 
-# What PyTorch's CUDA build brings; another build of torch brings its own or none.
+# The packages of PyTorch's CUDA build; another build of torch brings its own parts or no parts.
 TORCH_PARTS = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)")
 FIRST_LINE = re.compile(r"(?P<pin>(?P<name>[A-Za-z0-9._-]+)==[^\s;]+)")
 
 
 def blocks(text: str) -> dict[str, list[str]]:
-    """Split a lock into its packages.
-
-    Returns:
-        "name==version" -> the lines of that package; a package with several markers keeps each as its own key.
-    """
+    """Split a lock into "name==version" -> lines; a package with several markers has a key for each."""
     found: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in text.splitlines():
@@ -33,26 +29,22 @@ def blocks(text: str) -> dict[str, list[str]]:
 
 
 def pins(text: str, names: list[str]) -> list[str]:
-    """The `name==version` of each name, in the order given.
-
-    Raises:
-        KeyError: a name is not in the lock.
-    """
+    """Return `name==version` for each name; a KeyError names a missing package."""
     by_name = {pin.split("==")[0]: pin for pin in blocks(text)}
     return [by_name[name] for name in names]
 
 
 def without_torch(text: str) -> str:
-    """The lock without torch, torchvision and the packages that only PyTorch's CUDA build needs."""
+    """Remove torch, torchvision and the packages that only PyTorch's CUDA build needs."""
     kept = [lines for pin, lines in blocks(text).items() if not TORCH_PARTS.fullmatch(pin.split("==")[0])]
     return "\n".join(line for lines in kept for line in lines) + "\n"
 
 
 def beyond(base: str, whole: str) -> str:
-    """The packages of `whole` that `base` has not, under the comment that `whole` begins with.
+    """Return the packages that only `whole` contains, below its first comment.
 
     Raises:
-        ValueError: a package has another version in each: the two could not be installed together.
+        ValueError: the locks pin different versions of a package, so they cannot be installed together.
     """
     head = [line for line in whole.splitlines() if line.startswith("#")]
     versions: dict[str, set[str]] = {}
@@ -65,7 +57,7 @@ def beyond(base: str, whole: str) -> str:
         if name not in versions:
             kept += lines
         elif version not in versions[name]:
-            raise ValueError(f"{name}: {version} is not the version that the first lock has")
+            raise ValueError(f"{name}: the second lock has {version}, the first {', '.join(sorted(versions[name]))}")
     return "\n".join([*head, *kept]) + "\n"
 
 

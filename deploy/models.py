@@ -1,4 +1,4 @@
-"""The model list: examples/models.yaml, or one of the user's, and the folder of each model."""
+"""The model list (examples/models.yaml or the user's), and the folder of each model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,56 +15,45 @@ from torchserve_client.archives import check_name
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
 
-# What an archive carries a model for; `auto` stands for both.
+# The engine that an archive is built for.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
-
 
 # The keys of an entry.
 REQUIRED = frozenset({"handler", "version"})
 KEYS = REQUIRED | {"weights", "made_by"}
 
-# The task whose models say of themselves what others are configured with.
+# The task whose models describe themselves; the other tasks are configured.
 TENSORS = "tensors"
 # The task that runs an old archive's own code, which no build may run.
 STOCK = "stock"
 
 
 class UnknownModel(LookupError):
-    """The model list has no such name."""
+    """The model list does not contain the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model is one entry of the model list.
-
-    Attributes:
-        name: that of the archive and of the registered model.
-        handler: the name of a built-in task, or of a file beside the list with a task of the user's: `my_task.py`.
-        version: that of the archive, where its weights are trained.
-        folder: its configuration, the files that its task wants staged, and sample requests.
-        weights: where they come from by default, as the list has it; empty for "the user says", or for none. A text
-            stands for `path: TEXT`, a file or folder beside the list or in the model's folder.
-        made_by: a program of the model's folder that makes the weights; whoever lacks them is told to run it.
-    """
+    """An entry of the model list; archive and registered model have its name."""
 
     name: str
+    # A built-in task, or a file beside the list that contains the user's task: `my_task.py`.
     handler: str
+    # The archive's version if its weights are trained.
     version: str
+    # Configuration, files that the task stages, and sample requests.
     folder: Path
+    # The default source of the weights; empty if the command names one, or if the model has no weights.
     weights: dict[str, str] = field(default_factory=dict)
+    # A program of the folder that makes the weights; the error for missing weights names it.
     made_by: str = ""
 
     @property
     def config_path(self) -> Path:
-        """Its model-config.yaml."""
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read its model-config.yaml; a missing or empty file is no settings.
-
-        Raises:
-            InvalidConfig: it is not valid YAML, not a mapping, has an unknown name, or has another name itself.
-        """
+        """Read model-config.yaml; a missing or empty file means no settings, a misspelt file name is an error."""
         file = self.config_path.name
         if not self.config_path.exists():
             if similar := get_close_matches(file, (path.name for path in self.folder.glob("*.y*ml")), cutoff=0.75):
@@ -80,10 +69,10 @@ class ModelEntry:
 
 
 def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
-    """Read every model of a list, by name, in its order; a model's folder lies beside the list and has its name.
+    """Read every model of a list, in its order; a model's folder is beside the list and has the model's name.
 
     Raises:
-        InvalidConfig: an entry misses a key or has an unknown one, or its name or version cannot be served.
+        InvalidConfig: an entry lacks a key or has an unknown key, or its name or version cannot be served.
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -98,7 +87,7 @@ def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
         if not all(isinstance(text, str) for text in (model.name, model.handler, model.version)):
             raise InvalidConfig(f"{path.name}: {model.name}: handler and version must be text; quote a number")
         if not isinstance(model.weights, dict) or not all(isinstance(text, str) for text in model.weights.values()):
-            raise InvalidConfig(f"{path.name}: {model.name}: weights must be a text, or a mapping of names to texts")
+            raise InvalidConfig(f"{path.name}: {model.name}: weights must be text, or a mapping of names to text")
     return found
 
 
@@ -117,11 +106,7 @@ def _model(folder: Path, name: str, entry: Any) -> ModelEntry:
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list.
-
-    Raises:
-        UnknownModel: it names those there are.
-    """
+    """Find one model of a list, or raise UnknownModel with the known names."""
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

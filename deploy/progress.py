@@ -1,6 +1,7 @@
-"""Progress and summary of a command: on a terminal one live line a step, elsewhere one line for each step of SHOWN_S.
+"""Progress, warnings and summary of a command.
 
-Progress goes to stderr, the summary to stdout. Colour appears only on a terminal, and without NO_COLOR.
+On a terminal each step has one live line; elsewhere a step of SHOWN_S or longer prints one line when it ends. Progress
+and warnings go to stderr, the summary to stdout. Colour appears only on a terminal, and without NO_COLOR.
 """
 
 import sys
@@ -13,8 +14,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-# Seconds of a step that is worth a line.
+# Seconds after which a step is worth a line.
 SHOWN_S = 2.0
+# Characters of a warning's frame.
+WIDTH = 80
 
 _lock = threading.Lock()
 _displays: list[Progress] = []
@@ -32,11 +35,11 @@ def step(what: str) -> Iterator[None]:
 
 @contextmanager
 def _live(what: str) -> Iterator[None]:
-    """Keep a line with the elapsed time on the terminal; steps side by side share one display."""
+    """Keep a line with the elapsed time on the terminal; concurrent steps share one display."""
     with _lock:
         if not _displays:
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            # This stream, whatever replaces sys.stderr while a library is kept quiet.
+            # This stream, even if sys.stderr is replaced later to silence a library.
             console = Console(file=sys.stderr, force_terminal=True)
             _displays.append(Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()))
             _displays[0].start()
@@ -49,6 +52,12 @@ def _live(what: str) -> Iterator[None]:
             display.remove_task(task)
             if not display.tasks:
                 _displays.pop().stop()
+
+
+def warn(*lines: str) -> None:
+    """Print a framed warning on stderr."""
+    frame = "!" * WIDTH
+    print("\n".join(["", frame, *(f"!!  {line}" for line in lines), frame, ""]), file=sys.stderr)
 
 
 def show(rows: Iterable[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
-"""A TorchServe or a gateway beside any other: free ports, folders that go when it does. For tests and benchmarks.
+"""A TorchServe or a gateway with free ports and temporary folders. For tests and benchmarks.
 
-config.properties -> placed -> started (a Server, stopped and cleaned up at the end)
-nodes, settings -> gateway.yaml -> gateway (its addresses; stopped and cleaned up at the end)
+config.properties -> make_local_node -> run_server (a Server; stopped and removed at the end)
+nodes, settings -> gateway.yaml -> run_gateway (a Sandbox; stopped and removed at the end)
 """
 
 import fcntl
@@ -19,22 +19,24 @@ from typing import Any
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.machine import PORT_STEP, LocalNode, placed
+from deploy.run.machine import PORT_STEP, LocalNode, make_local_node
 from deploy.run.node import Node
 from deploy.run.server import Server
 
-# The next nodes of one configuration listen PORT_STEP higher each: this many can, and get in nobody's way.
+# Nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together.
 SIBLINGS = 4
-# Ports are looked for in these 20,000.
-FIRST_PORT, PORTS = 12_000, 20_000
+# The lowest port that is tried.
+FIRST_PORT = 12_000
+# The number of ports that are tried.
+PORTS = 20_000
 GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 
 
 def free_ports(number: int) -> list[int]:
-    """Find ports of 127.0.0.1 that nothing listens on; other calls, of other processes too, find others.
+    """Find free ports of 127.0.0.1; other calls, also of other processes, find other ports.
 
-    They lie below those that the kernel gives to clients (from 32768 on, in Linux), so that nobody takes one before the
-    server that it is for starts, or while that server restarts.
+    The ports are below those that the kernel assigns to clients (from 32768, in Linux), so that no client takes one
+    before the server starts, or while it restarts.
     """
     found: list[int] = []
     with (Path(tempfile.gettempdir()) / f"torchserve-ports-{os.getuid()}").open("a+") as file:
@@ -53,7 +55,7 @@ def free_ports(number: int) -> list[int]:
     return found
 
 
-def own_settings(model_store: Path) -> dict[str, str]:
+def make_settings(model_store: Path) -> dict[str, str]:
     """Return the settings of a config.properties for free ports of 127.0.0.1, and a model store."""
     *http, grpc_inference, grpc_management, worker = free_ports(6)
     addresses = zip(("inference_address", "management_address", "metrics_address"), http, strict=True)
@@ -67,22 +69,13 @@ def own_settings(model_store: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(
+def run_server(
     model_store: Path, config: Path = ROOT / "config.properties", extra: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """A running server.
-
-    Args:
-        model_store: its archives.
-        config: what it is configured by, but for addresses and folders.
-        extra: further lines of configuration.
-
-    Raises:
-        ServerError: it did not come up.
-    """
+    """Run a server with the archives of a model store, a configuration, and extra lines of configuration."""
     with tempfile.TemporaryDirectory(prefix="torchserve-", ignore_cleanup_errors=True) as folder:
         text = "\n".join([config.read_text(encoding="utf-8"), *extra])
-        server = placed("sandbox", Path(folder), text, root=ROOT, values=own_settings(model_store)).server
+        server = make_local_node("sandbox", Path(folder), text, root=ROOT, values=make_settings(model_store)).server
         try:
             server.start()
             yield server
@@ -94,66 +87,54 @@ def started(
 
 
 class NotStarted(Exception):
-    """The gateway did not come up; the message is its own."""
+    """The gateway did not start; the message is its output."""
 
 
 class Sandbox:
-    """A gateway's addresses and files.
+    """A gateway's addresses (URLs; for gRPC host and port) and files; tests may change gateway.yaml and nodes.json."""
 
-    Attributes:
-        http, metrics, control, probe: URLs.
-        grpc: host and port, as gRPC's clients take it.
-        config: its gateway.yaml, which may be written anew.
-        nodes_file: the nodes.json that it reads where `config` names no nodes.
-        run: its folder of logs and process ids.
-    """
-
-    def __init__(self, folder: Path, document: Mapping[str, Any], within: Sequence[str]) -> None:
-        """Configure it; `within` stands before its command."""
-        self._document, self._within = document, within
+    def __init__(self, folder: Path, document: Mapping[str, Any], prefix: Sequence[str]) -> None:
+        """Write gateway.yaml; `prefix` is the start of the gateway's command line."""
+        self._document, self._prefix = document, prefix
         http, grpc, metrics, control, probe = (f"127.0.0.1:{document['ports'][name]}" for name in GATEWAY_PORTS)
         self.http = f"{'https' if document.get('tls') else 'http'}://{http}"
         self.grpc, self.metrics, self.control = grpc, f"http://{metrics}/metrics", f"http://{control}"
         self.probe = f"http://{probe}"
-        self.config, self.nodes_file, self.run = (folder / name for name in ("gateway.yaml", "nodes.json", "run"))
+        self.config, self.nodes_file, self.state_dir = (
+            folder / name for name in ("gateway.yaml", "nodes.json", "state")
+        )
         self.configure()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -m deploy.gateway NAME` for it."""
-        words = ["--config", str(self.config), "--nodes", str(self.nodes_file), "--run", str(self.run)]
-        command = [*self._within, sys.executable, "-m", "deploy.gateway", name, *words]
+        """Run `python -m deploy.gateway NAME`."""
+        words = ["--config", str(self.config), "--nodes-file", str(self.nodes_file), "--state-dir", str(self.state_dir)]
+        command = [*self._prefix, sys.executable, "-m", "deploy.gateway", name, *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     def configure(self, **settings: Any) -> None:
-        """Write gateway.yaml anew with these settings in place of what it had; it is read within a second or two."""
+        """Replace settings in gateway.yaml; the gateway reads it within a second or two."""
         new = self.config.with_suffix(".new")
-        # It may hold keys.
+        # It may contain keys.
         new.touch(mode=0o600)
         new.write_text(yaml.safe_dump({**self._document, **settings}), encoding="utf-8")
         new.replace(self.config)
 
 
-def node_of(server: Server, name: str = "node-1") -> Node:
-    """Return a TorchServe of this machine as a gateway has it."""
+def make_node(server: Server, name: str = "node-1") -> Node:
+    """Return the gateway's node of a TorchServe of this machine."""
     return LocalNode(name, server.directory, server).node()
 
 
 @contextmanager
-def gateway(nodes: Sequence[Node], within: Sequence[str] = (), **settings: Any) -> Iterator[Sandbox]:
-    """A running gateway.
+def run_gateway(nodes: Sequence[Node], prefix: Sequence[str] = (), **settings: Any) -> Iterator[Sandbox]:
+    """Run a gateway in front of nodes, with settings of gateway.yaml other than nodes and ports, or raise NotStarted.
 
-    Args:
-        nodes: what is behind it.
-        within: words that stand before its command, such as those of a namespace of its own.
-        settings: of gateway.yaml, as YAML has them, but for nodes and ports.
-
-    Raises:
-        NotStarted: it did not come up.
+    `prefix` is the start of its command line, such as a command that enters a network namespace.
     """
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
         document = {"nodes": [asdict(node) for node in nodes], "ports": ports, **settings}
-        sandbox = Sandbox(Path(folder), document, within)
+        sandbox = Sandbox(Path(folder), document, prefix)
         try:
             done = sandbox.command("start")
             if done.returncode:

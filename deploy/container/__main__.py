@@ -1,35 +1,21 @@
-"""The process of a container.
+"""`python -m deploy.container`: the process of a container."""
 
-node     run a node until a SIGTERM, or until TorchServe has died; node --help lists its settings
-drain    print that a node needs no hook before its SIGTERM
-"""
-
-import argparse
 import sys
 
+from deploy.command import run_command
 from deploy.container.node import NodeProcess
-from deploy.container.settings import NodeSettings
+from deploy.container.settings import NodeSettings, make_parser
 from deploy.gateway.envoy.process import EnvoyError
-from deploy.run.server import ServerError
+from deploy.run.errors import ServerError
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
 
 def main(arguments: list[str]) -> int:
-    """Run a node; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy.container", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=("node", "drain"))
-    if parser.parse_args(arguments[:1]).command == "drain":
-        print("drain: a SIGTERM drains the node, and no hook before it is needed")
-        return 0
-    try:
-        NodeProcess(NodeSettings.parse(arguments[1:])).run()
-        return 0
-    except (ServerError, EnvoyError, ManagementError, InvalidConfig, OSError) as error:
-        print(f"node: {' / '.join(str(error).splitlines())}", file=sys.stderr)
-        return 1
+    """Run a command; return 1 after one line if it fails."""
+    options = make_parser().parse_args(arguments)
+    failures = (ServerError, EnvoyError, ManagementError, InvalidConfig, OSError)
+    return run_command("node", lambda: NodeProcess(NodeSettings.from_options(options)).run(), *failures)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The configuration of a node's Envoy; pure but for envoy.yaml beside it.
+"""The configuration of a node's Envoy; pure except for envoy.yaml beside it.
 
-    NodeSettings, TorchServe's addresses -> bootstrap, read once: the port, and where TorchServe answers
-    View                                 -> routes, read anew whenever they change: what is let through, and how it is
+    NodeSettings, TorchServe's addresses -> bootstrap, read once: the port, and TorchServe's addresses
+    NodeStatus                           -> routes, read again when they change: allowed requests, and the status
 
     /predictions/M[/V]          GET, POST, PUT   TorchServe, inference
     /models, /models/M[/V]      GET              TorchServe, management; 503 while the node drains
     /metrics                    GET              TorchServe, metrics
     /ready, /live               GET              answered by Envoy itself, at once
     another method of these     405
-    all else                    404
+    all others                  404
 
-A description with a query is refused: `?customized=true` on an adaptive model is never answered, and stops it.
+A description with a query is refused: an adaptive model never finishes `?customized=true`, and stops serving.
 """
 
 import json
@@ -21,70 +21,71 @@ from pathlib import Path
 import yaml
 
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.resources import ROUTES, Resource, address, passed_headers
+from deploy.gateway.envoy.resources import ROUTES, Resource, filter_headers, make_address
 from deploy.gateway.management import DRAINING
-from deploy.run.node import Node
-from deploy.run.node import address as host_and_port
+from deploy.run.node import Node, split_address
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
-READY, STARTING = "ready", "starting"
-LISTENER, ROUTES_FILE = "node", "routes.json"
+READY = "ready"
+STARTING = "starting"
+LISTENER = "node"
+ROUTES_FILE = "routes.json"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a node shows of itself."""
+class NodeStatus:
+    """The status of a node, for edges and orchestrators."""
 
-    # READY, or why what it is to serve is not.
+    # READY, STARTING, or the models that are not READY.
     words: str = STARTING
     is_draining: bool = False
-    # What TorchServe wants to see, by API.
+    # TorchServe's tokens by API.
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
-    """Return the configuration that Envoy starts with."""
+    """Return the configuration of Envoy's start."""
     document: Resource = yaml.safe_load(BOOTSTRAP.read_text(encoding="utf-8"))
     resources = document["static_resources"]
     (listener,) = resources["listeners"]
-    listener["address"] = address(settings.address, settings.port)
-    passed = passed_headers(settings.forward_headers, "node", "behind_gateway")
-    listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"].insert(0, passed)
+    listener["address"] = make_address(settings.address, settings.port)
+    headers = filter_headers(settings.forward_headers, "node", "behind_gateway")
+    listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"].insert(0, headers)
     for cluster in resources["clusters"]:
         name = cluster["name"]
-        endpoint = {"endpoint": {"address": address(*host_and_port(getattr(torchserve, name)))}}
+        endpoint = {"endpoint": {"address": make_address(*split_address(getattr(torchserve, name)))}}
         cluster["load_assignment"] = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
     return document
 
 
-def routes(view: View) -> Resource:
-    """Return the routes, with what the node shows of itself now."""
+def make_routes(status: NodeStatus) -> Resource:
+    """Return the routes for the current status."""
     return {
         "@type": ROUTES,
         "name": LISTENER,
-        "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": list(_routes(view))}],
+        "virtual_hosts": [{"name": LISTENER, "domains": ["*"], "routes": list(_list_routes(status))}],
     }
 
 
-def _routes(view: View) -> Iterator[Resource]:
-    words = "draining" if view.is_draining else view.words
-    status = 200 if words == READY else 503
-    yield _answer({"path": "/ready", "headers": [_method("GET")]}, status, f"{words}\n", "text/plain")
+def _list_routes(status: NodeStatus) -> Iterator[Resource]:
+    words = "draining" if status.is_draining else status.words
+    code = 200 if words == READY else 503
+    yield _answer({"path": "/ready", "headers": [_method("GET")]}, code, f"{words}\n", "text/plain")
     yield _answer({"path": "/live", "headers": [_method("GET")]}, 200, "live\n", "text/plain")
-    yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", view.tokens.get("inference"))
-    # The list of models has pages, and nothing else of a query.
+    yield _to("inference", {"prefix": "/predictions/"}, "GET|POST|PUT", status.tokens.get("inference"))
+    # The query of /models selects a page; no other path has a query.
     no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
     for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
-        if view.is_draining or view.words == STARTING:
-            kind, message = (DRAINING, "This node drains.") if view.is_draining else ("Starting", "This node starts.")
+        if status.is_draining or status.words == STARTING:
+            kind, message = (DRAINING, "This node drains.") if status.is_draining else ("Starting", "This node starts.")
             error = json.dumps({"code": 503, "type": kind, "message": message})
             yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
-        yield _to("management", match, "GET", view.tokens.get("management"))
+        yield _to("management", match, "GET", status.tokens.get("management"))
     yield _to("metrics", {"path": "/metrics"}, "GET", None)
     yield {"match": {"prefix": "/predictions/"}, "direct_response": {"status": 405}}
     for path in ("/models", "/metrics", "/ready", "/live"):
         yield {"match": {"path": path}, "direct_response": {"status": 405}}
-    # A description that is only read: one with a query is not found, whatever its method.
+    # A description with a query is not found for any method.
     others = [{**_method("GET"), "invert_match": True}]
     yield {"match": {"prefix": "/models/", "headers": others}, "direct_response": {"status": 405}}
     yield {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
@@ -113,6 +114,6 @@ def _method(regex: str) -> Resource:
 
 
 def _header(name: str, value: str) -> Resource:
-    # A percent sign begins a command in Envoy's formats.
+    # A percent sign starts a command in Envoy's formats.
     header = {"key": name, "value": value.replace("%", "%%")}
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

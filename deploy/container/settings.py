@@ -1,84 +1,97 @@
-"""How a node is called: the command's flags, or the environment of a container.
+"""The settings of a node: the command's options, or the environment of a container.
 
-flag, or variable, or default -> NodeSettings -> LocalNode: a Server below the run folder
+option, or variable, or default -> NodeSettings -> LocalNode: a Server below the state folder
 """
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from deploy.command import CommandParser
 from deploy.models import ROOT
-from deploy.run.machine import LocalNode, placed
-from deploy.run.properties import Settings
+from deploy.run.machine import LocalNode, make_local_node
+from deploy.run.properties import ServerSettings
 
-# Where edges reach a node, and seconds until they have seen that it drains.
-ADDRESS, PORT, NOTICE_S = "127.0.0.1", 8085, 5.0
-# Ten years, in minutes. The keys never leave the node: one that expires would be a node that answers no one.
+CONFIG = Path("/etc/torchserve/config.properties")
+STATE_DIR = Path("/run/torchserve")
+# The address and the port of the node's Envoy.
+ADDRESS = "127.0.0.1"
+PORT = 8085
+# Seconds until every edge has noticed that the node drains: the edges' `limits.unresponsive_s`, in which they check a
+# node four times.
+NOTICE_S = 5.0
+# Minutes until a token expires: ten years. The tokens never leave the node, and an expired token would stop it.
 TOKEN_MIN = 10 * 365 * 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """One node of a container.
-
-    Attributes:
-        config: config.properties of its TorchServe; relative paths in it are the repository's.
-        run: the folder below which all is written: configuration, logs, keys, sockets, unpacked archives.
-        model_store: folder of archives; None for the configuration's own.
-        address, port: where its Envoy listens.
-        notice_s: seconds until every edge has seen that the node drains: the edges' `limits.unresponsive_s`, in which
-            they ask four times.
-        forward_headers: as gateway.yaml has them.
-    """
+    """One node of a container. All files that it writes are below `state_dir`."""
 
     config: Path
-    run: Path
+    state_dir: Path
+    # The folder of archives; None for the configuration's.
     model_store: Path | None = None
     address: str = ADDRESS
     port: int = PORT
     notice_s: float = NOTICE_S
+    # As in gateway.yaml.
     forward_headers: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> "NodeSettings":
-        """Parse the command line; a variable of the environment is a flag's default."""
-        parser = argparse.ArgumentParser(
-            prog="python -m deploy.container node",
-            description="TorchServe, and Envoy in front of it, until a SIGTERM.",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
-
-        def add(name: str, variable: str, kind: type, default: object, words: str) -> None:
-            value = environment.get(variable) or default
-            parser.add_argument(f"--{name}", type=kind, default=value, help=f"{variable}: {words}")
-
-        add("config", "NODE_CONFIG", Path, "/etc/torchserve/config.properties", "config.properties")
-        add("model-store", "MODEL_STORE", Path, None, "of archives, in place of the configuration's own")
-        add("run", "NODE_RUN", Path, "/run/torchserve", "folder of all that is written")
-        add("address", "NODE_ADDRESS", str, ADDRESS, "where edges reach it")
-        add("port", "NODE_PORT", int, PORT, "its port there")
-        add("notice-s", "NODE_NOTICE_S", float, NOTICE_S, "seconds until edges have seen that the node drains")
-        add("forward-headers", "NODE_FORWARD_HEADERS", str, "", "the edges' forward_headers, separated by commas")
-        options = vars(parser.parse_args(arguments))
-        paths = {name: value.resolve() for name, value in options.items() if isinstance(value, Path)}
-        names = tuple(filter(None, options["forward_headers"].split(",")))
-        return cls(**{**options, **paths, "forward_headers": names})
+    def from_options(cls, options: argparse.Namespace) -> "NodeSettings":
+        """Return the settings of a parsed command line."""
+        values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(cls)}
+        paths = {name: value.resolve() for name, value in values.items() if isinstance(value, Path)}
+        return cls(**values | paths)
 
     @property
     def envoy(self) -> Path:
         """The folder of Envoy's files."""
-        return self.run / "envoy"
+        return self.state_dir / "envoy"
 
     def local(self) -> LocalNode:
-        """Return its TorchServe, with a configuration of its own below the run folder.
-
-        Raises:
-            ServerError: the run folder's path is too long.
-            InvalidConfig, OSError: the configuration cannot be read, or the folder not be written.
-        """
+        """Return the TorchServe, with its configuration below the state folder."""
         text = self.config.read_text(encoding="utf-8")
-        store = self.model_store or ROOT / Settings.read(self.config).model_store
+        store = self.model_store or ROOT / ServerSettings.read(self.config).model_store
         values = {"model_store": str(store.resolve()), "token_expiration_min": str(TOKEN_MIN)}
-        return placed("node", self.run, text, root=ROOT, values=values)
+        return make_local_node("node", self.state_dir, text, root=ROOT, values=values)
+
+
+def make_parser(environment: Mapping[str, str] = os.environ) -> CommandParser:
+    """Make the parser of the command; a variable of the environment is an option's default."""
+    parser = CommandParser(
+        prog="python -m deploy.container",
+        description="Run a node: TorchServe, and Envoy in front of it, until a SIGTERM.",
+        examples=["python -m deploy.container", "python -m deploy.container --port 9085 --notice-s 10"],
+        renamed={"--run": "--state-dir"},
+    )
+    files = parser.add_argument_group("files")
+    network = parser.add_argument_group("network")
+
+    path: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+
+    def add(group: argparse._ArgumentGroup, option: str, variable: str, words: str, **how: Any) -> None:
+        default = environment.get(variable) or how.pop("default")
+        words = f"{words}; variable: {variable}" + ("" if default is None else "; default: %(default)s")
+        group.add_argument(option, default=default, help=words, **how)
+
+    add(files, "--config", "NODE_CONFIG", "config.properties", default=CONFIG, **path)
+    words = "folder of archives; without it the folder of the configuration"
+    add(files, "--model-store", "MODEL_STORE", words, default=None, **path)
+    words = "folder for all written files: configuration, logs, keys, sockets"
+    add(files, "--state-dir", "NODE_STATE_DIR", words, default=STATE_DIR, **path)
+    add(network, "--address", "NODE_ADDRESS", "address for edges", default=ADDRESS, metavar="ADDRESS")
+    add(network, "--port", "NODE_PORT", "port for edges", default=PORT, type=int, metavar="PORT")
+    words = "seconds until edges have noticed that the node drains"
+    add(network, "--notice-s", "NODE_NOTICE_S", words, default=NOTICE_S, type=float, metavar="S")
+    words = "the edges' forward_headers, separated by commas"
+    add(network, "--forward-headers", "NODE_FORWARD_HEADERS", words, default="", type=_split_names, metavar="NAMES")
+    return parser
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))

@@ -1,10 +1,4 @@
-"""`make gateway`: Envoy in front of the nodes, and the process that configures it.
-
-start  in the background, until `stop`; what it prints works
-check  whether the settings can be applied, and a running gateway has applied them
-run    stays, for systemd and containers
-stop   when the last answer is out
-"""
+"""`make gateway`: starts, checks and stops Envoy and the process that configures it."""
 
 import argparse
 import json
@@ -14,130 +8,126 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
+from deploy.command import CommandParser, run_command
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import CONFIG, RUN, Ports, Settings, read
-from deploy.gateway.supervisor import PROBLEM, GatewayFailed, listens, problem_of, started, supervise
+from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
+from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.models import ROOT
-from deploy.run.machine import LocalNode, reachable
-from deploy.run.node import NODES, write
-from deploy.run.nodes import held, holder, shown
-from deploy.run.server import Server, ServerError
+from deploy.run.errors import ServerError
+from deploy.run.machine import LocalNode, reachable_nodes
+from deploy.run.node import NODES, write_nodes
+from deploy.run.processes import find_holder, hold_pid_file, wait_until
+from deploy.run.server import Server
+from deploy.run.summary import shorten
 from handlers.errors import InvalidConfig
 
+RENAMED = {"--nodes": "--nodes-file", "--run": "--state-dir"}
 PID = "gateway.pid"
-# The settings file of the gateway that was started last, and its ports, which hold until it ends.
+# The settings file of the last start, and its ports, which do not change until the gateway ends.
 STARTED = "started.json"
 STOP = f"{os.path.relpath(sys.executable)} -m deploy.gateway stop"
 START_S = 90.0  # seconds until both processes must be up
-STOP_S = 30.0  # seconds that `stop` waits beyond what Envoy allows answers in flight
-# Seconds that a control process takes to notice that it is alone, and to end.
+STOP_S = 30.0  # seconds that `stop` waits beyond limits.response_s
+# Seconds in which a control process notices that its supervisor has ended, and ends.
 CONTROL_S = 10.0
 FILES = 2  # open files for each client's connection, with one to a node
-OWN_FILES = 768  # open files of Envoy itself, with those of probes
+OWN_FILES = 768  # open files of Envoy itself and of probes
 
 
-def running(run: Path) -> int | None:
-    """Return the process that supervises the gateway of a run folder, where it runs."""
-    return holder(run / PID)
-
-
-def start(options: argparse.Namespace, settings: Settings) -> None:
-    """Start the gateway in the background and wait until it answers.
-
-    Raises:
-        GatewayFailed: it did not come up.
-    """
-    if (pid := running(options.run)) is not None:
-        config, ports = _read_started(options.run) or (options.config, settings.ports)
+def start(options: argparse.Namespace, settings: GatewaySettings) -> None:
+    """Start the gateway in the background and wait until it answers, or raise GatewayFailed."""
+    state_dir: Path = options.state_dir
+    addresses = list_addresses(settings.ports)
+    if (pid := find_holder(state_dir / PID)) is not None:
+        config, ports = _read_started(state_dir) or (options.config, settings.ports)
         if config != options.config:
-            raise GatewayFailed(f"already running with {shown(config)} (pid {pid}); to stop it: {STOP}")
+            raise GatewayFailed(f"already running with {shorten(config)} (pid {pid}); to stop it: {STOP}")
         if ports == settings.ports:
             print(f"gateway: already running, process {pid}; to stop it: {STOP}")
             print_addresses(settings)
             check(options, settings)
             return
-        kept = {port for _, port in addresses(ports)}
-        check_ports(options.config, [each for each in addresses(settings.ports) if each[1] not in kept])
+        kept = {port for _, port in list_addresses(ports)}
+        check_ports(options.config, [each for each in addresses if each[1] not in kept])
         print(f"gateway: its ports have changed; stopping process {pid} ...", flush=True)
         stop(options)
-    alone = LocalNode("node-1", options.nodes.parent / "node-1", Server(ROOT / "config.properties"))
-    if options.nodes == NODES.resolve() and not NODES.exists() and alone.server.pid() is not None:
-        # It was started by hand; `make serve` would have written this.
-        write(reachable([alone]))
-    # An Envoy that outlived its supervisor is no other server, and a control process ends within seconds of it.
-    is_envoy_up = Envoy(options.run).pid() is not None
-    wanted = addresses(settings.ports)[: 2 if is_envoy_up else None]
-    check_ports(options.config, wanted, wait_s=CONTROL_S if is_envoy_up else 0.0)
-    options.run.mkdir(parents=True, exist_ok=True)
-    words = ["run", "--config", str(options.config), "--nodes", str(options.nodes), "--run", str(options.run)]
-    log = options.run / "gateway.log"
-    child = started(["deploy.gateway", *words], log)
-    deadline = time.monotonic() + START_S
-    # Whoever was started at the same time may be the one that runs.
-    while (pid := running(options.run)) is None or not all(listens(*each) for each in addresses(settings.ports)):
-        if (pid is None and child.poll() is not None) or time.monotonic() > deadline:
-            said = log.read_text(errors="replace").strip().splitlines()[-1:]
-            stop(options)
-            raise GatewayFailed(f"did not start ({log}): {''.join(said)}".replace(": gateway:", ":"))
-        time.sleep(0.1)
-    print(f"gateway: started, process {pid}, logs in {options.run.name}/")
+    single = LocalNode("node-1", options.nodes_file.parent / "node-1", Server(ROOT / "config.properties"))
+    if options.nodes_file == NODES.resolve() and not NODES.exists() and single.server.pid() is not None:
+        # The server was started by hand; `make serve` would have written this file.
+        write_nodes(reachable_nodes([single]))
+    # An Envoy without a supervisor is kept; its control process ends within seconds.
+    is_envoy_up = Envoy(state_dir).pid() is not None
+    check_ports(options.config, addresses[: 2 if is_envoy_up else None], wait_s=CONTROL_S if is_envoy_up else 0.0)
+    state_dir.mkdir(parents=True, exist_ok=True)
+    files = {"--config": options.config, "--nodes-file": options.nodes_file, "--state-dir": state_dir}
+    log = state_dir / "gateway.log"
+    child = start_module(["deploy.gateway", "run", *(str(word) for item in files.items() for word in item)], log)
+
+    # A gateway that was started at the same time may be the one that runs.
+    def is_up() -> bool:
+        return find_holder(state_dir / PID) is not None and all(is_listening(*each) for each in addresses)
+
+    def has_failed() -> bool:
+        return find_holder(state_dir / PID) is None and child.poll() is not None
+
+    wait_until(lambda: is_up() or has_failed(), START_S)
+    if not is_up():
+        lines = log.read_text(errors="replace").strip().splitlines()[-1:]
+        stop(options)
+        raise GatewayFailed(f"did not start ({log}): {''.join(lines)}".replace(": gateway:", ":"))
+    print(f"gateway: started, process {find_holder(state_dir / PID)}, logs in {state_dir.name}/")
     print_addresses(settings)
 
 
-def _read_started(run: Path) -> tuple[Path, Ports] | None:
-    """Return the settings file of the gateway that was started last, and the ports that it had; None if unknown."""
+def _read_started(state_dir: Path) -> tuple[Path, Ports] | None:
+    """Return the settings file and the ports of the last start; None if unknown."""
     try:
-        config, ports = json.loads((run / STARTED).read_text(encoding="utf-8"))
+        config, ports = json.loads((state_dir / STARTED).read_text(encoding="utf-8"))
         return Path(config), Ports(**ports)
     except (OSError, ValueError, TypeError):
         return None
 
 
-def check(options: argparse.Namespace, _: Settings) -> None:
-    """Raise GatewayFailed if a gateway runs that does not work as configured."""
-    if running(options.run) is not None and (problem := problem_of(options.run / PROBLEM)):
+def check(options: argparse.Namespace, _: GatewaySettings) -> None:
+    """Raise GatewayFailed if a running gateway does not work as configured."""
+    if find_holder(options.state_dir / PID) is not None and (problem := read_problem(options.state_dir / PROBLEM)):
         raise GatewayFailed(problem)
 
 
-def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Run the gateway until a SIGTERM or Ctrl-C.
-
-    Raises:
-        GatewayFailed: it did not come up, or keeps dying.
-        ServerError: another one runs.
-    """
+def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
+    """Run the gateway until a SIGTERM or Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connections = settings.limits.connections
     if most < (needed := FILES * connections + OWN_FILES):
         raise GatewayFailed(f"limits.connections {connections} needs {needed} open files, and `ulimit -Hn` is {most}")
-    options.run.mkdir(parents=True, exist_ok=True)
+    state_dir: Path = options.state_dir
+    state_dir.mkdir(parents=True, exist_ok=True)
     is_ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())
-    with held(options.run / PID):
-        (options.run / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
-        supervise(settings, options.config, options.nodes, options.run, is_ending)
+    with hold_pid_file(state_dir / PID):
+        (state_dir / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
+        supervise(settings, options.config, options.nodes_file, state_dir, is_ending)
 
 
 def stop(options: argparse.Namespace) -> bool:
-    """End the gateway when its last answer is out; False where none runs."""
-    started_with = _read_started(options.run)
+    """End the gateway after its last response; return whether it was running."""
+    started = _read_started(options.state_dir)
     try:
-        limit_s = read(started_with[0] if started_with else options.config).limits.response_s
+        limit_s = read_settings(started[0] if started else options.config).limits.response_s
     except (InvalidConfig, OSError):
-        limit_s = Settings().limits.response_s
-    pid = running(options.run)
-    # Whoever killed what supervises it has left Envoy behind, which serves on.
-    envoy = Envoy(options.run)
+        limit_s = GatewaySettings().limits.response_s
+    pid = find_holder(options.state_dir / PID)
+    # Envoy serves on if its supervisor was killed.
+    envoy = Envoy(options.state_dir)
     was_running = pid is not None or envoy.pid() is not None
     if pid is not None:
         process = psutil.Process(pid)
@@ -150,30 +140,31 @@ def stop(options: argparse.Namespace) -> bool:
     return was_running
 
 
-def addresses(ports: Ports) -> list[tuple[str, int]]:
+def list_addresses(ports: Ports) -> list[tuple[str, int]]:
     """Return the hosts and ports of the gateway: the control process' first, then Envoy's."""
     internal = [(ports.internal_address, ports.metrics), (ports.control_address, ports.control)]
     public = [(ports.address, ports.http), (ports.address, ports.grpc)]
     return [*internal, *public, (ports.internal_address, ports.probe)]
 
 
-def check_ports(config: Path, wanted: Iterable[tuple[str, int]], wait_s: float = 0.0) -> None:
-    """Raise GatewayFailed, with the ports, if a server listens there for longer than a wait."""
-    deadline = time.monotonic() + wait_s
-    while taken := [f"{host}:{port}" for host, port in wanted if listens(host, port)]:
-        if time.monotonic() > deadline:
-            raise GatewayFailed(
-                f"{', '.join(taken)}: another server listens there; set other `ports` in {shown(config)}"
-            )
-        time.sleep(0.1)
+def check_ports(config: Path, addresses: Iterable[tuple[str, int]], wait_s: float = 0.0) -> None:
+    """Raise GatewayFailed with the ports on which a server still listens after a wait."""
+    taken: list[str] = []
+
+    def are_free() -> bool:
+        taken[:] = [f"{host}:{port}" for host, port in addresses if is_listening(host, port)]
+        return not taken
+
+    if not wait_until(are_free, wait_s):
+        raise GatewayFailed(f"{', '.join(taken)}: another server listens there; set other `ports` in {shorten(config)}")
 
 
-def print_addresses(settings: Settings) -> None:
-    """Print where it listens, and calls that work."""
+def print_addresses(settings: GatewaySettings) -> None:
+    """Print the addresses, and commands that work."""
     ports = settings.ports
     url = f"{'https' if settings.tls else 'http'}://{ports.address}:{ports.http}"
     print(f"  HTTP     {url}   predictions, Open Inference Protocol, the page at /")
-    print(f"  gRPC     {ports.address}:{ports.grpc}          the same protocol, for Triton's clients")
+    print(f"  gRPC     {ports.address}:{ports.grpc}          Open Inference Protocol, for Triton's clients")
     print(f"  metrics  http://{ports.internal_address}:{ports.metrics}/metrics")
     print(f"  probes   http://{ports.internal_address}:{ports.probe}/v2/health/live   and /v2/health/ready")
     key = " -H 'Authorization: Bearer KEY'" if settings.keys else ""
@@ -182,30 +173,45 @@ def print_addresses(settings: Settings) -> None:
     print(f"$ curl{trusted}{key} {url}/v2")
 
 
-def main(arguments: list[str]) -> int:
-    """Run a command; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.gateway", description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=["start", "run", "check", "stop"], help="run stays until the gateway ends")
-    parser.add_argument("--config", type=Path, default=CONFIG, metavar="PATH", help="gateway.yaml")
-    parser.add_argument("--nodes", type=Path, default=NODES, metavar="PATH", help="what make serve started")
-    parser.add_argument("--run", type=Path, default=RUN, metavar="PATH", help="folder of logs and of what is kept")
-    options = parser.parse_args(arguments)
-    options.config, options.nodes, options.run = (
-        path.resolve() for path in (options.config, options.nodes, options.run)
+def make_parser() -> CommandParser:
+    parser = CommandParser(
+        prog="python -m deploy.gateway",
+        description="Start, check and stop Envoy in front of the nodes, and the process that configures it.",
+        examples=["python -m deploy.gateway start --config my/gateway.yaml", "python -m deploy.gateway stop"],
+        renamed=RENAMED,
     )
-    try:
-        if options.command == "stop":
-            print("gateway: stopped" if stop(options) else "gateway: not running")
-        elif sys.platform != "linux":
-            raise GatewayFailed("needs Linux: Envoy comes as a wheel for Linux alone")
-        else:
-            if not options.config.is_file():
-                raise GatewayFailed(f"no file {shown(options.config)}; CONFIG is a copy of deploy/gateway.yaml")
-            {"start": start, "run": run, "check": check}[options.command](options, read(options.config))
-    except (GatewayFailed, ServerError, InvalidConfig, OSError) as error:
-        print(f"gateway: {error}", file=sys.stderr)
-        return 1
-    return 0
+    words = (
+        "start: in the background, until stop; run: in the foreground, for systemd and containers; "
+        "check: report settings that are not applied; stop: after the last response"
+    )
+    parser.add_argument("command", choices=["start", "run", "check", "stop"], help=words)
+    files = parser.add_argument_group("files")
+    words = "settings; default: deploy/gateway.yaml"
+    files.add_argument("--config", type=Path, default=CONFIG, metavar="PATH", help=words)
+    words = "nodes.json of make serve, if the settings name no nodes; default: .nodes/nodes.json"
+    files.add_argument("--nodes-file", type=Path, default=NODES, metavar="PATH", help=words)
+    words = "folder for logs and saved state; default: .gateway"
+    files.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="PATH", help=words)
+    return parser
+
+
+def execute(options: argparse.Namespace) -> None:
+    if options.command == "stop":
+        print("gateway: stopped" if stop(options) else "gateway: not running")
+        return
+    if sys.platform != "linux":
+        raise GatewayFailed("Envoy runs only on Linux")
+    if not options.config.is_file():
+        raise GatewayFailed(f"no file {shorten(options.config)}; CONFIG is a copy of deploy/gateway.yaml")
+    {"start": start, "run": run, "check": check}[options.command](options, read_settings(options.config))
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command; return 1 after one line if it fails."""
+    options = make_parser().parse_args(arguments)
+    for name in ("config", "nodes_file", "state_dir"):
+        setattr(options, name, getattr(options, name).resolve())
+    return run_command("gateway", lambda: execute(options), GatewayFailed, ServerError, InvalidConfig, OSError)
 
 
 if __name__ == "__main__":

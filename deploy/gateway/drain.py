@@ -1,75 +1,74 @@
-"""Takes a node out without losing a request: it gets nothing new, and Envoy has nothing of it in flight any more.
+"""Takes a node out of service without losing a request, by Envoy's count of its requests in flight.
 
-    take_out:  the gateway sends it nothing new -> a moment -> Envoy's count of its requests in flight is 0
-    leave:     the same for a node of this machine that got a SIGTERM; come_back undoes it
-    wait_idle: the wait of both, and of a node in a container, whose own Envoy counts
+    take_out:      the gateway sends it no new requests -> a moment -> none is in flight
+    drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
+    wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
 
-Requests that clients send straight to a node's port are not counted.
+Requests that clients send to a node's own port are not counted.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
-from deploy.gateway.settings import Settings, reached, read
+from deploy.gateway.settings import GatewaySettings, read_settings
+from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode
-from deploy.run.server import ServerError
+from deploy.run.node import reachable_host
+from deploy.run.processes import wait_until
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
 
-LOOK_S = 0.1
-# Seconds in which the gateway and Envoy find what a node that is back serves: a few looks each, on a slow machine.
+# Seconds in which the gateway and Envoy notice a node that is READY again: a few polls each, on a slow machine.
 ROUTED_S = 60.0
-# The file that says that the node took itself out, and no operator did.
+# A file in the node's folder: the node drained itself, and no operator drained it.
 MARK = "drained"
 
 
-def control(settings: Settings) -> Gateway:
-    """Return a client of this machine's gateway."""
-    host = reached(settings.ports.control_address)
+def connect(settings: GatewaySettings) -> Gateway:
+    """Return a client of the control API of this machine's gateway."""
+    host = reachable_host(settings.ports.control_address)
     return Gateway(f"http://{f'[{host}]' if ':' in host else host}:{settings.ports.control}")
 
 
-def wait_idle(in_flight: Callable[[], int], say: Callable[[str], None], *, notice_s: float, limit_s: float) -> int:
-    """Wait at most `limit_s` until a node has no request in flight; return how many were given up."""
-    time.sleep(notice_s)
-    deadline = time.monotonic() + limit_s
-    if count := in_flight():
-        say(f"{count} requests are in flight; at most {limit_s:g} s")
-    while count and time.monotonic() <= deadline:
-        time.sleep(LOOK_S)
-        count = in_flight()
-    say(f"{count} requests have no answer after {limit_s:g} s" if count else "the last answer is out")
+def wait_idle(
+    count_in_flight: Callable[[], int], report: Callable[[str], None], *, notice_s: float, limit_s: float
+) -> int:
+    """Wait at most `limit_s` until a node has no request in flight; return the number of unanswered requests."""
+    sleep(notice_s)
+    if count := count_in_flight():
+        report(f"{count} requests are in flight; at most {limit_s:g} s")
+
+        def is_idle() -> bool:
+            nonlocal count
+            count = count_in_flight()
+            return count == 0
+
+        wait_until(is_idle, limit_s)
+    report(f"{count} requests have no response after {limit_s:g} s" if count else "the last response is sent")
     return count
 
 
 def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
-    """Send a node nothing new, wait at most `limit_s` for its responses; return whether all were sent.
-
-    Raises:
-        ManagementError: the gateway does not know it, or does not answer.
-    """
+    """Send a node no new requests, wait at most `limit_s` for its responses; return whether all were sent."""
     gateway.drain(name)
 
-    def in_flight() -> int:
+    def count_in_flight() -> int:
         with suppress(Unreachable):
             if (count := gateway.node(name).in_flight) is not None:
                 return count
-        # The control process or Envoy does not answer: what is not known is not answered.
+        # The control process or Envoy does not answer: an unknown count is not idle.
         return 1
 
-    return not wait_idle(
-        in_flight, lambda words: print(f"{name}: {words}", flush=True), notice_s=MOMENT_S, limit_s=limit_s
-    )
+    def report(words: str) -> None:
+        print(f"{name}: {words}", flush=True)
+
+    return not wait_idle(count_in_flight, report, notice_s=MOMENT_S, limit_s=limit_s)
 
 
-def name_of(gateway: Gateway, local: LocalNode) -> str:
-    """Return what the gateway calls a node of this machine.
-
-    Raises:
-        ManagementError: it has none with that address.
-    """
+def find_name(gateway: Gateway, local: LocalNode) -> str:
+    """Return the gateway's name for a node of this machine, or raise ManagementError."""
     own = local.node().management
     for node in gateway.nodes():
         if node.management == own:
@@ -78,45 +77,34 @@ def name_of(gateway: Gateway, local: LocalNode) -> str:
 
 
 def wait_routed(gateway: Gateway, name: str) -> None:
-    """Wait until a node that is back gets requests.
-
-    Raises:
-        ServerError: it does not, though its models are READY.
-    """
-    deadline = time.monotonic() + ROUTED_S
-    while not gateway.node(name).is_routed:
-        if time.monotonic() > deadline:
-            raise ServerError(f"{name} gets no requests after {ROUTED_S:g} s: the gateway does not find it READY")
-        time.sleep(LOOK_S)
+    """Wait until a node receives requests again, or raise ServerError."""
+    if not wait_until(lambda: gateway.node(name).is_routed, ROUTED_S):
+        raise ServerError(f"{name} receives no requests after {ROUTED_S:g} s: the gateway does not find it READY")
 
 
-def leave(local: LocalNode, config: Path) -> None:
-    """Take a node of this machine out before it is stopped, where a gateway (gateway.yaml: `config`) is in front of it.
-
-    Raises:
-        InvalidConfig, OSError: `config` cannot be read.
-    """
-    settings = read(config)
-    gateway = control(settings)
+def drain_local(local: LocalNode, config: Path) -> None:
+    """Drain a node of this machine before its stop, if the gateway of the settings file `config` is in front of it."""
+    settings = read_settings(config)
+    gateway = connect(settings)
     try:
-        name = name_of(gateway, local)
+        name = find_name(gateway, local)
         if not gateway.node(name).is_draining:
             (local.folder / MARK).touch()
             take_out(gateway, name, settings.limits.response_s)
     except Unreachable:
-        print(f"{local.title}: no gateway runs: what it has in hand is cut off")
+        print(f"{local.title}: no gateway runs: its requests in flight are cut off")
     except ManagementError as error:
         print(error.message)
 
 
-def come_back(local: LocalNode, config: Path) -> None:
-    """Let a node that `leave` took out get requests again."""
+def undrain_local(local: LocalNode, config: Path) -> None:
+    """Send requests again to a node that `drain_local` drained."""
     mark = local.folder / MARK
     if not mark.exists():
         return
-    gateway = control(read(config))
+    gateway = connect(read_settings(config))
     try:
-        gateway.drain(name_of(gateway, local), is_draining=False)
+        gateway.drain(find_name(gateway, local), is_draining=False)
         mark.unlink()
     except ManagementError as error:
-        print(f"{local.title}: taken out, and not put back: {error.message}; drain --undo does it")
+        print(f"{local.title}: still drained: {error.message}; run python -m deploy.run drain NODE --undo")

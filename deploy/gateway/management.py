@@ -1,16 +1,15 @@
-"""What a node says of itself: its management API, and what its handlers answer.
+"""A node's models and metadata, from its management API and its handlers.
 
-    GET /models, /models/M/all, /models/M           -> registered -> (model, version) -> Replica
-    GET /predictions/M/V with X-Model-Metadata: 1   -> metadata -> {"platform", "inputs", "outputs", ...}
+    GET /models, /models/M/all, /models/M           -> list_models -> (model, version) -> Replica
+    GET /predictions/M/V with X-Model-Metadata: 1   -> fetch_metadata -> {"platform", "inputs", "outputs", ...}
 
-`?customized=true` is never asked for: on an adaptive model that question is never over, and stops the model. A node is
-asked with the key of the API that is asked, which is read anew each time.
+No request has `?customized=true`: an adaptive model never finishes it, and stops serving. Each request has the token of
+its API, which is read from the node's key file each time.
 """
 
 import asyncio
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,37 +18,37 @@ from yarl import URL
 
 from deploy.gateway.names import fault
 from deploy.gateway.state import Replica
-from deploy.run.node import Node
+from deploy.run.node import Node, read_tokens
 from torchserve_client.management import OVERLAP, PAGE_MODELS
 
-# Seconds to connect, which takes no work of the node at all.
+# Seconds to connect, which takes no work of the node.
 CONNECT_S = 1.0
-# Seconds for one answer of the management API: it shares its threads with inference and with registrations that wait
-# for their workers, and a node that is only busy is not to be called dead.
-ANSWER_S = 15.0
-# Seconds for what a handler says of itself: the question stands in the model's queue, behind what clients sent.
+# Seconds for a response of the management API: it shares its threads with inference and with registrations that wait
+# for their workers, and a busy node must not count as dead.
+RESPONSE_S = 15.0
+# Seconds for a handler's metadata: the request waits in the model's queue, behind the requests of clients.
 METADATA_S = 60.0
-# Bytes of the longest answer that is read: a thousand workers, or a model of thousands of labels, say less.
-ANSWER_BYTES = 8 << 20
-# What a node that is about to end says of itself, in `type` (deploy.container).
+# Bytes of the longest response: more than a thousand workers, or a model with thousands of labels.
+RESPONSE_BYTES = 8 << 20
+# The `type` in the response of a node that is about to end (deploy.container).
 DRAINING = "Draining"
-# Questions that a node is asked at once.
-QUESTIONS = 4
+# Concurrent requests to a node.
+CONCURRENCY = 4
 
-# The model's name and the version -> what there is of it.
+# (Model, version) -> replica.
 Models = Mapping[tuple[str, str], Replica]
 
 
 class NodeFailed(Exception):
-    """A node did not answer as a TorchServe does; the message says how."""
+    """A node did not answer as a TorchServe does; the message describes the failure."""
 
 
-class NodeGone(NodeFailed):
-    """Nothing listens at a node's address, or it has closed the connection."""
+class NodeUnreachable(NodeFailed):
+    """No server listens at a node's address, or it closed the connection."""
 
 
-class NodeDrains(Exception):
-    """A node answers, and says that it is about to end."""
+class NodeDraining(Exception):
+    """A node reports that it is about to end."""
 
 
 async def ask(
@@ -57,63 +56,54 @@ async def ask(
     node: Node,
     path: str,
     *,
-    timeout_s: float = ANSWER_S,
+    timeout_s: float = RESPONSE_S,
     api: str = "management",
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, Any]:
-    """Ask an API of a node for a path, quoted and with its query; return the status and the document, or NodeFailed."""
+    """Request a quoted path with its query from an API of a node; return the status and the document, or NodeFailed."""
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
     url = URL(f"{node.management if api == 'management' else node.inference}{path}", encoded=True)
-    given, body = dict(headers or {}), bytearray()
+    sent, body = dict(headers or {}), bytearray()
     if node.token_file is not None:
-        if (tokens := tokens_of(node.token_file)) is None:
+        if (tokens := read_tokens(node.token_file)) is None:
             raise NodeFailed(f"no key in {node.token_file}")
-        given["Authorization"] = f"Bearer {tokens[api]}"
+        sent["Authorization"] = f"Bearer {tokens[api]}"
     try:
-        async with session.request(method, url, headers=given, timeout=timeout) as answer:
-            async for part in answer.content.iter_any():
+        async with session.request(method, url, headers=sent, timeout=timeout) as response:
+            async for part in response.content.iter_any():
                 body += part
-                if len(body) > ANSWER_BYTES:
-                    raise NodeFailed(f"{method} {path.partition('?')[0]}: over {ANSWER_BYTES} bytes")
-            return answer.status, json.loads(body)
+                if len(body) > RESPONSE_BYTES:
+                    raise NodeFailed(f"{method} {path.partition('?')[0]}: over {RESPONSE_BYTES} bytes")
+            return response.status, json.loads(body)
     except TimeoutError:
-        raise NodeFailed(f"no answer in {timeout_s:g} s") from None
+        raise NodeFailed(f"no response in {timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise NodeGone(f"cannot be reached ({type(error).__name__})") from None
+        raise NodeUnreachable(f"cannot be reached ({type(error).__name__})") from None
     except ValueError:
-        raise NodeFailed(f"{method} {path.partition('?')[0]}: no JSON") from None
+        raise NodeFailed(f"{method} {path.partition('?')[0]}: the body is not JSON") from None
 
 
-def tokens_of(path: str | Path) -> Mapping[str, str] | None:
-    """Read the tokens that a TorchServe wrote, by the API that takes each; None of a file that is not whole."""
-    try:
-        keys = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {api: str(keys[api]["key"]) for api in ("inference", "management")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+# -- models -----------------------------------------------------------------------------------------------------------
 
 
-# -- what is registered -----------------------------------------------------------------------------------------------
-
-
-async def registered(session: aiohttp.ClientSession, node: Node) -> tuple[Models, dict[str, str]]:
-    """Return every version of every model on a node, and what no URL can name with the reason."""
-    questions = asyncio.Semaphore(QUESTIONS)
+async def list_models(session: aiohttp.ClientSession, node: Node) -> tuple[Models, dict[str, str]]:
+    """Return every version of every model on a node, and the names that no URL can contain, with the reason."""
+    requests = asyncio.Semaphore(CONCURRENCY)
 
     async def describe(name: str) -> dict[tuple[str, str], Replica]:
-        async with questions:
+        async with requests:
             return await _versions(session, node, name)
 
     names: dict[str, None] = {}
     begin: int | None = 0
     while begin is not None:
-        listed = await _described(session, node, f"/models?limit={PAGE_MODELS}&next_page_token={begin}")
+        listed = await _get(session, node, f"/models?limit={PAGE_MODELS}&next_page_token={begin}")
         try:
             names |= dict.fromkeys(str(each["modelName"]) for each in listed["models"])
             begin = int(listed["nextPageToken"]) - OVERLAP if "nextPageToken" in listed else None
         except (LookupError, TypeError, ValueError):
-            raise NodeFailed("GET /models: no list of models") from None
+            raise NodeFailed("GET /models: the body is not a list of models") from None
     faults = {name: reason for name in names if (reason := fault(name))}
     models: dict[tuple[str, str], Replica] = {}
     for found in await asyncio.gather(*(describe(name) for name in names if name not in faults)):
@@ -123,69 +113,67 @@ async def registered(session: aiohttp.ClientSession, node: Node) -> tuple[Models
 
 
 async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> dict[tuple[str, str], Replica]:
-    """Return every version of a model; none where it has gone meanwhile."""
+    """Return every version of a model; none if it was unregistered meanwhile."""
     path = f"/models/{quote(name, safe='')}"
-    versions = await _described(session, node, f"{path}/all")
-    # Which version is the default is said by its place alone: that of the question without a version.
-    default = await _described(session, node, path) if isinstance(versions, list) and len(versions) > 1 else None
+    versions = await _get(session, node, f"{path}/all")
+    # Only the response for the model without a version shows which version is the default.
+    default = await _get(session, node, path) if isinstance(versions, list) and len(versions) > 1 else None
     if not versions:
         return {}
     try:
-        of = str((default or versions)[0]["modelVersion"])
-        return {(name, str(each["modelVersion"])): _replica(each, of) for each in versions}
+        name_of_default = str((default or versions)[0]["modelVersion"])
+        return {(name, str(each["modelVersion"])): _read_replica(each, name_of_default) for each in versions}
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise NodeFailed(f"GET {path}/all: no description of a model") from None
+        raise NodeFailed(f"GET {path}/all: the body does not describe a model") from None
 
 
-async def _described(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
-    """Return a document of the management API; None of what is not there."""
+async def _get(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
+    """Return a document of the management API; None for a 404."""
     status, document = await ask(session, node, path)
     if status == 503 and isinstance(document, dict) and document.get("type") == DRAINING:
-        raise NodeDrains
+        raise NodeDraining
     if status not in (200, 404):
         raise NodeFailed(f"GET {path.partition('?')[0]}: {status}")
     return document if status == 200 else None
 
 
-def _replica(described: Mapping[str, Any], default: str) -> Replica:
-    """Read a description of TorchServe's; `default` is the model's default version on that node."""
-    workers = described["workers"]
+def _read_replica(document: Mapping[str, Any], default: str) -> Replica:
+    """Read TorchServe's description of a version; `default` is the model's default version on that node."""
+    workers = document["workers"]
     ready = [worker for worker in workers if worker["status"] == "READY"]
     return Replica(
-        workers=int(described["minWorkers"]),
+        workers=int(document["minWorkers"]),
         ready_workers=len(ready),
-        batch_size=int(described["batchSize"]),
-        max_batch_delay_ms=int(described["maxBatchDelay"]),
-        is_default=str(described["modelVersion"]) == default,
+        batch_size=int(document["batchSize"]),
+        max_batch_delay_ms=int(document["maxBatchDelay"]),
+        is_default=str(document["modelVersion"]) == default,
         generation=(
-            str(described.get("modelUrl")),
+            str(document.get("modelUrl")),
             *sorted(f"{worker.get('id')} {worker.get('startTime')}" for worker in ready),
         ),
-        # A worker that starts has -1.
+        # The id of a worker that starts is -1.
         processes={str(worker.get("id")): pid for worker in workers if (pid := int(worker.get("pid") or 0)) > 0},
-        queued=int((described.get("jobQueueStatus") or {}).get("pendingRequests") or 0),
+        queued=int((document.get("jobQueueStatus") or {}).get("pendingRequests") or 0),
     )
 
 
-# -- what a handler says of itself ------------------------------------------------------------------------------------
+# -- metadata ---------------------------------------------------------------------------------------------------------
 
 
-async def metadata(session: aiohttp.ClientSession, node: Node, model: str, version: str) -> Mapping[str, Any] | None:
-    """Ask a version for its inputs and outputs; None of a handler that is not of this project.
-
-    Raises:
-        NodeFailed: it does not answer.
-    """
+async def fetch_metadata(
+    session: aiohttp.ClientSession, node: Node, model: str, version: str
+) -> Mapping[str, Any] | None:
+    """Ask a version for its inputs and outputs; None from a handler of another project."""
     path = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
     headers = {"X-Model-Metadata": "1"}
-    status, said = await ask(session, node, path, timeout_s=METADATA_S, api="inference", headers=headers)
+    status, document = await ask(session, node, path, timeout_s=METADATA_S, api="inference", headers=headers)
     if status >= 500:
         raise NodeFailed(str(status))
-    return said if status == 200 and _is_metadata(said) else None
+    return document if status == 200 and _is_metadata(document) else None
 
 
 def _is_metadata(document: Any) -> bool:
-    """Return whether it says what the gateway reads: names, datatypes and shapes of inputs and outputs."""
+    """Return whether a document contains names, datatypes and shapes of inputs and outputs."""
     try:
         tensors = [*document["inputs"], *document["outputs"]]
         words = [document.get("platform", ""), *(tensor[name] for tensor in tensors for name in ("name", "datatype"))]

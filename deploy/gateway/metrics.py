@@ -1,11 +1,11 @@
 """Metrics: each node's are scraped once, for Prometheus, for Triton's statistics and for the page's charts.
 
     node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
-                                         └> counters -> traffic.py
-    Envoy's own, and `own` of the control process ─> :8002/metrics/gateway, and among those of :8002/metrics
+                                         └> read_counters -> traffic.py
+    Envoy's, and `render` of the control process ─> :8002/metrics/gateway, and part of :8002/metrics
 
-A node that does not answer in time is left out. Names of series are kept parsed from one scrape to the next: 4,200
-lines of ten models take 2 ms every two seconds, where prometheus_client's own parser takes 160.
+A node that does not answer in time is omitted. Parsed names of series are cached: 4,200 lines of ten models take 2 ms
+every two seconds, and 160 ms with prometheus_client's parser.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ import aiohttp
 from deploy.gateway.state import Fleet
 from deploy.run.node import Node
 
-# Seconds for a node's metrics: they are asked every two.
-ANSWER_S = 1.5
-# Labels as the exposition format writes them, with a comma after the last or without.
+# Seconds for a node's metrics, which are scraped every two seconds.
+RESPONSE_S = 1.5
+# Labels of the exposition format, with or without a comma after the last.
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
-# Distinct series whose names are kept parsed: those of some forty models on four nodes.
-SERIES_KEPT = 1 << 16
+# Cached names of series: about forty models on four nodes.
+SERIES_CACHED = 1 << 16
 
-# The counters that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's own.
+# The series that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's.
 READ = re.compile(
     r"handler_(items|item_errors|requests|request_seconds|queue_seconds|executions|execution_seconds|refusals)_total"
     r"|handler_(request_seconds|batch_size)_bucket"
@@ -37,24 +37,21 @@ READ = re.compile(
     r"|ts_inference_requests_total|ts_queue_latency_microseconds"
 )
 
-# What the control process alone knows: name, type, what it is.
+# The metrics of the control process: name, type, help.
 METRICS = (
-    ("gateway_node_up", "gauge", "Whether the node gave its metrics when it was asked last."),
-    ("gateway_node_draining", "gauge", "Whether the node gets no new requests because somebody decided so."),
-    ("gateway_workers", "gauge", "Workers that the version should have on the node."),
-    ("gateway_workers_ready", "gauge", "Workers that are READY."),
-    ("gateway_worker_restarts_total", "counter", "Times that a worker was seen with another process than before."),
+    ("gateway_node_up", "gauge", "Whether the node answered the last scrape of its metrics."),
+    ("gateway_node_draining", "gauge", "Whether the node receives no new requests because it drains."),
+    ("gateway_workers", "gauge", "Configured workers of the version on the node."),
+    ("gateway_workers_ready", "gauge", "READY workers of the version on the node."),
+    ("gateway_worker_restarts_total", "counter", "Restarts of the workers of the version on the node."),
     ("gateway_settings_unapplied", "gauge", "Whether gateway.yaml cannot be applied."),
     ("gateway_files_rejected", "gauge", "Files of its configuration that Envoy has not accepted."),
-    ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, when it was asked last."),
+    ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, at the last poll."),
 )
 
 
 class Counter(NamedTuple):
-    """A counter of a version: its name, and its value of the labels that tell counters apart, "" for none.
-
-    All other labels, such as the host's name, are summed over.
-    """
+    """A counter of a version, with the labels that are read, "" for a missing one; other labels are summed over."""
 
     model: str
     version: str
@@ -70,46 +67,48 @@ class Counter(NamedTuple):
 
 
 async def scrape(session: aiohttp.ClientSession, nodes: Iterable[Node]) -> dict[str, str]:
-    """Ask every node at once for its metrics; those that fail or are slow are not among the answers."""
+    """Scrape all nodes concurrently; omit those that fail or are slow."""
 
-    async def text(node: Node) -> str | None:
+    async def fetch(node: Node) -> str | None:
         try:
-            async with session.get(f"{node.metrics}/metrics", timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as answer:
-                return await answer.text(encoding="utf-8", errors="replace") if answer.status == 200 else None
+            async with session.get(
+                f"{node.metrics}/metrics", timeout=aiohttp.ClientTimeout(total=RESPONSE_S)
+            ) as response:
+                return await response.text(encoding="utf-8", errors="replace") if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    asked = list(nodes)
-    texts = await asyncio.gather(*map(text, asked))
-    return {node.name: text for node, text in zip(asked, texts, strict=True) if text is not None}
+    targets = list(nodes)
+    texts = await asyncio.gather(*map(fetch, targets))
+    return {node.name: text for node, text in zip(targets, texts, strict=True) if text is not None}
 
 
-def counters(text: str) -> dict[Counter, float]:
-    """Return the counters of an exposition that are read; lines that are no series are left out."""
+def read_counters(text: str) -> dict[Counter, float]:
+    """Read the counters of an exposition; skip lines that are not a series."""
     found: dict[Counter, float] = defaultdict(float)
     for line in text.splitlines():
         if line and line[0] != "#":
             series, value = _split(line)
-            if value is not None and math.isfinite(value) and (counter := _counter(series)) is not None:
+            if value is not None and math.isfinite(value) and (counter := _parse_series(series)) is not None:
                 found[counter] += value
     return found
 
 
-@lru_cache(SERIES_KEPT)
-def _counter(series: str) -> Counter | None:
-    """Take apart what stands before a value, such as `items_total{ModelName="m",}`; None of what is not read."""
+@lru_cache(SERIES_CACHED)
+def _parse_series(series: str) -> Counter | None:
+    """Parse a series without its value, such as `items_total{ModelName="m",}`; None if it is not read."""
     name, _, labels = series.partition("{")
     if not READ.fullmatch(name):
         return None
     found = {label: ESCAPED.sub(r"\1", value) for label, value in LABEL.findall(labels)}
-    # The handlers' metrics have the first of each, TorchServe's own the second.
+    # The handlers' label, then TorchServe's.
     model = found.get("ModelName", found.get("model_name", ""))
     version = found.get("ModelVersion", found.get("model_version", ""))
     return Counter(model, version, name, *(found.get(each, "") for each in ("Outcome", "Size", "Phase", "Type", "le")))
 
 
 def _split(line: str) -> tuple[str, float | None]:
-    """Return the series and its value; a time after the value is left out. Labels' values may hold blanks."""
+    """Return the series and its value, without a timestamp. Label values may contain blanks."""
     end = line.rfind("}") + 1 or line.find(" ")
     try:
         return line[:end].rstrip(), float((line[end:].split() or [""])[0])
@@ -121,7 +120,7 @@ def _split(line: str) -> tuple[str, float | None]:
 
 
 def merge(texts: Mapping[str, str], gateway: str) -> str:
-    """Make one exposition of many, in which a node's name is the label `node` and the gateway's own have none."""
+    """Merge expositions: the series of nodes get the label `node`, those of the gateway none."""
     families: dict[str, list[str]] = {}
     heads: dict[str, dict[str, str]] = {}
     for node, text in (("", gateway), *texts.items()):
@@ -129,35 +128,35 @@ def merge(texts: Mapping[str, str], gateway: str) -> str:
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
-                # The first that describes it does so for all.
+                # The first description is used for all.
                 heads.setdefault(family, {}).setdefault(line[:7], line)
             elif line and line[0] != "#" and _split(line)[1] is not None:
                 name = re.split(r"[{ ]", line, maxsplit=1)[0]
-                of = family if family and name.startswith(family) else name
-                families.setdefault(of, []).append(_labelled(line, name, node) if node else line)
+                owner = family if family and name.startswith(family) else name
+                families.setdefault(owner, []).append(_add_label(line, name, node) if node else line)
     lines = [line for family, members in families.items() for line in (*heads.get(family, {}).values(), *members)]
     return "\n".join(lines) + "\n"
 
 
-def _labelled(line: str, name: str, node: str) -> str:
+def _add_label(line: str, name: str, node: str) -> str:
     """Add the label `node` to a series; a node's name needs no escape."""
     rest = line.removeprefix(name)
     return f'{name}{{node="{node}",{rest[1:]}' if rest.startswith("{") else f'{name}{{node="{node}"}}{rest}'
 
 
-def own(fleet: Fleet, answered: Container[str]) -> str:
-    """Write what the control process knows, with the nodes whose metrics came (`answered`)."""
+def render(fleet: Fleet, scraped: Container[str]) -> str:
+    """Render the metrics of the control process; `scraped` are the nodes that answered the last scrape."""
     values: dict[str, list[tuple[str, int]]] = {name: [] for name, _, _ in METRICS}
     values["gateway_settings_unapplied"].append(("", int(bool(fleet.unapplied))))
     values["gateway_files_rejected"].append(("", len(fleet.rejected)))
     for node in fleet.nodes:
-        values["gateway_node_up"].append((f'node="{node}"', int(node in answered)))
+        values["gateway_node_up"].append((f'node="{node}"', int(node in scraped)))
         values["gateway_node_draining"].append((f'node="{node}"', int(node in fleet.draining)))
     for model in fleet.registered.values():
-        name = _escaped(model.name)
+        name = _escape(model.name)
         for number, version in model.versions.items():
             for node, replica in version.replicas.items():
-                labels = f'node="{node}",model="{name}",version="{_escaped(number)}"'
+                labels = f'node="{node}",model="{name}",version="{_escape(number)}"'
                 values["gateway_workers"].append((labels, replica.workers))
                 values["gateway_workers_ready"].append((labels, replica.ready_workers))
                 values["gateway_worker_restarts_total"].append((labels, replica.restarts))
@@ -170,5 +169,5 @@ def own(fleet: Fleet, answered: Container[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escaped(label: str) -> str:
+def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"')

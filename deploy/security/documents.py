@@ -24,12 +24,12 @@ def find_components(jar: zipfile.ZipFile, entries: list[dict[str, Any]]) -> list
         member, purls, content = entry["member"], [entry["purl"]], jar.read(entry["member"]).decode("latin-1")
         if "pattern" in entry:
             purls = [entry["purl"].format(*match.groups()) for match in re.finditer(entry["pattern"], content)]
-            how = {"technique": "binary-analysis", "confidence": 1, "value": f"written in {member}"}
+            method = {"technique": "binary-analysis", "confidence": 1, "value": f"written in {member}"}
         else:
-            how = {"technique": "source-code-analysis", "confidence": 0.7, "value": f"{entry['declared']} {member}"}
+            method = {"technique": "source-code-analysis", "confidence": 0.7, "value": f"{entry['declared']} {member}"}
         if not purls:
             raise ValueError(f"no version in {member}")
-        identity = {"field": "version", "confidence": how["confidence"], "methods": [how]}
+        identity = {"field": "version", "confidence": method["confidence"], "methods": [method]}
         for purl in purls:
             group, name, version = re.split("[/@]", purl.removeprefix("pkg:maven/"))
             part = {"type": "library", "bom-ref": purl, "group": group, "name": name, "version": version, "purl": purl}
@@ -38,19 +38,19 @@ def find_components(jar: zipfile.ZipFile, entries: list[dict[str, Any]]) -> list
 
 
 def make_statements(groups: list[dict[str, Any]], purls: list[str]) -> list[dict[str, Any]]:
-    """Return OpenVEX's statements, one for each advisory of each group."""
+    """Return an OpenVEX statement for each advisory of each group."""
     made = []
     for group in groups:
         parts = [{"@id": purl} for name in group["of"] for purl in purls if purl.startswith(f"pkg:maven/{name}")]
         if len(parts) < len(group["of"]):
-            raise ValueError(f"{group['of']}: the jar does not have all of them")
+            raise ValueError(f"{group['of']}: the jar does not contain all of them")
         kept = ("status", "justification", "action_statement")
-        said: dict[str, Any] = {name: group[name] for name in kept if name in group}
+        statement: dict[str, Any] = {name: group[name] for name in kept if name in group}
         words = "impact_statement" if group["status"] == "not_affected" else "status_notes"
-        said[words] = f"{group['impact']} Shown by {group['test']}." if "test" in group else group["impact"]
-        said["products"] = [{"@id": "pkg:generic/torchserve-batching", "subcomponents": parts}]
+        statement[words] = f"{group['impact']} Shown by {group['test']}." if "test" in group else group["impact"]
+        statement["products"] = [{"@id": "pkg:generic/torchserve-batching", "subcomponents": parts}]
         for name, title in group["advisories"].items():
-            made.append({"vulnerability": {"name": name, "description": title}, **said})
+            made.append({"vulnerability": {"name": name, "description": title}, **statement})
     return made
 
 

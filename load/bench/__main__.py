@@ -20,7 +20,7 @@ import orjson
 from rich.console import Console
 
 from deploy.build.archive import ArchiverFailed
-from deploy.run.server import ServerError
+from deploy.run.errors import ServerError
 from deploy.sandbox import NotStarted
 from load.bench import archives, gateway, int8, machine, modes, peer_process, peers, resnet, retrieval, texts, vision
 from load.bench.rounds import Bench, progress

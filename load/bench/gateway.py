@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from deploy import sandbox
 from deploy.gateway.envoy import process
-from deploy.gateway.envoy.resources import TYPE, address
+from deploy.gateway.envoy.resources import TYPE, make_address
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import register
@@ -36,8 +36,8 @@ def measure(bench: Bench) -> Iterator[Row]:
     for name in inputs:
         archives.build(bench, name, bench.work)
     with (
-        sandbox.started(bench.work, extra=CPU_ONLY) as server,
-        sandbox.gateway([sandbox.node_of(server)]) as gateway,
+        sandbox.run_server(bench.work, extra=CPU_ONLY) as server,
+        sandbox.run_gateway([sandbox.make_node(server)]) as gateway,
         run_router(int(server.settings.inference_url.rpartition(":")[2])) as bare,
     ):
         contenders = {}
@@ -69,15 +69,15 @@ def run_router(upstream: int) -> Iterator[str]:
         ],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [to_server]}]},
     }
-    host = {"endpoint": {"address": address("127.0.0.1", upstream)}}
+    host = {"endpoint": {"address": make_address("127.0.0.1", upstream)}}
     endpoints = {"cluster_name": "server", "endpoints": [{"lb_endpoints": [host]}]}
     listener = {
-        "address": address("127.0.0.1", port),
+        "address": make_address("127.0.0.1", port),
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }
     document = {"listeners": [listener], "clusters": [{"name": "server", "load_assignment": endpoints}]}
     words = ["--config-yaml", json.dumps({"static_resources": document}), "--disable-hot-restart", "--log-level", "off"]
-    with subprocess.Popen([process.find(), *words]) as envoy:
+    with subprocess.Popen([process.find_program(), *words]) as envoy:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:

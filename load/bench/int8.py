@@ -12,7 +12,7 @@ from typing import Literal
 import openvino
 
 from deploy.build.precision.request import PrecisionRequest
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import Loop, register, start_loop
@@ -47,7 +47,7 @@ def measure(bench: Bench) -> Iterator[Row]:
         rates = {name: loop.run(many, bench.seconds, 0.0).per_s for name, loop in loops.items() if name != INT8}
         floating = max(rates, key=rates.__getitem__)
         looped = [loops[INT8], loops[floating]]
-        server = stack.enter_context(started(bench.work / "store", extra=CPU_ONLY))
+        server = stack.enter_context(run_server(bench.work / "store", extra=CPU_ONLY))
         served, listed = [], []
         for precision in (INT8, floating):
             served.append(register(server, f"images-{precision}", precision, samples.images(), BATCH))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import register
@@ -42,7 +42,7 @@ def compare_modes(bench: Bench, case: ModeCase) -> Iterator[Row]:
     for mode in (CLASSIC, ADAPTIVE):
         archives.copy_with(built, mode, mode)
     full, results = ClosedLoop(MOST_CLIENTS), Results()
-    with started(store, extra=CPU_ONLY) as server:
+    with run_server(store, extra=CPU_ONLY) as server:
         classics = [register(server, CLASSIC, CLASSIC, case.inputs, size) for size in case.batch_sizes]
         adaptive = register(server, ADAPTIVE, ADAPTIVE, case.inputs, WINDOW)
         bench.settle([*classics, adaptive], full)

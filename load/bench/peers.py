@@ -23,7 +23,7 @@ import numpy as np
 
 from deploy.build.archive import Recipe
 from deploy.models import model
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
 from load.bench import peer_process, retrieval
 from load.bench.archives import CPU_ONLY, copy_with
@@ -117,7 +117,7 @@ def serve_ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Endpoin
         for name in entries:
             built = Recipe(model(name, listed), archive_format="no-archive", export_path=work / STORE).build()
             copy_with(built.path, f"{name}{OF_ONE_THREAD}", threads=1)
-    with started(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
+    with run_server(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
         chosen = []
         for network in networks:
             (inputs, headers), size = encode(network), network.graph.batch_size

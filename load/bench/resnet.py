@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, BATCH, CLASSIC, CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Contender, Loop, register, start_loop
@@ -21,7 +21,7 @@ def measure(bench: Bench) -> Iterator[Row]:
         CLASSIC: (archives.copy_with(built, CLASSIC, CLASSIC), BATCH),
         ADAPTIVE: (archives.copy_with(built, ADAPTIVE, ADAPTIVE), WINDOW),
     }
-    with started(bench.work, extra=CPU_ONLY) as server, start_loop("images", built) as process:
+    with run_server(bench.work, extra=CPU_ONLY) as server, start_loop("images", built) as process:
         contenders: list[Contender] = [Loop(IN_PROCESS, process, batch_size=BATCH)]
         for name, (archive, size) in kinds.items():
             contenders.append(register(server, archive, name, samples.images(), size))

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from handlers.archive_files import CHECKPOINT
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -82,7 +82,7 @@ def serve_embedders(bench: Bench, built: Sequence[Path]) -> Iterator[tuple[Serve
     single = samples.json_inputs({"model": EMBEDDING, "input": text} for text in samples.texts())
     folders = [export(each, bench.work / "checkpoints" / each.name) for each in built]
     with ExitStack() as stack:
-        server = stack.enter_context(started(bench.work, extra=CPU_ONLY))
+        server = stack.enter_context(run_server(bench.work, extra=CPU_ONLY))
         ours = register(server, EMBEDDING, OURS, single, WINDOW)
         contenders = [replace(ours, headers={"X-Api": "embeddings"})]
         for engine in ENGINES:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.models import ROOT
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Loop, register, start_loop
@@ -35,7 +35,7 @@ CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr
 def measure_embedding(bench: Bench) -> Iterator[Row]:
     """Measure one text per request, and lists."""
     built = archives.build(bench, EMBEDDING, bench.work)
-    with started(bench.work, extra=CPU_ONLY) as server, start_loop("texts", built) as process:
+    with run_server(bench.work, extra=CPU_ONLY) as server, start_loop("texts", built) as process:
         single = register(server, EMBEDDING, OURS, samples.singles(samples.texts()), WINDOW)
         lists = replace(single, inputs=samples.lists(samples.texts(), LIST), items=LIST)
         loops = [Loop(PADDED, process, "padded", BATCH), Loop(SORTED, process, "sorted", BATCH)]
@@ -58,7 +58,7 @@ def measure_translation(bench: Bench) -> Iterator[Row]:
         return
     archives.build(bench, TRANSLATION, bench.work, weights=str(CHECKPOINT))
     load, inputs = ClosedLoop(BATCH), samples.singles(samples.paragraphs(BATCH))
-    with started(bench.work, extra=CPU_ONLY) as server, start_loop("translation", CHECKPOINT) as process:
+    with run_server(bench.work, extra=CPU_ONLY) as server, start_loop("translation", CHECKPOINT) as process:
         ours = register(server, TRANSLATION, OURS, inputs, WINDOW)
         bench.settle([ours], load)
         results = bench.measure([Comparison(load, [ours, Loop(ONE_BY_ONE, process)])])

@@ -19,7 +19,7 @@ import transformers
 import yaml
 
 from deploy.models import ModelEntry
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CPU_ONLY, STOCK
 from load.bench.contender import Contender, Loop, register, start_loop
@@ -120,7 +120,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     for case in CASES:
         path = build(case, bench.work / case.name)
         with ExitStack() as stack:
-            server = stack.enter_context(started(path.parent, extra=CPU_ONLY))
+            server = stack.enter_context(run_server(path.parent, extra=CPU_ONLY))
             loop = stack.enter_context(start_loop("vision", path.with_name(f"{case.name}-{FP32}")))
             contenders: list[Contender] = [
                 register(server, f"{case.name}-{each}", each, samples.images(), BATCH) for each in (FP32, AUTO)

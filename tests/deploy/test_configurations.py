@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run import production
-from deploy.run.production import MIB, excess_memory
-from deploy.run.properties import Settings, moved, parse
-from deploy.sandbox import own_settings
+from deploy.run import java_memory
+from deploy.run.java_memory import MIB, excess_memory
+from deploy.run.properties import ServerSettings, parse, relocate_config
+from deploy.sandbox import make_settings
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 
@@ -38,7 +38,7 @@ def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
     values = parse(TEXT)
     assert values["ends_in_backslashes"] == r"C:\\"
     assert "so" not in values
-    settings = Settings.read(path)
+    settings = ServerSettings.read(path)
     assert settings.models == {"resnet-152": {"1.0": {"minWorkers": 1}}}
     assert settings.load_models == ("resnet-152.mar", "other=archive.mar")
     assert settings.has_tokens
@@ -53,20 +53,20 @@ def test_settings_are_read_as_torchserve_takes_them(tmp_path: Path) -> None:
         "grpc_management_port": ("127.0.0.1", 17071),
     }
     path.write_text("")
-    settings = Settings.read(path)
+    settings = ServerSettings.read(path)
     assert (settings.job_queue_size, settings.max_request_size, settings.heap_bytes) == (100, 6553500, None)
     bad = "models={", "job_queue_size=many", "inference_address=http://127.0.0.1:http", "management_address=127.0.0.1:1"
     for line in bad:
         path.write_text(line)
         with pytest.raises(InvalidConfig, match=r"config\.properties: "):
-            Settings.read(path)
+            ServerSettings.read(path)
 
 
 def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp_path: Path) -> None:
-    own = own_settings(Path("/elsewhere/store"))
-    config = moved(TEXT, Path("/repository"), own)
+    own = make_settings(Path("/elsewhere/store"))
+    config = relocate_config(TEXT, Path("/repository"), own)
     (tmp_path / "config.properties").write_text(config)
-    settings = Settings.read(tmp_path / "config.properties")
+    settings = ServerSettings.read(tmp_path / "config.properties")
     assert [str(port) for _, port in settings.ports.values()] == [
         own[name].rpartition(":")[2] for name in settings.ports
     ]
@@ -74,7 +74,7 @@ def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp
     assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
     assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]
     # What is absolute stays.
-    kept = moved("metrics_config=/etc/metrics.yaml\n", Path("/repository"), {})
+    kept = relocate_config("metrics_config=/etc/metrics.yaml\n", Path("/repository"), {})
     assert "metrics_config=/etc/metrics.yaml\n" in kept
 
 
@@ -104,7 +104,7 @@ def test_config_listens_on_loopback_takes_archives_from_the_store_alone_and_dies
     assert own["prefer_direct_buffer"] == "true"
     assert {key for key in development | own if development.get(key) != own.get(key)} == DIFFERENCES[name]
     # A model refuses a body in JSON before the server does so without a word.
-    assert HandlerConfig().max_body_bytes < Settings.read(ROOT / name).max_request_size
+    assert HandlerConfig().max_body_bytes < ServerSettings.read(ROOT / name).max_request_size
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def test_java_that_may_take_more_than_the_memory_limit_is_told_so_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(production, "LIMITS", (limit, tmp_path / "missing"))
-    settings = Settings(heap_bytes=100 * MIB, direct_bytes=50 * MIB)
+    monkeypatch.setattr(java_memory, "LIMITS", (limit, tmp_path / "missing"))
+    settings = ServerSettings(heap_bytes=100 * MIB, direct_bytes=50 * MIB)
     assert excess_memory(settings) is None
     for text, problem in (
         ("max\n", None),
@@ -124,4 +124,4 @@ def test_java_that_may_take_more_than_the_memory_limit_is_told_so_in_a_line(
     ):
         limit.write_text(text)
         assert re.search(problem or "^None$", str(excess_memory(settings)))
-    assert excess_memory(Settings()) is None
+    assert excess_memory(ServerSettings()) is None

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from deploy.models import ROOT
-from deploy.run.properties import moved
+from deploy.run.properties import relocate_config
 from deploy.run.server import Server
-from deploy.sandbox import free_ports, own_settings
+from deploy.sandbox import free_ports, make_settings
 from tests.exports import shared
 
 # Files that make builds an environment from; older than a borrowed one.
@@ -58,10 +58,10 @@ class Checkout:
             (self.folder / ".venv").symlink_to(ROOT / ".venv")
             for name in MADE_OF:
                 os.utime(self.folder / name, (0, 0))
-        servers, gateway = own_settings(self.store), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
+        servers, gateway = make_settings(self.store), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
         for name in ("config.properties", "config.production.properties"):
             path = self.folder / name
-            path.write_text(moved(path.read_text(), self.folder, servers))
+            path.write_text(relocate_config(path.read_text(), self.folder, servers))
         path = self.folder / "deploy" / "gateway.yaml"
         path.write_text(f"{path.read_text()}\nports: {gateway}\n")
         apis = {8080: "inference", 8081: "management", 8082: "metrics"}

@@ -23,7 +23,7 @@ from deploy import sandbox
 from deploy.build.archive import Recipe
 from deploy.models import Engine, ModelEntry, model
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox, started
+from deploy.sandbox import Sandbox, run_server
 from tests.exports import shared
 from torchserve_client.management import ManagementError
 
@@ -102,7 +102,7 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model_store: Path) -> Iterator[Server]:
-    with started(model_store) as running:
+    with run_server(model_store) as running:
         yield running
 
 
@@ -112,7 +112,7 @@ def gateway(server: Server) -> Iterator[Sandbox]:
 
     It asks every new model what it takes, and the question has a place in a batch: so it ends with its module.
     """
-    with sandbox.gateway([sandbox.node_of(server)]) as running:
+    with sandbox.run_gateway([sandbox.make_node(server)]) as running:
         yield running
 
 

@@ -103,10 +103,10 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
 
     async def seen(server: Server) -> set[str]:
         async with aiohttp.ClientSession() as session:
-            return {name for name, _ in (await listing.registered(session, sandbox.node_of(server)))[0]}
+            return {name for name, _ in (await listing.list_models(session, sandbox.make_node(server)))[0]}
 
     # A server of its own: nothing can unregister `a/b`.
-    with sandbox.started(model_store) as server:
+    with sandbox.run_server(model_store) as server:
         models, names = f"{server.settings.management_url}/models", {"a/b", "m1", "m2", "m3", odd}
         for name in names:
             requests.post(models, params={"url": file, "model_name": name}, timeout=60).raise_for_status()
@@ -119,5 +119,5 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
             server.management.scale("m1", -1)
         server.management.scale(odd, 1)
         server.management.wait_ready(odd, 60)
-        with sandbox.gateway([sandbox.node_of(server)]) as edge:
+        with sandbox.run_gateway([sandbox.make_node(server)]) as edge:
             assert Client(edge.http, retry=PATIENT).predict(odd, {"INPUT_1": [4]}) == {"OUTPUT_1": [8]}

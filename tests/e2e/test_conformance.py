@@ -143,7 +143,7 @@ def models(
 @pytest.fixture(scope="module")
 def edge(server: Server, models: tuple[str, ...]) -> Iterator[Sandbox]:
     """A gateway that lets nobody manage and asks for no key, which knows every model."""
-    with sandbox.gateway([sandbox.node_of(server)]) as started:
+    with sandbox.run_gateway([sandbox.make_node(server)]) as started:
         clients = Clients(started.http, started.grpc)
         until(lambda: clients.get("/v2/health/ready") == 200)
         for name in models:
@@ -160,7 +160,7 @@ def lab(edge: Sandbox) -> Clients:
 def managed(server: Server, models: tuple[str, ...]) -> Iterator[Clients]:
     """A gateway that lets through who loads and unloads models: those who have a key."""
     keys = [{"client": "tests", "key": KEY}]
-    with sandbox.gateway([sandbox.node_of(server)], keys=keys, management=True) as gateway:
+    with sandbox.run_gateway([sandbox.make_node(server)], keys=keys, management=True) as gateway:
         yield Clients(gateway.http, gateway.grpc, {"Authorization": f"Bearer {KEY}"})
 
 
@@ -531,4 +531,4 @@ def test_nothing_that_was_sent_has_ended_a_worker_or_envoy(
 ) -> None:
     kept = {name: pid for name, pid in workers.items() if name != LANGUAGES}
     assert {name: worker_pid(server, name) for name in kept} == kept
-    assert psutil.pid_exists(int((edge.run / "envoy.pid").read_text()))
+    assert psutil.pid_exists(int((edge.state_dir / "envoy.pid").read_text()))

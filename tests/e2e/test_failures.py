@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run.properties import moved
-from deploy.run.server import Server, ServerError
-from deploy.sandbox import own_settings, started
+from deploy.run.errors import ServerError
+from deploy.run.properties import relocate_config
+from deploy.run.server import Server
+from deploy.sandbox import make_settings, run_server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, send, url, worker_pid
 from tests.photographs import photograph
@@ -98,7 +99,7 @@ def test_registering_anything_but_an_archive_of_the_store_is_refused(server: Ser
 def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_store: Path, tmp_path: Path) -> None:
     other = Server(server.config, directory=tmp_path, temporary=tmp_path)
     # gRPC's ports are taken last.
-    until(lambda: "grpc_management_port" in str(other.obstacle()))
+    until(lambda: "grpc_management_port" in str(other.find_obstacle()))
     with pytest.raises(ServerError) as taken:
         other.start()
     for name, (host, port) in server.settings.ports.items():
@@ -107,7 +108,7 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     assert str(taken.value).startswith(beside) and "TMPDIR" not in str(taken.value)
     # With ports of its own, and the temporary folder of the other: its pid file and sockets lie there.
     config = tmp_path / "config.properties"
-    config.write_text(moved(server.config.read_text(), ROOT, own_settings(model_store)))
+    config.write_text(relocate_config(server.config.read_text(), ROOT, make_settings(model_store)))
     words = [sys.executable, "-m", "deploy.run", "start", "--config", str(config), "--folder", str(tmp_path / "nodes")]
     temporary = {**os.environ, "TMPDIR": str(server.temporary)}
     done = subprocess.run(words, cwd=ROOT, env=temporary, capture_output=True, text=True, check=False)
@@ -116,5 +117,5 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     with pytest.raises(Unreachable, match=r"no TorchServe answers at http://127\.0\.0\.1:9"):
         Management("http://127.0.0.1:9").models()
     config.write_text((ROOT / "config.properties").read_text() + "\nblacklist_env_vars=[\n")
-    with pytest.raises(ServerError, match=r"did not start .*console\.log"), started(model_store, config):
+    with pytest.raises(ServerError, match=r"did not start .*console\.log"), run_server(model_store, config):
         pass

@@ -55,7 +55,7 @@ def served(serve: Callable[..., str], gateway: Sandbox, session: requests.Sessio
 
 
 def control_of(gateway: Sandbox) -> psutil.Process | None:
-    supervisor = psutil.Process(int((gateway.run / "gateway.pid").read_text()))
+    supervisor = psutil.Process(int((gateway.state_dir / "gateway.pid").read_text()))
     return next((child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline()), None)
 
 
@@ -174,27 +174,27 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
 def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
     server: Server, session: requests.Session
 ) -> None:
-    with sandbox.gateway([sandbox.node_of(server)]) as own:
+    with sandbox.run_gateway([sandbox.make_node(server)]) as own:
         again = own.command("start")
         assert (again.returncode, again.stdout.splitlines()[0][:24]) == (0, "gateway: already running")
         # A supervisor that is killed leaves an Envoy that goes on, and that the next one takes over.
-        envoy = (own.run / "envoy.pid").read_text()
-        psutil.Process(int((own.run / "gateway.pid").read_text())).kill()
+        envoy = (own.state_dir / "envoy.pid").read_text()
+        psutil.Process(int((own.state_dir / "gateway.pid").read_text())).kill()
         assert status(session, f"{own.http}/predictions/unknown") == 404
         started = own.command("start")
         assert (started.returncode, started.stderr) == (0, "")
-        assert (own.run / "envoy.pid").read_text() == envoy
+        assert (own.state_dir / "envoy.pid").read_text() == envoy
         # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back before.
         hung = control_of(own)
         assert hung is not None
         hung.suspend()
         psutil.Process(int(envoy)).kill()
-        until(lambda: (own.run / "envoy.pid").read_text() not in ("", envoy), HANG_S)
+        until(lambda: (own.state_dir / "envoy.pid").read_text() not in ("", envoy), HANG_S)
         until(lambda: status(session, f"{own.http}/predictions/unknown") == 404, HANG_S)
         hung.wait(HANG_S + 5)
         # A SIGTERM is seen while the next one starts.
         until(lambda: control_of(own))
-        envoy = (own.run / "envoy.pid").read_text()
+        envoy = (own.state_dir / "envoy.pid").read_text()
         assert own.command("stop").stdout == "gateway: stopped\n"
         assert own.command("stop").stdout == "gateway: not running\n"
         assert not psutil.pid_exists(int(envoy))

@@ -3,7 +3,7 @@
 import socket
 
 from deploy import sandbox
-from deploy.gateway.supervisor import listens
+from deploy.gateway.supervisor import is_listening
 from deploy.run.node import Node
 
 
@@ -11,7 +11,7 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
     # Nothing listens there: the gateway starts all the same.
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in sandbox.free_ports(3))
     node = Node(name="node-1", inference=inference, management=management, metrics=metrics)
-    with sandbox.gateway([node]) as own:
+    with sandbox.run_gateway([node]) as own:
         again = own.command("start")
         assert (again.returncode, "already running" in again.stdout, own.http in again.stdout) == (0, True, True)
         before = int(own.http.rpartition(":")[2])
@@ -24,13 +24,13 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
             refused.stderr
             == f"gateway: 127.0.0.1:{taken}: another server listens there; set other `ports` in {own.config}\n"
         )
-        assert (refused.returncode, listens("127.0.0.1", before)) == (1, True)
+        assert (refused.returncode, is_listening("127.0.0.1", before)) == (1, True)
         own.configure(ports=ports)
         again = own.command("start")
         assert (again.returncode, again.stderr) == (0, "")
         assert "its ports have changed" in again.stdout
         assert f"http://127.0.0.1:{ports['http']} " in again.stdout
-        assert (listens("127.0.0.1", ports["http"]), listens("127.0.0.1", before)) == (True, False)
+        assert (is_listening("127.0.0.1", ports["http"]), is_listening("127.0.0.1", before)) == (True, False)
         other = own.config.with_name("other.yaml")
         other.write_text(own.config.read_text())
         own.config, first = other, own.config

@@ -20,14 +20,14 @@ import psutil
 import pytest
 import yaml
 
-from deploy.gateway.drain import come_back
+from deploy.gateway.drain import undrain_local
 from deploy.models import ROOT
-from deploy.run.machine import Layout, LocalNode, local_nodes, reachable
-from deploy.run.node import write
-from deploy.run.nodes import start_node, stop_node, watcher
-from deploy.run.properties import moved
+from deploy.run.lifecycle import find_watcher, start_node, stop_node
+from deploy.run.machine import Layout, LocalNode, local_nodes, reachable_nodes
+from deploy.run.node import write_nodes
+from deploy.run.properties import relocate_config
 from deploy.run.restore import Record
-from deploy.sandbox import GATEWAY_PORTS, free_ports, own_settings
+from deploy.sandbox import GATEWAY_PORTS, free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
@@ -44,11 +44,11 @@ class Site:
     def __init__(self, folder: Path, store: Path) -> None:
         self.folder = folder / "n"
         self.config = folder / "config.properties"
-        self.config.write_text(moved((ROOT / "config.properties").read_text(), ROOT, own_settings(store)))
+        self.config.write_text(relocate_config((ROOT / "config.properties").read_text(), ROOT, make_settings(store)))
         layout = Layout(self.config, 2)
         self.nodes = local_nodes(layout, self.folder)
         layout.write(self.folder)
-        write(reachable(self.nodes), self.folder / "nodes.json")
+        write_nodes(reachable_nodes(self.nodes), self.folder / "nodes.json")
         self.edge = folder / "gateway.yaml"
         ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
         self.edge.write_text(yaml.safe_dump({"ports": ports}))
@@ -63,7 +63,14 @@ class Site:
         )  # fmt: skip
 
     def gateway(self, command: str) -> None:
-        words = ["--config", str(self.edge), "--nodes", str(self.folder / "nodes.json"), "--run", str(self.run)]
+        words = [
+            "--config",
+            str(self.edge),
+            "--nodes-file",
+            str(self.folder / "nodes.json"),
+            "--state-dir",
+            str(self.run),
+        ]
         done = self.python("deploy.gateway", command, *words)
         assert done.returncode == 0, done.stderr
 
@@ -174,7 +181,7 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
         kill(node)
         clients.wait_for(40)
         log = site.run / "gateway.log"
-        line = "node-1: gone 1.0 is not restored: gone.mar is gone from the model store\n"
+        line = "node-1: gone 1.0 is not restored: gone.mar is missing from the model store\n"
         until(lambda: line in log.read_text() and not (node.folder / "restore.json").exists(), STARTUP_TIMEOUT_S)
         assert sorted(management.models()) == ["at-last", "by-curl", MOBILENET]
         after = described(node)
@@ -200,7 +207,7 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
         words = [sys.executable, "-m", *site.serve("run", "--node", "node-2")]
         with out.open("w") as output:
             supervisor = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        until(lambda: watcher(node) == supervisor.pid or supervisor.poll() is not None, STARTUP_TIMEOUT_S)
+        until(lambda: find_watcher(node) == supervisor.pid or supervisor.poll() is not None, STARTUP_TIMEOUT_S)
         assert supervisor.poll() is None, out.read_text()
         return supervisor
 
@@ -224,7 +231,7 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
         supervisor.kill()
         supervisor.wait()
     assert start(node) == [MOBILENET]
-    come_back(node, site.edge)
+    undrain_local(node, site.edge)
     site.wait_routed()
 
 

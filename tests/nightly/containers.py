@@ -1,6 +1,6 @@
 """Nodes as containers run them, without containers: each its command, its run folder, its address of loopback.
 
-    Pod: python -m deploy.container node, on 127.0.0.N:PORT       Hosts: /etc/hosts of the gateway alone
+    Pod: python -m deploy.container, on 127.0.0.N:PORT       Hosts: /etc/hosts of the gateway alone
 
 All nodes have one port and addresses of their own, which a name resolves to: what a headless Service is to an edge.
 """
@@ -19,9 +19,9 @@ import psutil
 import requests
 
 from deploy.models import ROOT
-from deploy.run.properties import moved
+from deploy.run.properties import relocate_config
 from deploy.run.server import Server
-from deploy.sandbox import own_settings
+from deploy.sandbox import make_settings
 
 HOST = "torchserve-nodes"
 # A start takes ten seconds alone, and some on two cores that others use.
@@ -39,7 +39,7 @@ def config_of(folder: Path, store: Path, models: dict[str, object], replaced: di
         assert old in text
         text = text.replace(old, new)
     path = folder / "config.properties"
-    path.write_text(moved(text, ROOT, own_settings(store)), encoding="utf-8")
+    path.write_text(relocate_config(text, ROOT, make_settings(store)), encoding="utf-8")
     return path
 
 
@@ -68,7 +68,7 @@ class Pod:
 
     def start(self) -> None:
         """Run the command as a kubelet does; again in the same folder after a death, as an emptyDir is kept."""
-        words = ["node", "--config", str(self.config), "--run", str(self.run)]
+        words = ["--config", str(self.config), "--state-dir", str(self.run)]
         words += ["--address", self.address, "--port", str(self.port)]
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(

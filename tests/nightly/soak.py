@@ -36,7 +36,7 @@ import yaml
 from deploy.build.archive import Recipe
 from deploy.models import model
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from load.expect import matches, parse
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs
@@ -274,7 +274,7 @@ def soaked(minutes: float, mode: str, seed: int, delay_ms: int = 1) -> list[str]
     """Build the models, start a server, soak it, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         names = {build(example, each, Path(folder)): example for example in TOLERANCES for each in MODES[mode]}
-        with started(Path(folder)) as server:
+        with run_server(Path(folder)) as server:
             subjects = []
             for name, example in names.items():
                 window, delay = (64, 1) if name.endswith("adaptive") else (16, delay_ms)

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.production import MIB
-from deploy.run.properties import Settings
+from deploy.run.java_memory import MIB
+from deploy.run.properties import ServerSettings
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from tests.e2e.conftest import MOBILENET, send
 from tests.photographs import photograph
 from tests.waiting import until
@@ -47,7 +47,7 @@ def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(store: Path, config: str, vmargs: str) -> Iterator[Server]:
     """mobilenet-v2 behind one of the committed configurations, with other arguments to Java."""
-    with started(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
+    with run_server(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
         server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
         yield server
 
@@ -86,7 +86,7 @@ def is_full(server: Server) -> bool:
 def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
     store: Path, hold: Callable[[int], int], config: str
 ) -> None:
-    settings = Settings.read(ROOT / config)
+    settings = ServerSettings.read(ROOT / config)
     assert settings.heap_bytes and settings.direct_bytes
     largest = settings.max_request_size
     heap, direct = settings.heap_bytes // MIB, settings.direct_bytes // MIB
@@ -126,13 +126,14 @@ def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again
             assert all(each.exception(60) is not None or each.result().status >= 500 for each in sent)
         os.kill(held, signal.SIGCONT)
         assert (
-            server.died() == f"process {pid} has died: Terminating due to java.lang.OutOfMemoryError: Java heap space"
+            server.describe_death()
+            == f"process {pid} has died: Terminating due to java.lang.OutOfMemoryError: Java heap space"
         )
         # No worker outlives its server.
         until(lambda: not psutil.pid_exists(held))
         assert not server.stop()
         server.start()
-        assert server.died() is None
+        assert server.describe_death() is None
         assert "Terminating due to" in (server.logs / "console.last.log").read_text()
         server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=1, workers=1)
         assert send(server, MOBILENET, photograph("coffee")).status == 200

@@ -78,7 +78,7 @@ def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
         assert ended.result(120) == 0
     assert_all_answered(clients)
     printed = pod.output.read_text()
-    assert "the last answer is out" in printed
+    assert "the last response is sent" in printed
     # What the workers print is the process' output.
     assert "MODEL_LOG" in printed
     assert pod.server.pid() is None
@@ -86,7 +86,7 @@ def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGKILL, "process {} has died"), (signal.SIGSTOP, "TorchServe has answered nothing")]
+    ("number", "words"), [(signal.SIGKILL, "process {} has died"), (signal.SIGSTOP, "TorchServe has not answered")]
 )
 def test_node_ends_with_one_line_where_java_dies_or_hangs_and_comes_back_in_the_same_folder(
     pod: Pod, number: signal.Signals, words: str
@@ -166,7 +166,7 @@ def site(store: Path) -> Iterator[Site]:
             stack.callback(made.close)
             return made
 
-        edge = sandbox.gateway([], within=hosts.within, discover={"host": HOST, "port": port})
+        edge = sandbox.run_gateway([], prefix=hosts.within, discover={"host": HOST, "port": port})
         made = Site(stack.enter_context(edge), hosts, make)
         for _ in range(2):
             made.start()

@@ -49,7 +49,7 @@ def clock_is_set(fleet: Fleet) -> None:
 
 
 def folder_is_read_only(fleet: Fleet) -> None:
-    folder = fleet.gateway.run.parent
+    folder = fleet.gateway.state_dir.parent
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
     time.sleep(HANG_S + LOOKS_S)
@@ -58,9 +58,9 @@ def folder_is_read_only(fleet: Fleet) -> None:
 
 def killed_while_the_disk_is_full(fleet: Fleet) -> None:
     # Logs grow meanwhile: it writes until nothing is free.
-    filler = fleet.gateway.run.with_name("filler")
+    filler = fleet.gateway.state_dir.with_name("filler")
     subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=64k"], check=False, capture_output=True)
-    assert shutil.disk_usage(fleet.gateway.run).free == 0
+    assert shutil.disk_usage(fleet.gateway.state_dir).free == 0
     for name in ("control", "envoy"):
         kill(fleet, name)
     fleet.wait_ready()
@@ -95,10 +95,10 @@ def test_drill_ends_nothing(
 @pytest.mark.parametrize("moment_s", MOMENTS_S)
 @pytest.mark.parametrize("name", ["supervisor", "control", "envoy", "nothing"])
 def test_gateway_serves_though_a_process_is_killed_as_it_starts(fleet: Fleet, name: str, moment_s: float) -> None:
-    gateway, run = fleet.gateway, str(fleet.gateway.run)
+    gateway, run = fleet.gateway, str(fleet.gateway.state_dir)
     gateway.command("stop")
     assert [each for each in psutil.process_iter(["cmdline"]) if run in str(each.info)] == []
-    words = ["--config", str(gateway.config), "--nodes", str(gateway.nodes_file), "--run", run]
+    words = ["--config", str(gateway.config), "--nodes-file", str(gateway.nodes_file), "--state-dir", run]
     begun = subprocess.Popen([sys.executable, "-m", "deploy.gateway", "run", *words], cwd=ROOT)
     time.sleep(moment_s)
     # There may be none yet.
@@ -108,7 +108,7 @@ def test_gateway_serves_though_a_process_is_killed_as_it_starts(fleet: Fleet, na
         # Another one starts in the same folder: one of both is the gateway.
         assert gateway.command("start").returncode == 0
     fleet.wait_ready()
-    supervisor = int((gateway.run / "gateway.pid").read_text())
+    supervisor = int((gateway.state_dir / "gateway.pid").read_text())
     assert begun.poll() in ((None,) if begun.pid == supervisor else (-9, 1))
     begun.terminate()
     begun.wait(READY_S)

@@ -26,10 +26,10 @@ import pytest
 import requests
 
 from deploy.models import ROOT
+from deploy.run.lifecycle import start_node
 from deploy.run.machine import Layout, LocalNode, local_nodes
-from deploy.run.nodes import start_node
-from deploy.run.properties import moved
-from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports, own_settings
+from deploy.run.properties import relocate_config
+from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports, make_settings
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
 from load.inputs import Inputs
@@ -79,9 +79,9 @@ class Fleet:
     def process(self, name: str) -> psutil.Process:
         """Find a process by what it is; worker and Java are those of the first node."""
         if name == "envoy":
-            return psutil.Process(int((self.gateway.run / "envoy.pid").read_text()))
+            return psutil.Process(int((self.gateway.state_dir / "envoy.pid").read_text()))
         if name == "control":
-            children = psutil.Process(int((self.gateway.run / "gateway.pid").read_text())).children()
+            children = psutil.Process(int((self.gateway.state_dir / "gateway.pid").read_text())).children()
             return next(each for each in children if "deploy.gateway.control" in each.cmdline())
         java = psutil.Process(self.nodes[0].server.pid() or 0)
         if name == "java":
@@ -127,7 +127,7 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
         for before, after in QUEUE.items():
             assert before in text
             text = text.replace(before, after)
-        config.write_text(moved(text, ROOT, own_settings(store)), encoding="utf-8")
+        config.write_text(relocate_config(text, ROOT, make_settings(store)), encoding="utf-8")
         layout = Layout(config, 2)
         layout.write(folder / "nodes")
         nodes = local_nodes(layout, folder / "nodes")
@@ -179,7 +179,7 @@ def without_memory(fleet: Fleet, name: str) -> None:
 
 
 def with_full_disk(fleet: Fleet, name: str) -> None:
-    folder = fleet.gateway.run if name in ("envoy", "control") else fleet.nodes[0].folder
+    folder = fleet.gateway.state_dir if name in ("envoy", "control") else fleet.nodes[0].folder
     filler = folder.parent / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

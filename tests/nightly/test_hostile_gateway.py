@@ -19,7 +19,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploy.gateway.settings import Settings as GatewaySettings
+from deploy.gateway.settings import GatewaySettings
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from handlers.protocol.responses import PROTOBUF
@@ -56,14 +56,16 @@ def processes(
 
     def running() -> set[int]:
         (worker,) = server.management.describe(MODEL)["workers"]
-        own = [each.pid for each in psutil.process_iter(["cmdline"]) if str(gateway.run) in str(each.info["cmdline"])]
+        own = [
+            each.pid for each in psutil.process_iter(["cmdline"]) if str(gateway.state_dir) in str(each.info["cmdline"])
+        ]
         return {int(worker["pid"]), *own}
 
     before = running()
     assert len(before) >= 3
     yield
     assert running() == before
-    for log in gateway.run.rglob("*.log"):
+    for log in gateway.state_dir.rglob("*.log"):
         # A request's id is its client's own choice, and is there to be found in the log.
         assert not CANARIES.search(re.sub(r'"request_id":"[^"]*"', "", log.read_text(errors="replace"))), log.name
 

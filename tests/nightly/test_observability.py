@@ -22,7 +22,7 @@ from deploy import sandbox
 from deploy.build.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from tests.nightly import prometheus
 from tests.nightly.prometheus import Prometheus, panels
 
@@ -112,7 +112,7 @@ def archives(store: Path) -> None:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     store = tmp_path_factory.mktemp("store")
     archives(store)
-    with started(store) as server, sandbox.gateway([sandbox.node_of(server)]) as gateway:
+    with run_server(store) as server, sandbox.run_gateway([sandbox.make_node(server)]) as gateway:
         for name in MODELS:
             server.register(name, name, batch_size=32, max_batch_delay_ms=1, workers=1)
         target = gateway.metrics.removeprefix("http://").removesuffix("/metrics")

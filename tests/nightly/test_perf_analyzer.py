@@ -50,7 +50,7 @@ def gateway(
     registrations.serve(MODEL, archive(MODEL), parameters)
     entry = echo.entry(tmp_path_factory.mktemp("echo"))
     registrations.serve(echo.NAME, archive(entry, engine="auto"), parameters)
-    with sandbox.gateway([sandbox.node_of(server)]) as running:
+    with sandbox.run_gateway([sandbox.make_node(server)]) as running:
         for name in (MODEL, echo.NAME):
             until(lambda name=name: is_served(running, name))  # type: ignore[misc]
         yield running

@@ -40,7 +40,7 @@ def url(server: Server, archive: Callable[..., str], serve: Callable[..., str], 
     for name, file in models.items():
         serve(file, name, batch_size=64, max_batch_delay_ms=1)
     aliases = {"intfloat/alias": "sentence-embedding"}
-    with sandbox.gateway([sandbox.node_of(server)], aliases=aliases) as gateway:
+    with sandbox.run_gateway([sandbox.make_node(server)], aliases=aliases) as gateway:
         listed = f"{gateway.http}/v1/models"
         until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
         until(partial(answers, gateway.http, "sentence-embedding"))

@@ -1,1 +1,1 @@
-"""The control process: Envoy's files, the Open Inference Protocol's answers about models, the page, and decisions."""
+"""The control process: Envoy's files, answers about models, the page, and operators' decisions."""

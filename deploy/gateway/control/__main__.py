@@ -1,14 +1,13 @@
-"""`python -m deploy.gateway.control CONFIG NODES RUN`: the control process, as the gateway starts it.
+"""`python -m deploy.gateway.control CONFIG NODES_FILE STATE_DIR`: the control process, started by the gateway.
 
-Two servers, both internal:
+Two internal servers:
 
     settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
     settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
 
-It ends with a SIGTERM, or with the process that started it, which is at the other end of a socket: standard input.
+Standard input is a socket to the supervisor: the process sends heartbeats, and ends when the supervisor has ended.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -20,23 +19,24 @@ from pathlib import Path
 
 from aiohttp import web
 
+from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
 from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.nodes import read_known
-from deploy.gateway.settings import Configuration, read
+from deploy.gateway.settings import Configuration, read_settings
+from deploy.gateway.watch import read_known
 from handlers.errors import InvalidConfig
 
-# Seconds between two looks at gateway.yaml, nodes.json and what a name resolves to, and between two signs of life.
-LOOK_S = 1.0
-# Seconds that a request in flight has to end when the process does.
+# Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.
+CHECK_S = 1.0
+# Seconds that a request in flight may take after the SIGTERM.
 SHUTDOWN_S = 2.0
 
 
-def control_app(gateway: Gateway) -> web.Application:
-    """Make what listens on the control port."""
+def make_control_app(gateway: Gateway) -> web.Application:
+    """Make the server of the control port."""
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
     app[GATEWAY] = gateway
     for module in (protocol, operator, page):
@@ -44,71 +44,67 @@ def control_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def metrics_app(gateway: Gateway) -> web.Application:
-    """Make what listens on the metrics port."""
+def make_metrics_app(gateway: Gateway) -> web.Application:
+    """Make the server of the metrics port."""
 
-    async def of_gateway(request: web.Request) -> web.Response:
-        text = await gateway.envoy_metrics() + metrics.own(gateway.fleet, gateway.traffic.texts)
+    async def answer(request: web.Request) -> web.Response:
+        text = await gateway.envoy_metrics() + metrics.render(gateway.fleet, gateway.traffic.texts)
         if request.path == "/metrics":
             text = metrics.merge(gateway.traffic.texts, text)
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     app = web.Application(middlewares=[answer_errors])
-    app.add_routes([web.get("/metrics", of_gateway), web.get("/metrics/gateway", of_gateway)])
+    app.add_routes([web.get("/metrics", answer), web.get("/metrics/gateway", answer)])
     return app
 
 
 async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Listen; the caller cleans the runner up.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Listen; the caller cleans the runner up."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     return runner
 
 
-async def control(config: Path, nodes_file: Path, run: Path) -> None:
+async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
     """Serve until a SIGTERM.
 
     Raises:
         InvalidConfig: the settings cannot be read.
         OSError: a port is taken, or Envoy's files cannot be written.
     """
-    life = socket.socket(fileno=sys.stdin.fileno())
-    # Nothing ever comes but its end; whoever supervises next needs the ports.
-    asyncio.get_running_loop().add_reader(life, os._exit, 1)
+    supervisor = socket.socket(fileno=sys.stdin.fileno())
+    # The socket is readable only when the supervisor has ended; the next control process needs the ports.
+    asyncio.get_running_loop().add_reader(supervisor, os._exit, 1)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    settings, nodes = read(config), tuple(read_known(run / KNOWN))
+    settings, nodes = read_settings(config), tuple(read_known(state_dir / KNOWN))
     configuration = Configuration(config, nodes_file, nodes)
     if settings.discover is None:
         settings, nodes = configuration.read()
-    # Nodes of a name are those that were known until it is resolved: a name server may take its time.
-    gateway = Gateway(settings, nodes, Envoy(run), run)
+    # With `discover` the known nodes are used until the name is resolved, which may take a while.
+    gateway = Gateway(settings, nodes, Envoy(state_dir), state_dir)
 
     async def follow() -> None:
         while True:
-            if (changed := await asyncio.to_thread(configuration.changed)) is not None:
-                gateway.configure(*changed)
+            if (changes := await asyncio.to_thread(configuration.read_changes)) is not None:
+                gateway.configure(*changes)
             gateway.unapplied, gateway.is_shut = configuration.problem, configuration.is_shut
             gateway.update()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     runners, following = [], asyncio.create_task(follow())
     try:
         await gateway.start()
         ports = settings.ports
-        runners.append(await serve(control_app(gateway), ports.control_address, ports.control))
-        runners.append(await serve(metrics_app(gateway), ports.internal_address, ports.metrics))
+        runners.append(await serve(make_control_app(gateway), ports.control_address, ports.control))
+        runners.append(await serve(make_metrics_app(gateway), ports.internal_address, ports.metrics))
         while not (stopped.is_set() or following.done()):
             with suppress(OSError):
-                life.send(b".", socket.MSG_DONTWAIT)
+                supervisor.send(b".", socket.MSG_DONTWAIT)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), LOOK_S)
+                await asyncio.wait_for(stopped.wait(), CHECK_S)
         if following.done():
             following.result()
     finally:
@@ -119,21 +115,17 @@ async def control(config: Path, nodes_file: Path, run: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it with these files, gateway.yaml and nodes.json, and the run folder; 1 with one line when it fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy.gateway.control",
-        description="Run a gateway's control process; its supervisor starts it.",
+    """Run the control process; return 1 after one line if it fails."""
+    parser = CommandParser(
+        prog="python -m deploy.gateway.control", description="Run a gateway's control process, for its supervisor."
     )
-    for name, words in (("config", "gateway.yaml"), ("nodes", "nodes.json"), ("run", "folder for logs and state")):
-        parser.add_argument(name, type=Path, help=words)
+    files = {"config": "gateway.yaml", "nodes_file": "nodes.json", "state_dir": "folder for logs and saved state"}
+    for name, words in files.items():
+        parser.add_argument(name, type=Path, metavar=name.upper(), help=words)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        asyncio.run(control(options.config, options.nodes, options.run))
-    except (InvalidConfig, OSError) as error:
-        print(f"gateway: {error}", file=sys.stderr)
-        return 1
-    return 0
+    process = control(options.config, options.nodes_file, options.state_dir)
+    return run_command("gateway", lambda: asyncio.run(process), InvalidConfig, OSError)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Refusals, and how each is answered: `{"error": ...}` over HTTP; over gRPC a status and a message.
+"""Refused requests, and their responses: `{"error": ...}` over HTTP, a status and a message over gRPC.
 
-400  INVALID_ARGUMENT    cannot be read, or asks for what cannot be
-400  UNIMPLEMENTED       not supported; no 5xx, which tools would send again
+400  INVALID_ARGUMENT    a malformed or impossible request
+400  UNIMPLEMENTED       not supported; tools would retry a 5xx
 403  PERMISSION_DENIED   from a page of another site
-404  NOT_FOUND           no such model, version or route
-502  INTERNAL            some nodes did not do what was asked; the message names them
+404  NOT_FOUND           unknown model, version or route
+502  INTERNAL            some nodes failed; the message names them
 503  UNAVAILABLE         no READY worker
 """
 
@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.settings import problems
+from deploy.gateway.settings import describe_problems
 from handlers.protocol.responses import PROTOBUF
 
 logger = logging.getLogger(__name__)
@@ -32,17 +32,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RequestError(Exception):
-    """A request that is refused; the message is for its client."""
+    """A refused request; the client receives the message."""
 
     def __init__(self, status: int, message: str, grpc_status: int | None = None) -> None:
-        """Refuse with a status of HTTP, and the one of gRPC that stands for it unless another is given."""
+        """Refuse with a status of HTTP, and its usual status of gRPC unless another is passed."""
         super().__init__(message)
         self.status = status
         self.grpc_status = GRPC_STATUS.get(status, INTERNAL) if grpc_status is None else grpc_status
 
 
 def answer(request: web.Request, error: RequestError) -> web.Response:
-    """Answer with an error: JSON, or for gRPC an empty message with the headers that Envoy makes trailers of."""
+    """Return an error as JSON, or for gRPC as an empty message with headers that Envoy converts to trailers."""
     if request.content_type == PROTOBUF:
         message = quote(str(error), safe=" ,.:;'()/=<>[]{}")
         headers = {"X-Grpc-Status": str(error.grpc_status), "X-Grpc-Message": message}
@@ -50,28 +50,28 @@ def answer(request: web.Request, error: RequestError) -> web.Response:
     return web.json_response({"error": str(error)}, status=error.status)
 
 
-async def read(request: web.Request, kind: type[T]) -> T:
-    """Read a body of JSON; none is an empty object."""
+async def read_body(request: web.Request, kind: type[T]) -> T:
+    """Read a body of JSON; no body means an empty object."""
     try:
         return TypeAdapter(kind).validate_json(await request.read() or b"{}")
     except ValidationError as error:
-        raise RequestError(400, problems(error, "the body")) from None
+        raise RequestError(400, describe_problems(error, "the body")) from None
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error in the protocol's form; of a bug the log has the traceback, and the client nothing."""
+    """Return every error in the protocol's form; only the log contains the traceback of a bug."""
     try:
         return await handler(request)
     except RequestError as error:
         return answer(request, error)
     except web.HTTPException as error:
-        answered = answer(request, RequestError(error.status, error.reason))
+        response = answer(request, RequestError(error.status, error.reason))
         if "Allow" in error.headers:
-            answered.headers["Allow"] = error.headers["Allow"]
-        return answered
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
     except web.RequestPayloadError:
-        return answer(request, RequestError(400, "the body is not what Content-Encoding says"))
+        return answer(request, RequestError(400, "the body does not match Content-Encoding"))
     except Exception:
         logger.exception("%s %s", request.method, request.path)
         return answer(request, RequestError(500, "internal error"))
@@ -79,10 +79,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a page of another site would have a browser ask.
+    """Refuse requests that a page of another site makes in a browser.
 
-    A foreign Origin may not change anything. The Host must be an address or localhost: another name may have been bound
-    to this machine by its owner. Envoy writes localhost there, and the client's into X-Forwarded-Host.
+    A foreign Origin may not change anything. The Host must be an address or localhost: the owner of another name could
+    let it resolve to this machine. Envoy writes localhost there, and the client's Host into X-Forwarded-Host.
     """
     name = urlsplit(f"//{request.host}").hostname or ""
     try:
@@ -90,7 +90,7 @@ async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamRe
     except ValueError:
         if name != "localhost":
             raise RequestError(403, "Host must be an address or localhost") from None
-    origin, asked = request.headers.get("Origin"), request.headers.get("X-Forwarded-Host", request.host)
-    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != asked:
-        raise RequestError(403, "requests of another site's page are refused")
+    origin, host = request.headers.get("Origin"), request.headers.get("X-Forwarded-Host", request.host)
+    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+        raise RequestError(403, "requests from a page of another site are refused")
     return await handler(request)

@@ -1,7 +1,7 @@
-"""The state of the control process, and what is due in it every few seconds.
+"""The state of the control process, and its periodic tasks.
 
-gateway.yaml, nodes.json ─> settings, a Watch for each node ────────┐
-operator ─> Decided, a file, so that it outlives the process ───────┴> Fleet ─> Envoy's files
+gateway.yaml, nodes.json ─> settings, a Watch for each node ──┐
+operators ─> Decisions, saved in a file ──────────────────────┴> Fleet ─> Envoy's files
 every two seconds: the nodes' metrics ─> Traffic
 """
 
@@ -23,13 +23,12 @@ from deploy.gateway.control.errors import RequestError
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
-from deploy.gateway.nodes import Watch, models, read_kept, read_known, write_known
-from deploy.gateway.settings import Canary, Settings
+from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
-from deploy.run import node as node_files
-from deploy.run.node import Node
+from deploy.gateway.watch import Watch, merge_models, read_known, read_saved, write_known
+from deploy.run.node import Node, replace_file
 from handlers.config import SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -38,47 +37,48 @@ T = TypeVar("T")
 
 # Seconds between two scrapes of all nodes.
 SCRAPE_S = 2.0
-# Seconds that the first look at the nodes may take; what has not answered by then keeps what it served last.
-FIRST_LOOK_S = 3.0
-# Seconds in which changes are gathered before they are written: one round of looks often brings several.
+# Timeout of the first poll of the nodes; a node that has not answered keeps its saved models.
+FIRST_POLL_S = 3.0
+# Seconds in which changes are collected before a write: one round of polls often brings several.
 SETTLE_S = 0.1
 # Seconds in which Envoy must have read its files.
 CONFIRM_S = 5.0
-# Seconds until Envoy's files are tried again, where they could not be written.
+# Seconds between two attempts to write Envoy's files.
 RETRY_S = 2.0
-KNOWN = "known.json"  # file of what was registered on the nodes last
-DECISIONS = "decisions.json"  # file of what was decided
+KNOWN = "known.json"  # file of the registered models of the nodes
+DECISIONS = "decisions.json"  # file of operators' decisions
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class Decided:
-    """What stands until it is decided otherwise: of nodes, of versions of models, and of models."""
+class Decisions:
+    """Operators' decisions about nodes, versions and models; they outlive the process."""
 
     draining: frozenset[str] = frozenset()
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: dict[str, Canary] = Field(default_factory=dict)
 
 
-DECIDED = TypeAdapter(Decided)
+DECISIONS_TYPE = TypeAdapter(Decisions)
 
 
 class Gateway:
-    """What is known of the nodes, what operators decided, and Envoy's files."""
+    """The nodes' models, operators' decisions, and Envoy's files."""
 
-    def __init__(self, settings: Settings, nodes: Sequence[Node], envoy: Envoy, run: Path) -> None:
-        """Wire the parts; in a running loop. `run` is the folder of what outlives a restart."""
+    def __init__(self, settings: GatewaySettings, nodes: Sequence[Node], envoy: Envoy, state_dir: Path) -> None:
+        """Begin to watch the nodes; in a running loop."""
         self.settings = settings
         self.watches: dict[str, Watch] = {}
-        self.decided = read_kept(run / DECISIONS, DECIDED, Decided())
+        self.decisions = read_saved(state_dir / DECISIONS, DECISIONS_TYPE, Decisions())
         self.fleet = Fleet()
-        # What the control process found of gateway.yaml (`Configuration`).
+        # The problem of gateway.yaml (`Configuration`).
         self.unapplied, self.is_shut = "", False
         self.traffic = Traffic()
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        self._envoy, self._run = envoy, run
-        self._known = read_known(run / KNOWN)
-        # The files that Envoy has not accepted, and the keys that it has.
-        self._unaccepted: frozenset[str] = frozenset()
+        self._envoy, self._state_dir = envoy, state_dir
+        self._known = read_known(state_dir / KNOWN)
+        # The files that Envoy has not accepted.
+        self._rejected: frozenset[str] = frozenset()
+        # The keys that Envoy has accepted.
         self._keys = settings.keys
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -86,11 +86,11 @@ class Gateway:
         self._watch(nodes)
 
     async def start(self) -> None:
-        """Look at the nodes, configure Envoy, and go on doing so."""
-        await self.look(FIRST_LOOK_S)
+        """Poll the nodes, configure Envoy, and start the periodic tasks."""
+        await self.poll(FIRST_POLL_S)
         with suppress(OSError):
             await self.write()
-        # Where the disk is full, Envoy serves on as it was configured last; what could not be written is due again.
+        # If the disk is full, Envoy serves with its last configuration, and the write is tried again.
         self._changed.set()
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
@@ -103,15 +103,15 @@ class Gateway:
             watch.close()
         await self.session.close()
 
-    def configure(self, settings: Settings, nodes: Sequence[Node]) -> None:
-        """Go on with other settings and nodes; a node that comes back under its name is not draining."""
+    def configure(self, settings: GatewaySettings, nodes: Sequence[Node]) -> None:
+        """Use other settings and nodes; a removed node that is added again does not drain."""
         self.settings = settings
-        self.decide(draining=self.decided.draining & {node.name for node in nodes})
+        self.decide(draining=self.decisions.draining & {node.name for node in nodes})
         self._watch(nodes)
         self._changed.set()
 
     def _watch(self, nodes: Iterable[Node]) -> None:
-        """Watch these nodes from now on, and no other."""
+        """Watch only these nodes from now on."""
         wanted = {node.name: node for node in nodes}
         for name, watch in list(self.watches.items()):
             if wanted.get(name) != watch.node:
@@ -121,45 +121,45 @@ class Gateway:
                 self.watches[name] = Watch(node, self.session, self.update, self._known.pop(node, {}))
         self.update()
 
-    async def look(self, timeout_s: float | None = None) -> None:
-        """Look at every node now; None waits for a slow one as long as it may take to answer."""
+    async def poll(self, timeout_s: float | None = None) -> None:
+        """Poll every node now; without a timeout wait for the slowest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(watch.look() for watch in self.watches.values()))
+                await asyncio.gather(*(watch.poll() for watch in self.watches.values()))
 
     def decide(self, **parts: Any) -> None:
-        """Replace parts of what was decided: kept first, so that nothing holds that a restart would lose."""
-        decided = replace(self.decided, **parts)
-        if decided != self.decided:
-            node_files.replace(self._run / DECISIONS, DECIDED.dump_json(decided, indent=1).decode())
-            self.decided = decided
+        """Replace parts of the decisions; save them first, so that a restart loses nothing."""
+        decisions = replace(self.decisions, **parts)
+        if decisions != self.decisions:
+            replace_file(self._state_dir / DECISIONS, DECISIONS_TYPE.dump_json(decisions, indent=1).decode())
+            self.decisions = decisions
 
     def update(self) -> None:
-        """Make the fleet anew; Envoy's files are due where it differs."""
+        """Rebuild the fleet; a difference schedules a write of Envoy's files."""
         watches = self.watches
         for watch in watches.values():
-            # An operator unregisters what is not back.
-            watch.forget(self.decided.withdrawn)
-        if watches and all(watch.is_described for watch in watches.values()):
-            # What is registered anew under its name is served.
+            # An operator unregisters a version that is not restored.
+            watch.forget(self.decisions.withdrawn)
+        if watches and all(watch.is_listed for watch in watches.values()):
+            # A version that is registered again after its withdrawal is served.
             registered = {key for watch in watches.values() for key in watch.models}
-            self.decide(withdrawn=self.decided.withdrawn & registered)
-        says_so = {name for name, watch in watches.items() if watch.is_draining}
+            self.decide(withdrawn=self.decisions.withdrawn & registered)
+        reported = {name for name, watch in watches.items() if watch.is_draining}
         fleet = Fleet(
             {name: watch.node for name, watch in watches.items()},
-            self.decided.draining & watches.keys() | says_so,
-            models(watches),
-            self.decided.withdrawn,
+            self.decisions.draining & watches.keys() | reported,
+            merge_models(watches),
+            self.decisions.withdrawn,
             is_up=any(watch.is_up for watch in watches.values()),
             unapplied=self.unapplied,
-            is_shut=self.is_shut or (LISTENERS in self._unaccepted and self.settings.keys != self._keys),
-            rejected=self._unaccepted,
+            is_shut=self.is_shut or (LISTENERS in self._rejected and self.settings.keys != self._keys),
+            rejected=self._rejected,
         )
         if fleet.problem != self.fleet.problem:
             logger.error("%s", fleet.problem or "works as configured again")
         served, canaries = fleet.models, {}
         for name, canary in self.canaries().items():
-            # A version that has gone gets no requests.
+            # An unregistered version receives no requests.
             if name in served and (version := served[name].find(canary.version)) is not None:
                 canaries[name] = replace(canary, version=version)
         fleet = replace(fleet, canaries=canaries)
@@ -168,58 +168,58 @@ class Gateway:
         self.fleet = fleet
 
     def canaries(self) -> dict[str, Canary]:
-        """Return those of gateway.yaml, and in their place those of the control port, by the model's name."""
-        return {**self.settings.canaries, **self.decided.canaries}
+        """Return the canaries by the model's name; those of the control port replace those of gateway.yaml."""
+        return {**self.settings.canaries, **self.decisions.canaries}
 
     async def write(self) -> None:
-        """Write Envoy's files of what is known and decided now, and wait until Envoy has read them."""
+        """Write Envoy's files for the current state, and wait until Envoy has read them."""
         self.update()
         async with self._writing:
             self._changed.clear()
             if files.has_room(self.fleet):
-                await asyncio.to_thread(files.write, self.settings, self.fleet, self._run)
-                write_known(self._run / KNOWN, self.watches.values())
-                node_files.replace(self._run / PROBLEM, self.fleet.problem)
-                self._unaccepted = await self._confirm()
+                await asyncio.to_thread(files.write, self.settings, self.fleet, self._state_dir)
+                write_known(self._state_dir / KNOWN, self.watches.values())
+                replace_file(self._state_dir / PROBLEM, self.fleet.problem)
+                self._rejected = await self._confirm()
             else:
-                # Envoy would abort. It serves on as it was configured last, and its probes fail.
-                await asyncio.to_thread(files.settle, self._run, (), files.ROUTE_FILES)
-                self._unaccepted = frozenset({CLUSTERS})
-            if LISTENERS not in self._unaccepted:
+                # Envoy would abort. It serves with its last configuration, and its probes fail.
+                await asyncio.to_thread(files.keep_accepted, self._state_dir, (), files.ROUTE_FILES)
+                self._rejected = frozenset({CLUSTERS})
+            if LISTENERS not in self._rejected:
                 self._keys = self.settings.keys
         self.update()
 
     async def apply(self) -> None:
-        """Write what a request decided; RequestError if Envoy does not accept it."""
+        """Write a decision; raise RequestError if Envoy does not accept it."""
         await self.write()
-        if self._unaccepted - {LISTENERS}:
-            raise RequestError(503, f"it is decided and has no effect yet: {self.fleet.problem}")
+        if self._rejected - {LISTENERS}:
+            raise RequestError(503, f"the decision is saved and has no effect yet: {self.fleet.problem}")
 
     async def _confirm(self) -> frozenset[str]:
-        """Return the files that Envoy does not accept, in whose place it gets what it accepted before."""
-        names, deadline = files.statistics(self.fleet), time.monotonic() + CONFIRM_S
+        """Return the files that Envoy does not accept, and restore their last accepted versions."""
+        names, deadline = files.name_statistics(self.fleet), time.monotonic() + CONFIRM_S
         while True:
-            # No Envoy: it starts with these files.
+            # Envoy does not run; it will start with these files.
             if (versions := await self._ask_envoy(self._envoy.versions)) is None:
                 return frozenset()
-            found = await asyncio.to_thread(files.written, self._run, names)
+            found = await asyncio.to_thread(files.read_versions, self._state_dir, names)
             other = {name for name, version in found.items() if versions.get(names[name], version) != version}
             if not other or time.monotonic() > deadline:
                 break
             await asyncio.sleep(POLL_S)
-        await asyncio.to_thread(files.settle, self._run, found.keys() - other, other)
+        await asyncio.to_thread(files.keep_accepted, self._state_dir, found.keys() - other, other)
         return frozenset(other)
 
     async def scrape(self, age_s: float = 0.0) -> None:
-        """Take in the nodes' counters, unless that was done within the last `age_s`."""
+        """Scrape the nodes, unless the last scrape is younger than `age_s`."""
         await self.traffic.scrape(self.session, self.fleet, age_s)
 
     async def endpoints(self) -> Endpoints | None:
-        """Return what Envoy has at each node; None where Envoy does not answer."""
+        """Return Envoy's state of each node; None if Envoy does not answer."""
         return await self._ask_envoy(self._envoy.endpoints)
 
     async def envoy_metrics(self) -> str:
-        """Return Envoy's own metrics; nothing where it does not answer."""
+        """Return Envoy's own metrics; "" if it does not answer."""
         return await self._ask_envoy(self._envoy.prometheus) or ""
 
     async def _ask_envoy(self, question: Callable[[], T]) -> T | None:
@@ -236,7 +236,7 @@ class Gateway:
             try:
                 await self.write()
             except Exception:
-                # Envoy serves on as it was configured last.
+                # Envoy serves with its last configuration.
                 logger.exception("Envoy's files could not be written")
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
@@ -246,8 +246,8 @@ class Gateway:
             try:
                 await self.scrape()
                 async with self._writing:
-                    # An Envoy that has started again may reject what was written before, and may accept it later.
-                    if self._unaccepted or await self._confirm():
+                    # A restarted Envoy may reject files that were accepted before, and may accept them later.
+                    if self._rejected or await self._confirm():
                         self._changed.set()
             except Exception:
                 logger.exception("scrape")

@@ -1,7 +1,7 @@
-"""The page at `/`: its files, and what it shows.
+"""The page at `/`: its files and its data.
 
-GET /, /page/NAME  -> files of deploy/gateway/page; a browser asks again with their ETag
-GET /summary       -> everything that the page shows, as it is now; ?since=TIME leaves out older points
+GET /, /page/NAME  -> files of deploy/gateway/page; a browser revalidates them with their ETag
+GET /summary       -> the current data of the page; ?since=TIME omits older points
 """
 
 import math
@@ -13,13 +13,13 @@ from aiohttp import web
 
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.control.gateway import GATEWAY
-from deploy.gateway.state import Fleet, Model
+from deploy.gateway.state import Fleet, ServedModel
 from deploy.gateway.traffic import COLUMNS, HISTORY_S, Traffic
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# The page runs its own files alone, talks to this server alone, and stands in no other page's frame. A preview of a
-# photograph is a blob. Trusted types: no text of a model can become markup, whatever a script does.
+# The page loads only its own files, connects only to this server, and cannot be framed. A preview of a photograph is a
+# blob. Trusted types: a model's text cannot become markup.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -41,8 +41,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# What the page shows of a replica.
-SHOWN = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
+# The fields of a replica on the page.
+REPLICA_FIELDS = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
 FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
 routes = web.RouteTableDef()
@@ -51,23 +51,23 @@ routes = web.RouteTableDef()
 @routes.get("/")
 @routes.get("/page/{name}")
 async def file(request: web.Request) -> web.StreamResponse:
-    """Answer a file of the page; a browser may keep it and asks each time whether it is still the same."""
+    """Return a file of the page; a browser may cache it, and revalidates it each time."""
     path = FILES.get(request.match_info.get("name", "index.html"))
     if path is None:
-        raise RequestError(404, "there is no such file")
+        raise RequestError(404, "unknown file")
     headers = {**HEADERS, "Cache-Control": "no-cache", "Content-Type": f"{TYPES[path.suffix]}; charset=utf-8"}
     return web.FileResponse(path, headers=headers)
 
 
 @routes.get("/summary")
 async def summary(request: web.Request) -> web.StreamResponse:
-    """Answer what the page shows; a browser keeps nothing of it, since a key protects it."""
+    """Return the data of the page; browsers must not cache it, since a key protects it."""
     gateway = request.app[GATEWAY]
     try:
         since_s = float(request.query.get("since", "-inf"))
     except ValueError:
         raise RequestError(400, "since must be a number of seconds") from None
-    body = orjson.dumps(document(gateway.fleet, gateway.traffic, since_s))
+    body = orjson.dumps(summarize(gateway.fleet, gateway.traffic, since_s))
     response = web.Response(
         body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
     )
@@ -75,8 +75,8 @@ async def summary(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def document(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
-    """Return everything that the page shows.
+def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
+    """Return the data of the page.
 
         {"time_s": 4711.0, "history_s": 300,
          "nodes": [{"name": "node-0", "is_draining": false}],
@@ -90,8 +90,8 @@ def document(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict
            "points": [[4709.0, 12.5, ...], ...],
            "batch_sizes": [[1, 20], [8, 3], [null, 1]]}]}
 
-    `points` after `since_s` are rows of `columns` (deploy.gateway.traffic), and `time_s` is the last scrape's.
-    `metadata` is the handler's own, as in `deploy.gateway.state.Version`.
+    `points` after `since_s` are rows of `columns` (deploy.gateway.traffic); `time_s` is the time of the last scrape.
+    `metadata` is the handler's.
     """
     return {
         "time_s": traffic.time_s,
@@ -109,7 +109,7 @@ def document(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict
     }
 
 
-def _model(fleet: Fleet, model: Model) -> dict[str, Any]:
+def _model(fleet: Fleet, model: ServedModel) -> dict[str, Any]:
     canary = fleet.canaries.get(model.name)
     return {
         "name": model.name,
@@ -122,7 +122,7 @@ def _model(fleet: Fleet, model: Model) -> dict[str, Any]:
                 "is_ready": version.is_ready,
                 "metadata": version.metadata,
                 "replicas": [
-                    {"node": node, **{name: getattr(each, name) for name in SHOWN}}
+                    {"node": node, **{name: getattr(each, name) for name in REPLICA_FIELDS}}
                     for node, each in sorted(version.replicas.items())
                 ],
             }

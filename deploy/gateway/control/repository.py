@@ -1,6 +1,6 @@
 """Loads and unloads a model on all nodes, through their management APIs.
 
-load M   -> each node: POST /models?url=M.mar, or workers for one that has none -> its workers READY
+load M   -> each node: POST /models?url=M.mar, or a worker for a model without workers -> READY
 unload M -> each node: DELETE /models/M/V, the default version last
 """
 
@@ -17,31 +17,31 @@ from torchserve_client.archives import check_name
 
 CALL_S = 30.0  # seconds for one call
 READY_S = 100.0  # seconds until a model's workers are READY
-LOOK_S = 0.25  # seconds between two looks at them
-# Characters of a node's own words that are passed on.
-WORDS = 200
+POLL_S = 0.25  # seconds between two polls of the workers
+# Characters of a node's message in an error.
+MESSAGE_CHARS = 200
 
 
 class NoArchive(NodeFailed):
-    """The node has no such archive."""
+    """The node does not have the archive."""
 
 
 def check(gateway: Gateway) -> None:
-    """Raise RequestError unless management is let through."""
+    """Raise RequestError unless the settings allow management."""
     if not gateway.settings.management:
-        words = "the repository is not let through; the gateway's setting is management: true"
+        words = "the model repository is disabled; enable it with management: true in gateway.yaml"
         raise RequestError(400, words, UNIMPLEMENTED)
 
 
 async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
-    """Register NAME.mar with one worker on each node that has no such model, and wait until it is READY."""
+    """Register NAME.mar with one worker on each node that lacks the model, and wait until it is READY."""
     check(gateway)
     try:
         check_name(name)
     except ValueError as error:
         raise RequestError(400, str(error)) from None
     if parameters:
-        words = "parameters of loading are not supported: an archive has its own settings"
+        words = "parameters of loading are not supported: the archive contains the settings"
         raise RequestError(400, words, UNIMPLEMENTED)
     await _on_all(gateway, name, _load)
 
@@ -49,17 +49,17 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
 async def unload(gateway: Gateway, name: str) -> None:
     """Remove every version of a model from all nodes."""
     check(gateway)
-    await gateway.look()
+    await gateway.poll()
     if name not in gateway.fleet.registered:
         raise RequestError(404, f"Request for unknown model: '{name}' is not found")
     await _on_all(gateway, name, _unload)
 
 
 async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, str], Awaitable[None]]) -> None:
-    """Call every node, and configure Envoy by what was done; the error names the nodes that failed."""
+    """Call every node, and configure Envoy with the results; the error names the nodes that failed."""
     nodes = list(gateway.fleet.nodes.values())
     done = await asyncio.gather(*(call(gateway, node, name) for node in nodes), return_exceptions=True)
-    await gateway.look()
+    await gateway.poll()
     await gateway.apply()
     failed = {node.name: problem for node, problem in zip(nodes, done, strict=True) if problem is not None}
     for problem in failed.values():
@@ -69,7 +69,7 @@ async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, st
         raise RequestError(404, str(done[0]))
     if failed:
         problems = "; ".join(f"{node}: {problem}" for node, problem in failed.items())
-        raise RequestError(502, f"{len(failed)} of {len(nodes)} nodes did not do it: {problems}")
+        raise RequestError(502, f"{len(failed)} of {len(nodes)} nodes failed: {problems}")
 
 
 async def _load(gateway: Gateway, node: Node, name: str) -> None:
@@ -84,12 +84,12 @@ async def _load(gateway: Gateway, node: Node, name: str) -> None:
     while not any(each.is_default and each.is_ready for each in (await _replicas(gateway, node, name)).values()):
         if asyncio.get_running_loop().time() > deadline:
             raise NodeFailed(f"no READY worker in {READY_S:g} s")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _unload(gateway: Gateway, node: Node, name: str) -> None:
     replicas = await _replicas(gateway, node, name)
-    # TorchServe removes the default version only where it is the last.
+    # TorchServe removes the default version only as the last version.
     for version in sorted(replicas, key=lambda version: replicas[version].is_default):
         path = f"/models/{quote(name, safe='')}/{quote(version, safe='')}"
         await _call(gateway, node, "DELETE", path, 200, 202, 404)
@@ -98,9 +98,9 @@ async def _unload(gateway: Gateway, node: Node, name: str) -> None:
 
 
 async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:
-    """Look at a node, and return each version of a model that it has."""
+    """Poll a node, and return its versions of a model."""
     watch = gateway.watches[node.name]
-    await watch.look()
+    await watch.poll()
     if not watch.is_up:
         raise NodeFailed(watch.problem)
     return {
@@ -111,9 +111,9 @@ async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replic
 
 
 async def _call(gateway: Gateway, node: Node, method: str, path: str, *statuses: int) -> int:
-    """Call a node's management API; an answer of another status is a failure in the node's own words."""
+    """Call a node's management API; another status is a NodeFailed with the node's message."""
     status, document = await ask(gateway.session, node, path, timeout_s=CALL_S, method=method)
     if status not in statuses:
-        said = document.get("message") if isinstance(document, dict) else None
-        raise NodeFailed(f"{status}: {str(said)[:WORDS]}")
+        message = document.get("message") if isinstance(document, dict) else None
+        raise NodeFailed(f"{status}: {str(message)[:MESSAGE_CHARS]}")
     return status

@@ -2,10 +2,10 @@
 
     (Settings, Fleet) -> bootstrap -> bootstrap.json, read once
                       -> listeners -> listeners.json ┐
-                      -> routes    -> routes-*.json  ├ read anew whenever they are renamed over
+                      -> routes    -> routes-*.json  ├ read again whenever a rename replaces them
                       -> clusters  -> clusters.json  │
                       -> endpoints -> endpoints/     ┘
 
-What is the same whatever the settings is YAML beside the module of its name, in the form of Envoy's v3 API; the module
-fills in the rest. Everything up to the files is a pure function to plain dictionaries.
+The fixed parts are YAML files of Envoy's v3 API beside the module of the same name; the module fills in the settings.
+Everything before the files is a pure function that returns plain dictionaries.
 """

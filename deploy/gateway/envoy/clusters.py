@@ -1,13 +1,13 @@
-"""One cluster for every model, and one for every version of it: which nodes have it, and how their health is found.
+"""A cluster for each model and for each version: its nodes, and their health checks.
 
-    Fleet -> resnet-152      nodes that have it, asked on the management port for /models/resnet-152
-          -> resnet-152/1.0  nodes that have this version, asked for /models/resnet-152/1.0
+    Fleet -> resnet-152      nodes that have the model; health check: /models/resnet-152 on the management port
+          -> resnet-152/1.0  nodes that have this version; health check: /models/resnet-152/1.0
           -> control         the control process
 
-A request that names no version goes to the first kind and keeps its path: which version answers is the node's own
-default at that moment, so a rollout that changes it loses nothing while the gateway has not seen it yet.
+A request without a version goes to the cluster of the model and keeps its path: the node's current default version
+answers it. So a rollout that changes the default version loses no request before the gateway has seen the change.
 
-What is withdrawn keeps its clusters, which no route names, until no node has it: they say what is still in flight.
+A withdrawn version keeps its cluster, without routes, until no node has it: the cluster counts its requests in flight.
 """
 
 import hashlib
@@ -15,26 +15,33 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from deploy.gateway.envoy.resources import ENDPOINTS, Resource, address, filled, seconds, watched
-from deploy.gateway.settings import Settings
+from deploy.gateway.envoy.resources import (
+    ENDPOINTS,
+    Resource,
+    fill_template,
+    format_seconds,
+    make_address,
+    make_source,
+)
+from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
-from deploy.run.node import address as host_and_port
+from deploy.run.node import split_address
 
 CONTROL = "control"
-# Where a node's tokens lie in the metadata of its endpoint, from which cluster.yaml sends each to its API.
+# The key of a node's tokens in the metadata of its endpoint; cluster.yaml sends each to its API.
 TOKENS = "torchserve.tokens"
-# Health answers in a row that are missing before a node gets no new requests.
+# Failed health checks in a row after which a node receives no new requests.
 FAILURES = 3
-# Requests in a row that end by a connection refused or reset, none answered between, before a node is left out.
+# Requests in a row that end with a refused or reset connection, after which a node is ejected.
 RESETS = 5
-# Characters of a file's name, which has 255 bytes at most with what files.py adds.
+# Characters of a file's name, which has at most 255 bytes with the suffixes of files.py.
 FILE_NAME = 200
-# A dot ends a label of Envoy's metrics, and Envoy writes a colon as _. No two names may become one.
+# A dot ends a label of Envoy's metrics, and Envoy replaces a colon by _. Different names must stay different.
 STAT_NAMES = str.maketrans({".": ",", ",": "%2C", ":": "%3A", "%": "%25"})
 
 
-class Served(NamedTuple):
-    """What one cluster stands for: a model, a version of it (None: the nodes' own default), and its nodes' names."""
+class Upstream(NamedTuple):
+    """The model, the version (None: the nodes' default version) and the nodes of a cluster."""
 
     model: str
     version: str | None
@@ -42,105 +49,109 @@ class Served(NamedTuple):
 
     @property
     def cluster(self) -> str:
-        """Name the cluster."""
-        return cluster(self.model, self.version)
+        return name_cluster(self.model, self.version)
 
     @property
     def file(self) -> str:
-        """Name the file of its endpoints; a model's name has no slash, so no two are one."""
+        """The file of its endpoints; a model's name contains no slash, so file names are unique."""
         name = quote(self.cluster, safe="")
         if len(name) > FILE_NAME:
-            # No quoted name has "=".
+            # No quoted name contains "=".
             name = f"{name[:100]}={hashlib.sha256(name.encode()).hexdigest()}"
         return f"endpoints/{name}.json"
 
     @property
     def stat(self) -> str:
-        """Name its statistics."""
+        """The name of its statistics."""
         return self.cluster.translate(STAT_NAMES)
 
 
-def cluster(model: str, version: str | None = None) -> str:
-    """Name the cluster of a model, or of one version of it."""
+def name_cluster(model: str, version: str | None = None) -> str:
+    """Return the name of the cluster of a model, or of one version."""
     if version is None:
         return model if model != CONTROL else f"{model}/"
     return f"{model}/{version}"
 
 
-def served(fleet: Fleet) -> Iterator[Served]:
-    """List what the nodes have, each model before its versions; what is withdrawn, too."""
+def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
+    """Yield all models, withdrawn ones included, each before its versions."""
     for model in fleet.registered.values():
         nodes = {name for version in model.versions.values() for name in version.replicas}
-        yield Served(model.name, None, sorted(nodes & fleet.nodes.keys()))
+        yield Upstream(model.name, None, sorted(nodes & fleet.nodes.keys()))
         for version in model.versions.values():
-            yield Served(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
+            yield Upstream(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
 
 
-def clusters(settings: Settings, fleet: Fleet) -> list[Resource]:
-    """Make all clusters; the endpoints of models are in files of their own."""
+def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
+    """Make all clusters; the endpoints of models are in separate files."""
     has_tokens = any(node.token_file for node in fleet.nodes.values())
-    return [_control(settings), *(_model(settings, each, has_tokens=has_tokens) for each in served(fleet))]
+    return [_control(settings), *(_model(settings, each, has_tokens=has_tokens) for each in list_upstreams(fleet))]
 
 
-def endpoints(
-    fleet: Fleet, each: Served, resolve: Callable[[str], str | None], tokens: Mapping[str, Mapping[str, str]]
+def make_endpoints(
+    fleet: Fleet, upstream: Upstream, resolve: Callable[[str], str | None], tokens: Mapping[str, Mapping[str, str]]
 ) -> Resource:
-    """Make the endpoints of one cluster: its nodes that have an address, those that drain as such.
+    """Make the endpoints of one cluster: its nodes that have an address.
 
-    A node that drains gets no new request, and keeps those it has. So does, of requests that name no version, one whose
-    own default is withdrawn. `resolve` returns the IP address of a host, and `tokens` are by node and API.
+    A draining endpoint receives no new requests, and answers those in flight. The cluster of a model also drains nodes
+    whose default version is withdrawn. `resolve` returns the IP address of a host; `tokens` are by node and API.
     """
     found = []
-    for name in each.nodes:
+    for name in upstream.nodes:
         node, own = fleet.nodes[name], tokens.get(name, {})
-        (host, port), (managed, management_port) = host_and_port(node.inference), host_and_port(node.management)
+        (host, port), (managed, management_port) = split_address(node.inference), split_address(node.management)
         at, management_at = resolve(host), resolve(managed)
         if at is None or management_at is None:
             continue
-        is_out = name in fleet.draining or (each.version is None and _has_withdrawn_default(fleet, each.model, name))
-        versions = fleet.registered[each.model].versions
-        asked = [versions[each.version]] if each.version else versions.values()
-        # Envoy would send requests to a node that is left out here for as long as it finds it healthy.
-        is_out |= all(version.replicas[name].is_missing for version in asked if name in version.replicas)
-        checked = {"port_value": management_port, "address": address(management_at, management_port)}
+        is_out = name in fleet.draining or (
+            upstream.version is None and _has_withdrawn_default(fleet, upstream.model, name)
+        )
+        versions = fleet.registered[upstream.model].versions
+        targets = [versions[upstream.version]] if upstream.version else versions.values()
+        # Envoy would send requests to an endpoint that is removed here, as long as it is healthy.
+        is_out |= all(version.replicas[name].is_missing for version in targets if name in version.replicas)
+        checked = {"port_value": management_port, "address": make_address(management_at, management_port)}
         secrets = {api: f"Bearer {token}" for api, token in own.items()}
         found.append(
             {
-                "endpoint": {"hostname": name, "address": address(at, port), "health_check_config": checked},
+                "endpoint": {"hostname": name, "address": make_address(at, port), "health_check_config": checked},
                 "health_status": "DRAINING" if is_out else "UNKNOWN",
                 **({"metadata": {"filter_metadata": {TOKENS: secrets}}} if secrets else {}),
             }
         )
-    return {"@type": ENDPOINTS, "cluster_name": each.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
+    endpoints = [{"lb_endpoints": found}] if found else []
+    return {"@type": ENDPOINTS, "cluster_name": upstream.cluster, "endpoints": endpoints}
 
 
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
-    """Whether what a model's other versions still get would be answered by one there that is withdrawn."""
+    """Return whether a withdrawn version on a node would answer the model's requests without a version."""
     return model in fleet.models and any(
         (model, version.version) in fleet.withdrawn and node in version.replicas and version.replicas[node].is_default
         for version in fleet.registered[model].versions.values()
     )
 
 
-def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
+def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -> Resource:
     limits = settings.limits
     interval_s = limits.unresponsive_s / (FAILURES + 1)
     probe_s = max(1, int(interval_s))
-    made: Resource = filled(
+    made: Resource = fill_template(
         "cluster",
         "model",
-        name=each.cluster,
-        stat_name=each.stat,
-        endpoints=watched(each.file),
-        connect_s=seconds(limits.attempt_connect_s),
+        name=upstream.cluster,
+        stat_name=upstream.stat,
+        endpoints=make_source(upstream.file),
+        connect_s=format_seconds(limits.attempt_connect_s),
         connections=limits.connections,
-        interval_s=seconds(interval_s),
+        interval_s=format_seconds(interval_s),
         failures=FAILURES,
-        path=f"/models/{quote(each.model, safe='')}" + (f"/{quote(each.version, safe='')}" if each.version else ""),
-        management_token=[filled("cluster", "management_token")] if has_tokens else None,
-        inference_token={"append": filled("cluster", "inference_token")} if has_tokens else None,
+        path="/".join(
+            quote(part, safe="") for part in ("", "models", upstream.model, upstream.version) if part is not None
+        ),
+        management_token=[fill_template("cluster", "management_token")] if has_tokens else None,
+        inference_token={"append": fill_template("cluster", "inference_token")} if has_tokens else None,
         resets=RESETS,
-        out_s=seconds(limits.unresponsive_s),
+        out_s=format_seconds(limits.unresponsive_s),
         out_ms=max(1000, round(limits.unresponsive_s * 1000)),
         probe_s=probe_s,
         probes=max(1, min(FAILURES, int(limits.unresponsive_s) // probe_s - 1)),
@@ -148,12 +159,12 @@ def _model(settings: Settings, each: Served, *, has_tokens: bool) -> Resource:
     return made
 
 
-def _control(settings: Settings) -> Resource:
+def _control(settings: GatewaySettings) -> Resource:
     ports = settings.ports
-    made: Resource = filled(
+    made: Resource = fill_template(
         "cluster",
         "control",
-        address=address(ports.control_address, ports.control),
-        connect_s=seconds(settings.limits.attempt_connect_s),
+        address=make_address(ports.control_address, ports.control),
+        connect_s=format_seconds(settings.limits.attempt_connect_s),
     )
     return made

@@ -1,88 +1,101 @@
-"""The ports that clients and probes reach, and what Envoy may take of the machine: limits, keys, rates, certificates,
-scripts.
+"""The listeners of clients and probes: limits, keys, rates, certificates, Lua filters.
 
-listener.yaml has the filters in order, and says what each is for; bootstrap.yaml is read once, as Envoy starts. This
-module fills in what the settings say.
+listener.yaml lists and explains the filters in order; Envoy reads bootstrap.yaml once, at its start. This module fills
+in the settings.
 """
 
 import math
 
-from deploy.gateway.envoy.local_reply import local_reply
-from deploy.gateway.envoy.resources import Resource, address, filled, lua, passed_headers, seconds, watched
+from deploy.gateway.envoy.local_reply import make_local_reply
+from deploy.gateway.envoy.resources import (
+    Resource,
+    fill_template,
+    filter_headers,
+    format_seconds,
+    make_address,
+    make_lua_filter,
+    make_source,
+)
 from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
-from deploy.gateway.settings import Key, Settings, Tls
+from deploy.gateway.settings import GatewaySettings, Key, Tls
 from deploy.models import ROOT
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
 CLUSTERS = "clusters.json"
 LISTENERS = "listeners.json"
-# The probes' listener.
+# The listener of probes.
 PROBE = "probe"
-# Bytes of heap at the least: Envoy itself, and some hundred bodies on their way.
+# Minimum heap in bytes: Envoy itself, and some hundred bodies in flight.
 HEAP_BYTES = 2 << 30
+# Bodies of the maximum size that the heap must hold.
 BODIES_ON_HEAP = 16
-# A compressed message of gRPC is inflated in one go.
-PACKED_RATIO = 100  # by how much at most
-PACKED_SHARE = 16  # which part of the limit of bodies it may have
-INFLATE_RATIO = 1032  # of a body of HTTP: the most that deflate can reach
-# Of all clients together for what needs no key: the page's files.
-OPEN_PER_S = 100  # requests a second
-OPEN_BURST = 500  # requests at once
+# Maximum ratio of inflation of a compressed gRPC message, which is inflated in one step.
+PACKED_RATIO = 100
+# A compressed gRPC message may have this fraction (1/16) of the maximum body.
+PACKED_SHARE = 16
+# Maximum ratio of inflation of an HTTP body: the highest that deflate can reach.
+INFLATE_RATIO = 1032
+# Rate of all clients together on routes without a key (the page's files), in requests a second.
+OPEN_PER_S = 100
+# Burst of all clients together on routes without a key, in requests.
+OPEN_BURST = 500
 
 
-def bootstrap(settings: Settings) -> Resource:
-    """Make the configuration that Envoy starts with."""
+def bootstrap(settings: GatewaySettings) -> Resource:
+    """Make the configuration of Envoy's start."""
     limits = settings.limits
     heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
-    made: Resource = filled("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    made: Resource = fill_template("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
     return made
 
 
-def listeners(settings: Settings) -> list[Resource]:
+def make_listeners(settings: GatewaySettings) -> list[Resource]:
     """Make the listeners of HTTP, gRPC and probes."""
     ports = settings.ports
-    probe = filled("listener", PROBE, address=address(ports.internal_address, ports.probe))
+    probe = fill_template("listener", PROBE, address=make_address(ports.internal_address, ports.probe))
     return [_listener(settings, HTTP, ports.http), _listener(settings, GRPC, ports.grpc), probe]
 
 
-def _listener(settings: Settings, name: str, port: int) -> Resource:
+def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
     limits, tls = settings.limits, settings.tls
     compressed_bytes = max(1024, limits.body_bytes // PACKED_SHARE)
-    filters = filled(
+    filters = fill_template(
         "listener",
         name,
         keys=_keys(settings),
         rates=_rates(settings),
-        open_rate=filled("listener", "open_rate", tokens=_tokens(OPEN_BURST, OPEN_PER_S)),
+        open_rate=fill_template("listener", "open_rate", tokens=_make_bucket(OPEN_BURST, OPEN_PER_S)),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
-        path=lua("path", name="gateway.path"),
-        inflate=lua("inflate", name="gateway.inflate"),
-        http_request=lua("http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"),
-        http_response=lua("http_response"),
-        model=lua("model", name="gateway.model"),
+        path=make_lua_filter("path", name="gateway.path"),
+        inflate=make_lua_filter("inflate", name="gateway.inflate"),
+        http_request=make_lua_filter(
+            "http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"
+        ),
+        http_response=make_lua_filter("http_response"),
+        model=make_lua_filter("model", name="gateway.model"),
         api_paths=rf"({'|'.join(APIS)})(\?.*)?",
-        grpc_unpack=lua("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
-        grpc_outer=lua("grpc_outer"),
-        grpc_inner=lua("grpc_inner"),
-        passed_headers=passed_headers(settings.forward_headers, "node", "control"),
+        grpc_unpack=make_lua_filter("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
+        grpc_outer=make_lua_filter("grpc_outer"),
+        grpc_inner=make_lua_filter("grpc_inner"),
+        passed_headers=filter_headers(settings.forward_headers, "node", "control"),
     )
-    listener: Resource = filled(
+    listener: Resource = fill_template(
         "listener",
         "listener",
         name=name,
-        address=address(settings.ports.address, port),
+        address=make_address(settings.ports.address, port),
         tls=None if tls is None else _transport(tls, ["h2"] if name == GRPC else ["h2", "http/1.1"]),
         codec="HTTP2" if name == GRPC and tls is None else "AUTO",
-        routes=watched(f"routes-{name}.json"),
+        routes=make_source(f"routes-{name}.json"),
         filters=filters,
-        local_reply=local_reply(settings, is_grpc=name == GRPC),
+        local_reply=make_local_reply(settings, is_grpc=name == GRPC),
         header_kb=-(-limits.header_bytes // 1024),
         headers=limits.headers,
-        header_s=seconds(limits.header_s),
-        body_s=seconds(limits.body_s),
-        idle_s=seconds(limits.idle_s),
+        header_s=format_seconds(limits.header_s),
+        body_s=format_seconds(limits.body_s),
+        idle_s=format_seconds(limits.idle_s),
     )
     return listener
 
@@ -90,58 +103,61 @@ def _listener(settings: Settings, name: str, port: int) -> Resource:
 # -- keys and rates ---------------------------------------------------------------------------------------------------
 
 
-def _keys(settings: Settings) -> Resource | None:
-    """Make the filter that asks for a key; None where there are none."""
+def _keys(settings: GatewaySettings) -> Resource | None:
+    """Make the filter that requires a key; None without keys."""
     if not settings.keys:
         return None
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
-    clients = ", ".join(f"[{_quoted(key.key)}] = {_quoted(key.client)}" for key in settings.keys)
-    return lua("keys", f"local CLIENTS = {{{clients}}}\n", "gateway.keys")
+    clients = ", ".join(f"[{_quote(key.key)}] = {_quote(key.client)}" for key in settings.keys)
+    return make_lua_filter("keys", f"local CLIENTS = {{{clients}}}\n", "gateway.keys")
 
 
-def _quoted(text: str) -> str:
-    """Write a string of printable ASCII as Lua has it."""
+def _quote(text: str) -> str:
+    """Quote printable ASCII as a Lua string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _rates(settings: Settings) -> Resource | None:
-    """Make the filter that holds each key to its rate; None where none has one."""
+def _rates(settings: GatewaySettings) -> Resource | None:
+    """Make the filter that limits the rate of each key; None without rates."""
     limited = [key for key in settings.keys if key.requests_per_second is not None]
-    buckets = [{"entries": [{"key": "client", "value": key.client}], "token_bucket": bucket(key)} for key in limited]
-    return filled("listener", "rates", descriptors=buckets) if buckets else None
+    buckets = [
+        {"entries": [{"key": "client", "value": key.client}], "token_bucket": make_bucket(key)} for key in limited
+    ]
+    return fill_template("listener", "rates", descriptors=buckets) if buckets else None
 
 
-def bucket(key: Key) -> Resource:
-    """Make a client's bucket of requests: how many at once, and how many come back in which time."""
+def make_bucket(key: Key) -> Resource:
+    """Make a client's token bucket: its burst, and its refill."""
     rate = key.requests_per_second or 1.0
     tokens = max(1, round(rate))
-    return _tokens(key.burst or max(1, math.ceil(rate)), tokens, tokens / rate)
+    return _make_bucket(key.burst or max(1, math.ceil(rate)), tokens, tokens / rate)
 
 
-def _tokens(most: int, fill: int, interval_s: float = 1.0) -> Resource:
-    return {"max_tokens": most, "tokens_per_fill": fill, "fill_interval": seconds(interval_s)}
+def _make_bucket(burst: int, fill: int, interval_s: float = 1.0) -> Resource:
+    return {"max_tokens": burst, "tokens_per_fill": fill, "fill_interval": format_seconds(interval_s)}
 
 
 # -- certificates -----------------------------------------------------------------------------------------------------
 
 
-def secrets(tls: Tls) -> dict[str, Resource]:
-    """Return the certificates' names, by the file that each stands in; Envoy takes one secret from one file."""
+def make_secrets(tls: Tls) -> dict[str, Resource]:
+    """Return Envoy's files of certificates: name -> secret; Envoy reads one secret from a file."""
 
     def secret(name: str, path: str, key: str = "") -> Resource:
-        # A relative path stands in the repository.
+        # Relative paths are relative to the repository.
         file = ROOT / path
-        made: Resource = filled("listener", name, file=str(file), key=str(ROOT / key), folder=str(file.parent))
+        made: Resource = fill_template("listener", name, file=str(file), key=str(ROOT / key), folder=str(file.parent))
         return made
 
-    own = {"secret-certificate.json": secret("certificate", tls.certificate, tls.key)}
-    return own | ({"secret-authority.json": secret("authority", tls.client_ca)} if tls.client_ca is not None else {})
+    certificate = {"secret-certificate.json": secret("certificate", tls.certificate, tls.key)}
+    authority = {} if tls.client_ca is None else {"secret-authority.json": secret("authority", tls.client_ca)}
+    return certificate | authority
 
 
 def _transport(tls: Tls, protocols: list[str]) -> Resource:
-    """Make the transport socket of a listener that offers these protocols (ALPN)."""
-    authority = None if tls.client_ca is None else filled("listener", "named_authority")
-    made: Resource = filled(
+    """Make the TLS socket of a listener, with its protocols (ALPN)."""
+    authority = None if tls.client_ca is None else fill_template("listener", "named_authority")
+    made: Resource = fill_template(
         "listener", "tls", protocols=protocols, authority=authority, needs_client=tls.client_ca is not None
     )
     return made

@@ -1,4 +1,4 @@
-"""Envoy's own answers (local_reply.yaml), in the form that their clients expect.
+"""Envoy's own responses (local_reply.yaml), in the error format of each API.
 
 /predictions   {"code": 404, "type": "NotFound", "message": "..."}
 /v2            {"error": "..."}
@@ -12,30 +12,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from deploy.gateway.envoy.resources import Resource, filled
+from deploy.gateway.envoy.resources import Resource, fill_template
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
-from deploy.gateway.settings import Key, Settings
+from deploy.gateway.settings import GatewaySettings, Key
 from handlers.protocol.retrieval import error_document
 
 
-def local_reply(settings: Settings, *, is_grpc: bool) -> Resource:
-    """Make Envoy's local_reply_config: the first mapper that matches makes the answer."""
-    answers = filled("local_reply")
-    made = _grpc_mappers if is_grpc else _http_mappers
+def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
+    """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
+    answers = fill_template("local_reply")
+    make = _grpc_mappers if is_grpc else _http_mappers
     limits = asdict(settings.limits)
     mappers: list[Resource] = []
     for key in settings.keys:
-        if (seconds := retry_after_s(key)) > 1:
+        if (seconds := compute_retry_after_s(key)) > 1:
             own = {**answers[429], "headers": {"Retry-After": str(seconds)}}
-            mappers += made([_status(429), _header("x-client", "exact", key.client)], 429, own, limits)
+            mappers += make([_status(429), _header("x-client", "exact", key.client)], 429, own, limits)
     for name, answer in answers.items():
         status = answer.get("status", name)
-        mappers += made([_status(status), *answer.get("filters", [])], status, answer, limits)
+        mappers += make([_status(status), *answer.get("filters", [])], status, answer, limits)
     return {"mappers": mappers}
 
 
-def retry_after_s(key: Key) -> int:
-    """Return the seconds after which a client whose rate is exceeded has one request again."""
+def compute_retry_after_s(key: Key) -> int:
+    """Return the seconds until a client over its rate may send one request."""
     return math.ceil(1 / key.requests_per_second) if key.requests_per_second else 1
 
 
@@ -54,13 +54,13 @@ def _http_mappers(
         for how, value in (("safe_regex", {"regex": API_PATHS}), ("prefix", "/v2"))
     )
     api = {**answer, "param": None, **answer.get("api", {})}
-    of_api = [([*filters, is_api], api)]
+    api_mappers = [([*filters, is_api], api)]
     if "no_model" in answer:
-        # The Lua filter found no model in the body.
+        # For a body in which the Lua filter found no model.
         matcher = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": ""}}}
         is_nameless = {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
-        of_api.insert(0, ([*filters, is_api, is_nameless], {**api, **answer["no_model"]}))
-    for matched, each in of_api:
+        api_mappers.insert(0, ([*filters, is_api, is_nameless], {**api, **answer["no_model"]}))
+    for matched, each in api_mappers:
         document = error_document(status, each["type"], each["message"].format(**limits), each["param"])
         yield _mapper(matched, json.dumps(document), "application/json", each.get("headers", {}))
     message, headers = answer["message"].format(**limits), answer.get("headers", {})
@@ -72,7 +72,7 @@ def _http_mappers(
 def _mapper(filters: list[Resource], body: str, content_type: str, headers: Mapping[str, str]) -> Resource:
     return {
         "filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}},
-        # A percent sign begins a command in Envoy's formats.
+        # A percent sign starts a command in Envoy's formats.
         "body_format_override": {
             "text_format_source": {"inline_string": body.replace("%", "%%")},
             "content_type": content_type,

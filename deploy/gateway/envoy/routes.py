@@ -1,72 +1,74 @@
-"""Which request goes where.
+"""The routes of requests.
 
-HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; what names no version: a canary's share first
-       /v1/models/M:predict, /invocations                  -> the same; of SageMaker's the model that a setting names
+HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; without a version: a canary's share first
+       /v1/models/M:predict, /invocations                  -> nodes; /invocations (SageMaker): the model of a setting
        /v1/embeddings, /v1/rerank, ...                     -> nodes, by the model that the Lua filter finds in the body
        /, /page/, /summary, /v1/models, /v2/...            -> the control process; health and /ping: Envoy itself
-       everything else                                     -> 404
-gRPC   ModelInfer, as /predictions/M[/V], the path that grpc_outer.lua makes of its message -> the same
+       all others                                          -> 404
+gRPC   ModelInfer, as /predictions/M[/V], which grpc_outer.lua reads from the message -> nodes
        other methods of the service                         -> the control process
 
-route.yaml has the routes that are the same whatever is served; this module makes those of each model. They match exact
-paths in the form that path.lua and grpc_outer.lua write, so that no name can make a route that Envoy rejects.
+route.yaml contains the fixed routes; this module makes the routes of each model. They match exact paths in the encoding
+of path.lua and grpc_outer.lua, so that no model's name can make a route that Envoy rejects.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from urllib.parse import quote
 
-from deploy.gateway.envoy.clusters import CONTROL, cluster
-from deploy.gateway.envoy.resources import Resource, filled, seconds
-from deploy.gateway.settings import Canary, Settings
-from deploy.gateway.state import Fleet, Model, plain
+from deploy.gateway.envoy.clusters import CONTROL, name_cluster
+from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds
+from deploy.gateway.settings import Canary, GatewaySettings
+from deploy.gateway.state import Fleet, ServedModel, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
-# Bodies up to this are kept until they are answered, and sent to another node where one dies.
+# Bodies up to this size are kept until the response, and sent to another node if a node dies.
 REPLAY_BYTES = 32 << 20
-# Paths of the APIs of embedding servers -> what the header X-Api calls them (handlers.protocol.retrieval).
+# Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
 APIS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
 API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
-# Version "1" is also reached as "1.0", "1.0.0" and "1.0.0.0".
+# Zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1".
 ZEROS = 3
-# What probes ask for.
+# Paths of probes.
 READY_PATHS = ("/v2/health/ready", "/ping")
-# The namespace of the metadata that the name is found in.
+# The namespace of the metadata in which the Lua filter writes the model's name.
 API_MODEL = "gateway.api"
-# Bytes of a question to the control process, which reads no more.
+# Maximum body of a request to the control process.
 QUESTION_BYTES = 1 << 20
 
-encoded = partial(quote, safe="")
+encode = partial(quote, safe="")
 
 
-def routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
+def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
     """Make the routes of the listener HTTP or GRPC."""
     limits = settings.limits
-    timeout_s, question_bytes = seconds(limits.response_s), min(QUESTION_BYTES, limits.body_bytes)
-    fixed = filled(
+    timeout_s, question_bytes = format_seconds(limits.response_s), min(QUESTION_BYTES, limits.body_bytes)
+    fixed = fill_template(
         "route",
         name,
         timeout_s=timeout_s,
         ready_status=200 if fleet.is_ready else 503,
-        keys=filled("route", "disabled") if settings.keys else None,
+        keys=fill_template("route", "disabled") if settings.keys else None,
         question_bytes=question_bytes,
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
-        no_repository=None if settings.management else filled("route", "no_repository"),
+        no_repository=None if settings.management else fill_template("route", "no_repository"),
     )
-    first = filled("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
+    first = (
+        fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
+    )
     models = fleet.models
-    # The model of /invocations, which names none.
+    # The model of /invocations, whose requests contain no name.
     invoked = settings.invocations or ("".join(models) if len(models) == 1 else None)
     to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, invoked)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)
     every = [*first, *to_nodes, *fixed]
-    table: Resource = filled("route", "table", name=name, replay_bytes=replay_bytes, routes=every)
-    return shut(table, to_nodes=True) if fleet.is_shut else table
+    table: Resource = fill_template("route", "table", name=name, replay_bytes=replay_bytes, routes=every)
+    return shut_routes(table, to_nodes=True) if fleet.is_shut else table
 
 
-def shut(table: Resource, *, to_nodes: bool = False) -> Resource:
-    """Return routes whose probes fail; with `to_nodes` inferences get 503, too."""
+def shut_routes(table: Resource, *, to_nodes: bool = False) -> Resource:
+    """Return routes whose probes return 503; with `to_nodes` inferences, too."""
 
     def close(route: Resource) -> Resource:
         is_probe = route["match"].get("path") in READY_PATHS
@@ -80,12 +82,14 @@ def shut(table: Resource, *, to_nodes: bool = False) -> Resource:
     return {**table, "virtual_hosts": [{**host, "routes": [close(route) for route in host["routes"]]}]}
 
 
-def _to_nodes(settings: Settings, fleet: Fleet, model: Model, listener: str, invoked: str | None) -> Iterator[Resource]:
-    """Route the paths of one model, versions first; the first that matches is taken."""
-    path = f"/predictions/{encoded(model.name)}"
+def _to_nodes(
+    settings: GatewaySettings, fleet: Fleet, model: ServedModel, listener: str, invoked: str | None
+) -> Iterator[Resource]:
+    """Yield the routes of one model, versions first; Envoy uses the first match."""
+    path = f"/predictions/{encode(model.name)}"
     for version in model.versions:
         for match in _version_matches(model, version, listener):
-            yield _infer(settings, model.name, version, match, f"{path}/{encoded(version)}")
+            yield _route(settings, model.name, version, match, f"{path}/{encode(version)}")
     canary = fleet.canaries.get(model.name)
     matches = [{"path": path}]
     if listener == HTTP:
@@ -93,15 +97,15 @@ def _to_nodes(settings: Settings, fleet: Fleet, model: Model, listener: str, inv
     for match in matches:
         if canary is not None and canary.version in model.versions:
             for chosen in _canary_matches(canary, match):
-                yield _infer(settings, model.name, canary.version, chosen, f"{path}/{encoded(canary.version)}")
-        yield _infer(settings, model.name, None, match, None if match["path"] == path else path)
+                yield _route(settings, model.name, canary.version, chosen, f"{path}/{encode(canary.version)}")
+        yield _route(settings, model.name, None, match, None if match["path"] == path else path)
 
 
-def _other_matches(settings: Settings, model: str, *, is_invoked: bool) -> Iterator[Resource]:
-    """Match what other APIs call a model without a version."""
-    yield {"path": f"/v2/models/{encoded(model)}/infer"}
-    yield {"path": f"/v1/models/{encoded(f'{model}:predict')}"}
-    named = {"name": "model_name", "string_match": {"exact": encoded(model)}}
+def _other_matches(settings: GatewaySettings, model: str, *, is_invoked: bool) -> Iterator[Resource]:
+    """Yield the matches of other APIs for a model without a version."""
+    yield {"path": f"/v2/models/{encode(model)}/infer"}
+    yield {"path": f"/v1/models/{encode(f'{model}:predict')}"}
+    named = {"name": "model_name", "string_match": {"exact": encode(model)}}
     yield {"path": "/invocations", "query_parameters": [named]}
     if is_invoked:
         names_another = {"name": ":path", "string_match": {"contains": "model_name="}, "invert_match": True}
@@ -112,15 +116,15 @@ def _other_matches(settings: Settings, model: str, *, is_invoked: bool) -> Itera
             yield {"path": path, "dynamic_metadata": [found]}
 
 
-def _version_matches(model: Model, version: str, listener: str) -> Iterator[Resource]:
-    """Match the paths of one version: its very name, and what counts as the same where no other does."""
-    short, forms = plain(version), [version]
-    if [plain(each) for each in model.versions].count(short) == 1:
+def _version_matches(model: ServedModel, version: str, listener: str) -> Iterator[Resource]:
+    """Yield the matches of one version: its name, and names with other zeros if they are unambiguous."""
+    short, forms = strip_zeros(version), [version]
+    if [strip_zeros(each) for each in model.versions].count(short) == 1:
         forms += [short + ".0" * zeros for zeros in range(ZEROS + 1)]
-    for form in dict.fromkeys(map(encoded, forms)):
-        yield {"path": f"/predictions/{encoded(model.name)}/{form}"}
+    for form in dict.fromkeys(map(encode, forms)):
+        yield {"path": f"/predictions/{encode(model.name)}/{form}"}
         if listener == HTTP:
-            yield {"path": f"/v2/models/{encoded(model.name)}/versions/{form}/infer"}
+            yield {"path": f"/v2/models/{encode(model.name)}/versions/{form}/infer"}
 
 
 def _canary_matches(canary: Canary, match: Resource) -> Iterator[Resource]:
@@ -132,19 +136,19 @@ def _canary_matches(canary: Canary, match: Resource) -> Iterator[Resource]:
         yield {**match, "runtime_fraction": {"default_value": share}}
 
 
-def _infer(settings: Settings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
-    """Send a request to the nodes of a model; `path` is what its own is rewritten to."""
+def _route(settings: GatewaySettings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
+    """Route a request to the nodes of a model, with its path rewritten to `path`."""
     api = APIS.get(match["path"])
     form = "api" if api else "v2" if match["path"].startswith("/v2/") else None
     header = {"header": {"key": "x-api", "value": api}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-    route: Resource = filled(
+    route: Resource = fill_template(
         "route",
         "to_nodes",
         match=match,
-        cluster=cluster(model, version),
-        timeout_s=seconds(settings.limits.response_s),
+        cluster=name_cluster(model, version),
+        timeout_s=format_seconds(settings.limits.response_s),
         retries=settings.limits.attempts - 1,
-        # It holds no backslash, which would mean something.
+        # A path contains no backslash, which would refer to a group.
         rewrite=path and {"pattern": {"regex": r"^[^?]*"}, "substitution": path},
         headers=[header] if api else None,
         about={"model": model} if version is None else {"model": model, "version": version},

@@ -11,15 +11,15 @@ import pytest
 import requests
 
 from deploy.container import envoy
-from deploy.container.envoy import LISTENER, ROUTES_FILE, View
+from deploy.container.envoy import LISTENER, ROUTES_FILE, NodeStatus
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.files import prepare, put
+from deploy.gateway.envoy.files import make_folders, write_resources
 from deploy.gateway.envoy.process import Envoy
 from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.waiting import until
 
-READY = View(words="ready")
+READY = NodeStatus(words="ready")
 
 
 @dataclass
@@ -39,23 +39,27 @@ class Node:
             request.url = url
             return session.send(request, timeout=60)
 
-    def show(self, view: View) -> None:
+    def show(self, view: NodeStatus) -> None:
         """Say so from now on, and wait until Envoy does."""
-        put(self.settings.envoy / ROUTES_FILE, [envoy.routes(view)])
+        write_resources(self.settings.envoy / ROUTES_FILE, [envoy.make_routes(view)])
         words = f"{'draining' if view.is_draining else view.words}\n"
         until(lambda: self.ask("GET", "/ready").text == words, every_s=0.01)
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    run = tmp_path_factory.mktemp("node")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    state_dir = tmp_path_factory.mktemp("node")
     settings = NodeSettings(
-        config=Path("unused"), run=run, address="127.0.0.2", port=free_ports(1)[0], forward_headers=("X-Do",)
+        config=Path("unused"),
+        state_dir=state_dir,
+        address="127.0.0.2",
+        port=free_ports(1)[0],
+        forward_headers=("X-Do",),
     )
     torchserve = StandIn("torchserve", {"m"})
     process = Envoy(settings.envoy, [LISTENER])
-    prepare(settings.envoy)
-    put(settings.envoy / ROUTES_FILE, [envoy.routes(View())])
+    make_folders(settings.envoy)
+    write_resources(settings.envoy / ROUTES_FILE, [envoy.make_routes(NodeStatus())])
     process.keep(envoy.bootstrap(settings, torchserve.node))
     yield Node(process, settings, torchserve)
     torchserve.close()
@@ -63,24 +67,24 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture
-def node(started: Node) -> Node:
-    started.show(READY)
-    return started
+def node(running: Node) -> Node:
+    running.show(READY)
+    return running
 
 
-def test_node_that_starts_shows_no_models_before_it_has_all(started: Node) -> None:
+def test_node_that_starts_shows_no_models_before_it_has_all(running: Node) -> None:
     """The gateway would take the others for unregistered."""
-    started.show(View())
+    running.show(NodeStatus())
     for path in ("/models?limit=1000", "/models/m/all"):
-        answer = started.ask("GET", path)
+        answer = running.ask("GET", path)
         assert (answer.status_code, answer.json()["type"]) == (503, "Starting")
-    started.show(READY)
-    assert started.ask("GET", "/models").status_code == 200
+    running.show(READY)
+    assert running.ask("GET", "/models").status_code == 200
 
 
 def test_node_starts_is_ready_or_drains_and_lives_all_the_while(node: Node) -> None:
     not_yet = replace(READY, words="m 1.0: 0 of 1 workers READY")
-    for view, status in ((View(), 503), (not_yet, 503), (READY, 200), (replace(READY, is_draining=True), 503)):
+    for view, status in ((NodeStatus(), 503), (not_yet, 503), (READY, 200), (replace(READY, is_draining=True), 503)):
         node.show(view)
         assert (node.ask("GET", "/ready").status_code, node.ask("GET", "/live").status_code) == (status, 200)
     # It drains: the edges' question fails, and predictions are answered.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deploy.container.node import health
+from deploy.container.node import summarize_health
 
 
 def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
@@ -29,4 +29,4 @@ def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
     ],
 )
 def test_node_is_ready_where_a_worker_of_every_model_is(models: list[dict[str, Any]], words: str) -> None:
-    assert health(models) == (words, max([each["responseTimeout"] for each in models], default=0))
+    assert summarize_health(models) == (words, max([each["responseTimeout"] for each in models], default=0))

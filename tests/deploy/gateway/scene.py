@@ -6,12 +6,12 @@ from urllib.parse import unquote
 
 import requests
 
-from deploy.gateway.control.__main__ import control_app, metrics_app, serve
+from deploy.gateway.control.__main__ import make_control_app, make_metrics_app, serve
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
-from deploy.gateway.settings import Settings
-from deploy.gateway.state import Fleet, Version
+from deploy.gateway.settings import GatewaySettings
+from deploy.gateway.state import Fleet, ServedVersion
 from handlers.protocol.responses import PROTOBUF
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, run
@@ -52,7 +52,7 @@ class Scene:
     """
 
     def __init__(self, folder: Path, real: Envoy | None = None, **settings: Any) -> None:
-        self.folder, self.settings = folder, Settings(**settings)
+        self.folder, self.settings = folder, GatewaySettings(**settings)
         self.envoy, self.real = StillEnvoy(folder), real
         self.first, self.second = (StandIn(f"node-{number}", ["classifier/1.0"]) for number in (1, 2))
         self.open()
@@ -65,7 +65,7 @@ class Scene:
                 self.settings, [self.first.node, self.second.node], self.real or self.envoy, self.folder
             )
             await self.gateway.start()
-            apps = (control_app(self.gateway), metrics_app(self.gateway))
+            apps = (make_control_app(self.gateway), make_metrics_app(self.gateway))
             self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]
 
         run(start())
@@ -95,7 +95,7 @@ class Scene:
         self.second.close()
 
     @property
-    def version(self) -> Version:
+    def version(self) -> ServedVersion:
         return self.gateway.fleet.registered["classifier"].versions["1.0"]
 
     @property
@@ -109,7 +109,7 @@ class Scene:
 
     def look(self) -> None:
         """Poll the nodes now."""
-        run(self.gateway.look())
+        run(self.gateway.poll())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
         """Describe other versions of `classifier` from now on, on both nodes or on the first alone."""

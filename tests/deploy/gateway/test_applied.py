@@ -11,8 +11,8 @@ from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.envoy.resources import Resource
-from deploy.gateway.envoy.routes import routes
-from deploy.gateway.settings import Ports, Settings
+from deploy.gateway.envoy.routes import make_routes
+from deploy.gateway.settings import GatewaySettings, Ports
 from deploy.gateway.state import Fleet
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, run
@@ -21,9 +21,9 @@ from tests.deploy.gateway.scene import Scene
 KEYS = json.dumps([{"client": "a", "key": "k" * 16}])
 
 
-def rejected_routes(settings: Settings, fleet: Fleet, name: str) -> Resource:
+def rejected_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
     """Make routes of which Envoy rejects one: its regular expression is too large."""
-    table = routes(settings, fleet, name)
+    table = make_routes(settings, fleet, name)
     bad = {"match": {"safe_regex": {"regex": "a{500}"}}, "direct_response": {"status": 200}}
     return {**table, "virtual_hosts": [{**host, "routes": [bad, *host["routes"]]} for host in table["virtual_hosts"]]}
 
@@ -43,7 +43,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
         try:
             wait(lambda: statuses() == [200, 200, 200])
             run(scene.gateway.write())
-            monkeypatch.setattr(files, "routes", rejected_routes)
+            monkeypatch.setattr(files, "make_routes", rejected_routes)
             status, document = scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})
             assert (status, "has no effect yet: Envoy has not accepted routes-" in document["error"]) == (503, True)
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
@@ -75,7 +75,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
 
 def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if_keys_are_new() -> None:
     node = StandIn("node-1", ["m/1.0"])
-    with sandbox.gateway([node.node]) as gateway:
+    with sandbox.run_gateway([node.node]) as gateway:
 
         def statuses() -> list[int]:
             paths = ("predictions/m", "v2/models/m/infer", "v2/health/ready")
@@ -88,7 +88,7 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
         good = gateway.config.read_text()
         for text, mode, expected, words in (
             (f"{good}nonsense: 1\n", 0o600, [200, 200, 503], "nonsense"),
-            (f"{good}keys: {KEYS}\n", 0o644, [503, 503, 503], "may be read by others: chmod 600"),
+            (f"{good}keys: {KEYS}\n", 0o644, [503, 503, 503], "other users may read its keys: chmod 600"),
             (f"{good}keys: [", 0o600, [503, 503, 503], "not valid YAML"),
         ):
             gateway.config.write_text(text)
@@ -97,7 +97,7 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
             for command in ("check", "start"):
                 done = gateway.command(command)
                 assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (1, True, 1), done.stderr
-            wait(lambda: words in (gateway.run / "gateway.log").read_text())  # noqa: B023
+            wait(lambda: words in (gateway.state_dir / "gateway.log").read_text())  # noqa: B023
             metrics = requests.get(f"{gateway.metrics}/gateway", timeout=TIMEOUT_S).text
             assert "gateway_settings_unapplied{} 1" in metrics
         gateway.config.write_text(good)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.gateway import drain
-from deploy.gateway.drain import MARK, come_back, leave, take_out, wait_idle
+from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
 from deploy.models import ROOT
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server as TorchServe
@@ -20,10 +20,10 @@ from torchserve_client.transport import Request
 @pytest.mark.parametrize(
     ("counts", "unanswered", "said"),
     [
-        ([0], 0, ["the last answer is out"]),
-        ([3, 1, 0], 0, ["3 requests are in flight; at most 0.5 s", "the last answer is out"]),
+        ([0], 0, ["the last response is sent"]),
+        ([3, 1, 0], 0, ["3 requests are in flight; at most 0.5 s", "the last response is sent"]),
         # Clients that send on are given up when an answer may take no longer.
-        ([2], 2, ["2 requests are in flight; at most 0.5 s", "2 requests have no answer after 0.5 s"]),
+        ([2], 2, ["2 requests are in flight; at most 0.5 s", "2 requests have no response after 0.5 s"]),
     ],
     ids=["idle", "long answer", "sends on"],
 )
@@ -55,14 +55,14 @@ def shown(local: LocalNode, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return ok([state])
 
     monkeypatch.setattr(drain, "MOMENT_S", 0.0)
-    monkeypatch.setattr(drain, "control", lambda _: Gateway("http://g", transport=Server(answer)))
+    monkeypatch.setattr(drain, "connect", lambda _: Gateway("http://g", transport=Server(answer)))
     (local.folder / "gateway.yaml").touch()
     return state
 
 
 def test_node_whose_count_is_not_known_is_not_idle(shown: dict[str, Any]) -> None:
     shown["in_flight"] = None
-    assert not take_out(drain.control(None), "n", 0.2)  # type: ignore[arg-type]
+    assert not take_out(drain.connect(None), "n", 0.2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_drained", [False, True])
@@ -71,7 +71,7 @@ def test_node_that_comes_back_undoes_its_own_drain_once_and_no_operators(
 ) -> None:
     config = local.folder / "gateway.yaml"
     shown["is_draining"] = is_drained
-    leave(local, config)
+    drain_local(local, config)
     assert (shown["is_draining"], (local.folder / MARK).exists()) == (True, not is_drained)
-    come_back(local, config)
+    undrain_local(local, config)
     assert (shown["is_draining"], (local.folder / MARK).exists()) == (is_drained, False)

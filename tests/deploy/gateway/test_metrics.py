@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.gateway.metrics import Counter, counters, merge
+from deploy.gateway.metrics import Counter, merge, read_counters
 
 # As TorchServe writes it: a comma after the last label, families in any order.
 TORCHSERVE = """\
@@ -44,7 +44,7 @@ def test_metrics_of_nodes_and_envoy_are_one_exposition_in_which_each_series_has_
 
 def test_counters_are_read_with_the_labels_that_tell_them_apart() -> None:
     items = "handler_items_total"
-    assert counters(TORCHSERVE + ENVOY) == {
+    assert read_counters(TORCHSERVE + ENVOY) == {
         Counter("a", "1.0", items): 3.0,
         Counter('b "x, y"', "1.0", items): 450.0,
     }

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from deploy.gateway.control.gateway import KNOWN, Gateway
-from deploy.gateway.nodes import read_known
 from deploy.gateway.state import Replica
+from deploy.gateway.watch import read_known
 from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of, run
@@ -75,7 +75,7 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
 def test_slow_node_delays_no_other(scene: Scene) -> None:
     scene.first.delay_s = 3600
     scene.second.models["other"] = [described("other")]
-    run(scene.gateway.look(0.5))
+    run(scene.gateway.poll(0.5))
     assert list(scene.gateway.fleet.models) == ["classifier", "other"]
 
 
@@ -120,7 +120,7 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
     replicas = gateway.fleet.models["classifier"].versions["1.0"].replicas
     assert {node: each.ready_workers for node, each in replicas.items()} == {"node-1": 0, "node-2": 0}
     scene.first.broken, scene.first.models = None, {}
-    run(gateway.look())
+    run(gateway.poll())
     assert list(gateway.fleet.models["classifier"].versions["1.0"].replicas) == ["node-2"]
     run(gateway.close())
     scene.second.start()
@@ -162,7 +162,7 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
     assert seen() == (["classifier", "other"], False, 503)
     assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] in (200, 404)
     assert seen() == (["other"], True, 404)
-    assert scene.gateway.decided.withdrawn == set()
+    assert scene.gateway.decisions.withdrawn == set()
 
 
 @pytest.mark.parametrize(("is_restoring", "models"), [(True, ["classifier"]), (False, [])])

@@ -145,14 +145,14 @@ def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None
     assert scene.gateway.fleet.withdrawn == {("classifier", "1.0")}
     scene.second.start()
     scene.register()
-    assert scene.gateway.decided.withdrawn == set()
+    assert scene.gateway.decisions.withdrawn == set()
     scene.register(OLD)
     assert list(scene.gateway.fleet.models) == ["classifier"]
     # What is gone and back before the gateway looks is put back by hand.
     scene.ask("PUT", MODEL, {"withdrawn": True})
     scene.first.models, scene.second.models = {}, {}
     assert scene.ask("PUT", MODEL, {"withdrawn": False})[0] == 404
-    assert scene.gateway.decided.withdrawn == set()
+    assert scene.gateway.decisions.withdrawn == set()
 
 
 def test_decision_that_ends_leaves_those_about_others(scene: Scene) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.gateway.control import messages_pb2
 from deploy.gateway.control.description import configuration
-from deploy.gateway.state import Fleet, Model, Replica, Version
+from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
 from tests.deploy.gateway.scene import Scene
 from torchserve_client.version import VERSION
@@ -19,7 +19,7 @@ EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statis
 def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene) -> None:
     """tests/e2e/test_conformance.py tries the rows of docs/reference/open-inference.md with Triton's clients."""
     version = "Request for unknown model: 'classifier' version 7 is not found; versions: 1.0"
-    management = "the repository is not let through; the gateway's setting is management: true"
+    management = "the model repository is disabled; enable it with management: true in gateway.yaml"
     for method, path, status, document in (
         ("GET", "/v2", 200, {"name": "torchserve-batching", "version": VERSION, "extensions": EXTENSIONS}),
         ("GET", "/v2/models/classifier/versions/1/ready", 200, None),
@@ -29,7 +29,7 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("GET", "/v2/models/classifier/versions/7", 404, {"error": version}),
         # Envoy knows a route for it as soon as it is found: only a newcomer comes here.
         ("POST", "/v2/models/classifier/infer", 503, {"error": "'classifier' version 1.0 is not at ready state"}),
-        ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: no such route"}),
+        ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: unknown route"}),
         ("GET", "/v2/logging", 400, {"error": "/v2/logging is not supported"}),
         ("POST", "/v2/repository/models/classifier/unload", 400, {"error": management}),
         ("GET", "/nowhere", 404, {"error": "Not Found"}),
@@ -57,8 +57,8 @@ def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path
 def configured(**said: Any) -> dict[str, Any]:
     """Return the configuration of a model whose handler says this of itself."""
     replica = Replica(1, 1, 8, 20, is_default=True)
-    version = Version("1.0", {"a": replica}, {**METADATA, **said})
-    return configuration(Fleet(registered={"m": Model("m", {"1.0": version}, "1.0")}), "m")
+    version = ServedVersion("1.0", {"a": replica}, {**METADATA, **said})
+    return configuration(Fleet(registered={"m": ServedModel("m", {"1.0": version}, "1.0")}), "m")
 
 
 def test_configuration_is_what_tritons_tools_read() -> None:
@@ -143,7 +143,7 @@ def test_repository_names_the_nodes_that_did_not(managed: Scene) -> None:
     managed.second.close()
     status, document = managed.ask("POST", "/v2/repository/models/classifier/unload")
     assert status == 502
-    assert document["error"].startswith("1 of 2 nodes did not do it: node-2: cannot be reached")
+    assert document["error"].startswith("1 of 2 nodes failed: node-2: cannot be reached")
     assert managed.first.models == {}
 
 
@@ -171,7 +171,7 @@ def test_grpc_errors_have_status_and_message(scene: Scene) -> None:
         ("/predictions/x", b"0" * 2_000_000, 5, UNKNOWN),
         ("/predictions/classifier/9", b"", 5, "version 9"),
         ("/predictions/classifier", b"", 14, "not at ready state"),
-        ("ModelMetadata", b"\xff\xff", 3, "the message is no ModelMetadataRequest"),
+        ("ModelMetadata", b"\xff\xff", 3, "the message is not a valid ModelMetadataRequest"),
         ("SystemSharedMemoryStatus", b"", 12, "SystemSharedMemoryStatus is not supported"),
         ("RepositoryIndex", b"", 12, "management: true"),
     ):

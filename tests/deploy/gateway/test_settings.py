@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.gateway.settings import CONFIG, Configuration, Settings, lookup, read
-from deploy.run import node as node_files
-from deploy.run.node import Node
+from deploy.gateway.settings import CONFIG, Configuration, GatewaySettings, read_settings, resolve_host
+from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
 
 URLS = dict.fromkeys(("inference", "management", "metrics"), "http://127.0.0.1:1")
@@ -26,15 +25,15 @@ def configuration(config: Path, tmp_path: Path) -> Configuration:
     return Configuration(config, tmp_path / "nodes.json")
 
 
-def changed(configuration: Configuration) -> tuple[Settings, list[str]]:
+def changed(configuration: Configuration) -> tuple[GatewaySettings, list[str]]:
     """Return the new settings and the names of the nodes."""
-    found = configuration.changed()
+    found = configuration.read_changes()
     assert found is not None
     return found[0], [node.name for node in found[1]]
 
 
 def test_shipped_settings_are_the_defaults() -> None:
-    assert read(CONFIG) == Settings()
+    assert read_settings(CONFIG) == GatewaySettings()
 
 
 @pytest.mark.parametrize(
@@ -42,8 +41,8 @@ def test_shipped_settings_are_the_defaults() -> None:
     [
         ({"limits": {"body_s": 0}, "ports": {"http": 0}, "nonsense": 1}, "ports.http.*limits.body_s.*nonsense"),
         ({"keys": [{"client": "a", "key": "too-short"}]}, "keys.0.key"),
-        ({"keys": [{"client": name, "key": "k" * 16} for name in "ab"]}, "two have one client or one key"),
-        ({"management": True}, "management: true lets everybody load and unload models: set keys"),
+        ({"keys": [{"client": name, "key": "k" * 16} for name in "ab"]}, "duplicate client or key"),
+        ({"management": True}, "management: true without keys lets every client load"),
     ],
 )
 def test_settings_that_are_not_as_they_should_be_are_named(
@@ -58,7 +57,7 @@ def test_settings_that_are_not_as_they_should_be_are_named(
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}))
     config.chmod(0o604)
-    with pytest.raises(InvalidConfig, match="may be read by others: chmod 600"):
+    with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
         configuration.read()
     config.chmod(0o640)
     assert configuration.read()[0].keys
@@ -68,11 +67,11 @@ def test_nodes_are_those_of_the_settings_or_of_the_file(
     configuration: Configuration, config: Path, tmp_path: Path
 ) -> None:
     assert configuration.read()[1] == ()
-    node_files.write([Node(name="of-file", **URLS)], tmp_path / "nodes.json")
+    write_nodes([Node(name="of-file", **URLS)], tmp_path / "nodes.json")
     assert changed(configuration)[1] == ["of-file"]
     config.write_text(json.dumps({"nodes": [{"name": "of-settings", **URLS}]}))
     assert changed(configuration)[1] == ["of-settings"]
-    assert configuration.changed() is None
+    assert configuration.read_changes() is None
 
 
 @pytest.mark.parametrize(
@@ -93,9 +92,9 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     configuration.read()
     broken = config.with_name(name)
     broken.write_text(text)
-    assert configuration.changed() is None
+    assert configuration.read_changes() is None
     # It is logged once, and a file that is right again is read.
-    assert configuration.changed() is None
+    assert configuration.read_changes() is None
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     broken.unlink()
     config.write_text("limits: {attempts: 2}")
@@ -121,15 +120,15 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
     # A process that starts anew while the name does not resolve keeps what was known.
     assert named.read()[1] == (known,)
     addresses += ["fd00::7", "10.0.0.7", "10.0.0.7"]
-    found = named.changed()
+    found = named.read_changes()
     assert found is not None
     first, second = found[1]
     assert (first.name, {first.inference, first.management, first.metrics}) == ("10-0-0-7", {"http://10.0.0.7:8085"})
     assert (second.name[-4:], second.inference) == ("0007", "http://[fd00::7]:8085")
     addresses.clear()
-    assert [named.changed() for _ in range(3)] == [None] * 3
+    assert [named.read_changes() for _ in range(3)] == [None] * 3
     addresses.append("127.0.0.3")
     assert changed(named)[1] == ["127-0-0-3"]
     # It is logged once each time, however often it is looked up.
     assert caplog.text.count("does not resolve") == 2
-    assert [lookup(host) for host in ("localhost", "127.0.0.3", "::1")] == [["127.0.0.1"], ["127.0.0.3"], ["::1"]]
+    assert [resolve_host(host) for host in ("localhost", "127.0.0.3", "::1")] == [["127.0.0.1"], ["127.0.0.3"], ["::1"]]

@@ -6,17 +6,17 @@ from unittest.mock import ANY
 
 import pytest
 
-from deploy.gateway.control.page import document
-from deploy.gateway.metrics import Counter, counters
+from deploy.gateway.control.page import summarize
+from deploy.gateway.metrics import Counter, read_counters
 from deploy.gateway.settings import Canary
-from deploy.gateway.state import Fleet, Model, Replica, Version
+from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.gateway.traffic import COLUMNS, Traffic, quantile
 from deploy.run.node import Node
 
 URL = "http://127.0.0.1:1"
 READY = Replica(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
-ONE = Fleet(NODES, registered={"m": Model("m", {"1.0": Version("1.0", {"a": READY, "b": READY})}, "1.0")})
+ONE = Fleet(NODES, registered={"m": ServedModel("m", {"1.0": ServedVersion("1.0", {"a": READY, "b": READY})}, "1.0")})
 Values = Mapping[Counter, float]
 
 
@@ -39,7 +39,7 @@ handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="8",Phase
 
 
 def counted(requests: float) -> Values:
-    return counters(COUNTERS.format(requests=requests))
+    return read_counters(COUNTERS.format(requests=requests))
 
 
 def durations(count: int, **each_ms: float) -> dict[str, dict[str, int]]:
@@ -140,7 +140,7 @@ def test_point_is_what_counters_grew_by(
     traffic = Traffic()
     traffic.add({"a": {}}, ONE, 100.0)
     traffic.add({"a": values}, ONE, 102.0)
-    (model,) = document(ONE, traffic)["models"]
+    (model,) = summarize(ONE, traffic)["models"]
     (row,) = model["points"]
     point = dict(zip(COLUMNS, row, strict=True))
     assert {name: point[name] for name in expected} == pytest.approx(expected)
@@ -149,9 +149,9 @@ def test_point_is_what_counters_grew_by(
 
 def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
-    versions = {"1.0": Version("1.0", partly, {"task": "any"}), "2.0": Version("2.0", {"b": READY})}
-    fleet = Fleet(NODES, frozenset("b"), {"m": Model("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
-    found = document(fleet, Traffic())
+    versions = {"1.0": ServedVersion("1.0", partly, {"task": "any"}), "2.0": ServedVersion("2.0", {"b": READY})}
+    fleet = Fleet(NODES, frozenset("b"), {"m": ServedModel("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
+    found = summarize(fleet, Traffic())
     assert found["nodes"] == [{"name": "a", "is_draining": False}, {"name": "b", "is_draining": True}]
     (model,) = found["models"]
     canary = {"version": "2.0", "percent": 5.0}

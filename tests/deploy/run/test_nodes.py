@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway import __main__ as gateway
-from deploy.gateway.settings import Settings as GatewaySettings
+from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
 from deploy.run import __main__ as run
-from deploy.run.machine import Layout, everything, gpus_here, local_nodes, reachable, shares
-from deploy.run.node import Node, read, write
-from deploy.run.properties import Settings, parse
-from deploy.run.server import STOP_TIMEOUT_S, ServerError, Share
+from deploy.run.errors import ServerError
+from deploy.run.machine import Layout, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
+from deploy.run.node import Node, read_nodes, write_nodes
+from deploy.run.properties import ServerSettings, parse
+from deploy.run.server import STOP_TIMEOUT_S, Share
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
 
@@ -29,15 +30,15 @@ def layout(tmp_path: Path, nodes: int, name: str = "config.properties", **replac
 
 def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
     (only,) = local_nodes(Layout(ROOT / "config.properties", 1), tmp_path)
-    assert (only.name, only.is_alone, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
+    assert (only.name, only.is_single, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
     urls = {f"{api}": f"http://127.0.0.1:808{port}" for port, api in enumerate(("inference", "management", "metrics"))}
     restore_file = str(tmp_path / "node-1" / "restore.json")
-    assert reachable([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
+    assert reachable_nodes([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
     assert not list(tmp_path.iterdir())
     # What listens on every interface is called on loopback; what the gateway cannot reach is no node of its own.
     wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")
-    assert reachable(local_nodes(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
-    assert reachable(local_nodes(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
+    assert reachable_nodes(local_nodes(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
+    assert reachable_nodes(local_nodes(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
 
 
 def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tmp_path: Path) -> None:
@@ -50,24 +51,24 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
     for folders in zip(*((node.server.logs, node.server.temporary, node.server.keys) for node in nodes), strict=True):
         assert len(set(folders)) == 3
     keys = [str((place / name / "key_file.json").resolve()) for name in ("node-1", "node-2", "node-3")]
-    assert [node.token_file for node in reachable(nodes)] == keys
+    assert [node.token_file for node in reachable_nodes(nodes)] == keys
     # What is not of one node alone stays: what is served, and the limits.
     first, last = (parse(node.server.config.read_text()) for node in (nodes[0], nodes[2]))
     assert {key for key in first if first[key] != last[key]} == {
         "inference_address", "management_address", "metrics_address", "grpc_inference_port", "grpc_management_port"
     }  # fmt: skip
-    assert nodes[2].server.settings.models == Settings.read(ROOT / "config.production.properties").models
+    assert nodes[2].server.settings.models == ServerSettings.read(ROOT / "config.production.properties").models
     assert f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml" in last["vmargs"]
     own = layout(tmp_path, 3)
     own.write(place)
     assert Layout.read(place) == own
     assert Layout.read(tmp_path) is None
     # Found again by their folders, and read by the gateway as they were written.
-    assert [(each.name, each.server.settings) for each in everything(own.config, place)[1:]] == [
+    assert [(each.name, each.server.settings) for each in all_nodes(own.config, place)[1:]] == [
         (each.name, each.server.settings) for each in nodes
     ]
-    write(reachable(nodes), place / "nodes.json")
-    assert read(place / "nodes.json") == reachable(nodes)
+    write_nodes(reachable_nodes(nodes), place / "nodes.json")
+    assert read_nodes(place / "nodes.json") == reachable_nodes(nodes)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_several_for_which_there_is_no_room_are_refused(
     folder: str, replaced: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ServerError, match=words):
-        reachable(local_nodes(layout(tmp_path, 2, **replaced), tmp_path / folder))
+        reachable_nodes(local_nodes(layout(tmp_path, 2, **replaced), tmp_path / folder))
 
 
 # -- shares of the machine ---------------------------------------------------------------------------------------------
@@ -99,14 +100,14 @@ def test_several_for_which_there_is_no_room_are_refused(
 def test_cores_are_split_evenly_and_shared_only_where_there_are_too_few(
     cores: list[int], nodes: int, expected: list[tuple[int, ...]]
 ) -> None:
-    assert [share.cores for share in shares(cores, [], nodes)] == expected
-    assert shares(cores, ["0", "1"], 1) == [Share()]
+    assert [share.cores for share in split_machine(cores, [], nodes)] == expected
+    assert split_machine(cores, ["0", "1"], 1) == [Share()]
 
 
 def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:
-    assert [share.gpu for share in shares(range(8), ["0", "3"], 3)] == ["0", "3", "0"]
+    assert [share.gpu for share in split_machine(range(8), ["0", "3"], 3)] == ["0", "3", "0"]
     for visible, gpus in (("1,3", ["1", "3"]), ("", []), ("-1", [])):
-        assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+        assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
 
 
 # -- systemd -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.run.restore import Record, Registration, registrations
+from deploy.run.restore import Record, Registration, parse_snapshot
 
 # As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.
 SNAPSHOT = r"""#Saving snapshot
@@ -66,14 +66,14 @@ def node(tmp_path: Path) -> Node:
     # At the first start nothing is restored, whatever lies about.
     made.serves(MADE)
     assert not made.record.exists()
-    assert made.record.keep() == []
+    assert made.record.begin() == []
     assert not list(made.snapshots.iterdir())
-    made.record.done()
+    made.record.finish()
     return made
 
 
 def test_snapshot_is_read_as_torchserve_writes_it_and_cut_off_it_is_none() -> None:
-    assert registrations(SNAPSHOT) == [
+    assert parse_snapshot(SNAPSHOT) == [
         MADE,
         replace(
             MADE, version="2.0", archive="b.mar", batch_size=1, max_batch_delay_ms=1, min_workers=0, max_workers=0,
@@ -81,7 +81,7 @@ def test_snapshot_is_read_as_torchserve_writes_it_and_cut_off_it_is_none() -> No
         ),
     ]  # fmt: skip
     end = SNAPSHOT.index("version=0.12.0") - 1
-    assert {registrations(SNAPSHOT[:length]) is None for length in range(end)} == {True}
+    assert {parse_snapshot(SNAPSHOT[:length]) is None for length in range(end)} == {True}
 
 
 def test_what_was_served_last_is_restored_and_what_was_unregistered_is_not(node: Node) -> None:
@@ -89,21 +89,21 @@ def test_what_was_served_last_is_restored_and_what_was_unregistered_is_not(node:
     node.serves(made("b", batch_size=2))
     # Cut off, as the server died while it wrote.
     node.serves(text="")
-    assert node.record.keep() == [made("b", batch_size=2)]
+    assert node.record.begin() == [made("b", batch_size=2)]
 
 
 def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.serves(made("a"), made("b"))
-    node.record.keep()
+    node.record.begin()
     # TorchServe is back and has one of them, and somebody registers a third; then it dies again.
     node.serves()
     node.serves(made("a", min_workers=0), made("c"))
-    assert node.record.keep() == [made("a"), made("b"), made("c")]
-    assert len(node.record.waiting()) == 3
-    node.record.done()
+    assert node.record.begin() == [made("a"), made("b"), made("c")]
+    assert len(node.record.read_pending()) == 3
+    node.record.finish()
     node.serves(made("a"))
     assert node.record.read() == [made("a")]
     # Stopped for good, it forgets.
-    node.record.forget()
+    node.record.remove()
     assert not node.record.exists()
-    assert node.record.keep() == []
+    assert node.record.begin() == []

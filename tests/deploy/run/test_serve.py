@@ -13,13 +13,16 @@ import pytest
 
 from deploy.models import ROOT
 from deploy.run.__main__ import main
+from deploy.run.errors import ServerError
+from deploy.run.lifecycle import find_watcher, stop_node
 from deploy.run.machine import LocalNode
-from deploy.run.nodes import held, stop_node, watcher
-from deploy.run.production import NotAsConfigured, calls, check_archives, start
-from deploy.run.properties import Settings, moved
+from deploy.run.processes import hold_pid_file
+from deploy.run.production import NotAsConfigured, check_archives, start
+from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
-from deploy.run.server import JAVA_CLASS, Server, ServerError
-from deploy.sandbox import own_settings
+from deploy.run.server import JAVA_CLASS, Server
+from deploy.run.summary import calls
+from deploy.sandbox import make_settings
 from tests.waiting import until
 
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
@@ -29,7 +32,7 @@ ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
     ("load_models", "entries", "words"),
     [
         (("own=m.mar",), {}, "load_models and models= name no model"),
-        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, which load_models names: ./archive.sh n builds it"),
+        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: ./archive.sh n builds it"),
     ],
 )
 def test_production_without_a_model_or_an_archive_does_not_start(
@@ -37,41 +40,42 @@ def test_production_without_a_model_or_an_archive_does_not_start(
 ) -> None:
     (tmp_path / "m.mar").touch()
     with pytest.raises(NotAsConfigured, match=words):
-        check_archives(Settings(load_models=load_models, models=entries), tmp_path)
-    check_archives(Settings(load_models=("all",), models={"m": ENTRY}), tmp_path)
+        check_archives(ServerSettings(load_models=load_models, models=entries), tmp_path)
+    check_archives(ServerSettings(load_models=("all",), models={"m": ENTRY}), tmp_path)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
     config = tmp_path / "config.properties"
     text = (ROOT / "config.production.properties").read_text()
-    config.write_text(moved(text, ROOT, own_settings(tmp_path)))
+    config.write_text(relocate_config(text, ROOT, make_settings(tmp_path)))
     return Server(config, directory=tmp_path, temporary=tmp_path)
 
 
 def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -> None:
     assert server.key("inference") is None
-    server.keys.write_text(json.dumps({"inference": {"key": "secret"}}))
+    server.keys.write_text(json.dumps({api: {"key": "secret"} for api in ("inference", "management")}))
     server.keys.chmod(0o644)
-    with pytest.raises(ServerError, match=r"can be read by others than its owner: chmod 600"):
+    with pytest.raises(ServerError, match=r"other users can read it: chmod 600"):
         server.key("inference")
     server.keys.chmod(0o600)
     assert server.key("inference") == "secret"
-    with pytest.raises(ServerError, match="no management key in it"):
-        server.key("management")
     (line,) = calls(server, [("mobilenet-v2", "1.0")])
     url = f"{server.settings.inference_url}/predictions/mobilenet-v2"
     assert line == f'curl -H "Authorization: Bearer secret" -T examples/mobilenet-v2/espresso.jpg {url}'
+    server.keys.write_text("{}")
+    with pytest.raises(ServerError, match="expected the management key"):
+        server.key("management")
 
 
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
     # What an earlier run served, which ended with its machine.
-    Record(node).keep()
-    with pytest.raises(NotAsConfigured, match="is missing, which load_models names"):
+    Record(node).begin()
+    with pytest.raises(NotAsConfigured, match="is missing, and load_models names it"):
         start([node])
-    assert (Record(node).exists(), Record(node).waiting()) == (False, [])
-    Record(node).keep()
+    assert (Record(node).exists(), Record(node).read_pending()) == (False, [])
+    Record(node).begin()
     words = [sys.executable, "-c", "import time; time.sleep(60)", JAVA_CLASS]
     with subprocess.Popen(words, cwd=server.directory) as process:
         (server.temporary / ".model_server.pid").write_text(str(process.pid))
@@ -84,11 +88,11 @@ def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: S
 
 def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
-    Record(node).keep()
+    Record(node).begin()
     # One that watched it before left its own id.
     (tmp_path / "run.pid").write_text("1234567")
-    with held(tmp_path / "run.pid"):
-        assert watcher(node) == os.getpid()
+    with hold_pid_file(tmp_path / "run.pid"):
+        assert find_watcher(node) == os.getpid()
         stop_node(node, is_for_good=True)
         assert Record(node).exists()
     stop_node(node, is_for_good=True)
@@ -109,13 +113,13 @@ def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_i
 ) -> None:
     pid_file = server.temporary / ".model_server.pid"
     pid_file.write_text(str(other.pid))
-    assert (server.pid(), server.died(), server.stop()) == (None, None, False)
-    server.forget()
+    assert (server.pid(), server.describe_death(), server.stop()) == (None, None, False)
+    server.clean_up()
     assert (pid_file.exists(), other.poll()) == (True, None)
     # Neither does a clock that is set, by which the process began before or after the file was written.
     for time_s in (0, 1 << 32):
         os.utime(pid_file, (time_s, time_s))
-        assert server.died() is None
+        assert server.describe_death() is None
 
 
 # Takes a second for the answers in flight.
@@ -141,15 +145,15 @@ def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeyp
     pid_file = server.temporary / ".model_server.pid"
     with subprocess.Popen(words, cwd=server.directory) as process:
         pid_file.write_text(str(process.pid))
-        died = server.died()
+        died = server.describe_death()
         process.kill()
     assert str(died).startswith(f"process {process.pid} has died")
     # Nothing is removed while anything answers at its ports.
     with socket.create_server(server.settings.ports["management_address"]):
         monkeypatch.setattr("deploy.run.server.PORTS_S", 0.1)
-        server.forget()
+        server.clean_up()
         assert pid_file.exists()
-    server.forget()
+    server.clean_up()
     assert not pid_file.exists()
 
 
@@ -170,7 +174,7 @@ def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(serve
             ["start", "--config", "no-such"],
             "serve: no configuration no-such: CONFIG is a path, or one of large-bodies, ",
         ),
-        (["run", "--nodes", "2"], "serve: run watches one node, and there are 2: name it with --node"),
+        (["run", "--node-count", "2"], "serve: run watches one node, and there are 2: name it with --node"),
         (["run", "--node", "node-7"], "serve: no node node-7: there are node-1"),
         (["restart"], "restart: no node of this machine runs"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.run.summary import advice
+from deploy.run.summary import advise
 from torchserve_client.metadata import Metadata
 
 OPENVINO, TORCH = "torchserve_openvino", "torchserve_torch"
@@ -16,9 +16,9 @@ def served(platform: str, precision: str) -> Metadata:
     ("platform", "precision"), [(OPENVINO, "bf16"), (OPENVINO, "int8"), (TORCH, "fp32"), (OPENVINO, "")]
 )
 def test_what_is_served_in_less_than_fp32_or_by_torch_gets_no_advice(platform: str, precision: str) -> None:
-    assert advice(served(platform, precision)) is None
+    assert advise(served(platform, precision)) is None
 
 
 def test_what_is_served_in_fp32_is_told_the_command_of_int8() -> None:
-    line = advice(served(OPENVINO, "fp32"))
+    line = advise(served(OPENVINO, "fp32"))
     assert line is not None and "./archive.sh resnet-152 --precision int8 --calibrate FOLDER" in line

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.gateway.settings import read
+from deploy.gateway.settings import read_settings
 from deploy.models import ROOT, model
-from deploy.run.properties import Settings
+from deploy.run.properties import ServerSettings
 from tests.nightly.container.engine import SERVICES
 from torchserve_client.version import VERSION
 
@@ -78,7 +78,7 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
 
 def test_nodes_serve_what_is_built_have_its_memory_and_the_time_to_drain() -> None:
     built, nodes = SERVICES["archives"]["command"][1:], SERVICES["torchserve-nodes"]
-    settings, gateway = Settings.read(CONTAINER / "config.properties"), read(CONTAINER / "gateway.yaml")
+    settings, gateway = ServerSettings.read(CONTAINER / "config.properties"), read_settings(CONTAINER / "gateway.yaml")
     assert list(settings.load_models) == [f"{name}.mar" for name in built]
     versions = {name: list(entry) for name, entry in settings.models.items()}
     assert versions == {name: [model(name).version] for name in built}

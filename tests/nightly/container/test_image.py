@@ -95,7 +95,7 @@ def test_node_of_compose_predicts_without_rights_on_a_root_that_cannot_be_writte
             first.send_signal(signal.Signals[image.config["StopSignal"]])
             grace_s = float(SERVICES["torchserve-nodes"]["stop_grace_period"].removesuffix("s"))
             assert process.wait(grace_s) == 0, log.read_text()
-            assert "the last answer is out" in log.read_text()
+            assert "the last response is sent" in log.read_text()
         finally:
             if process.poll() is None:
                 # The end of process 1 is that of all.

@@ -15,15 +15,14 @@ import yaml
 
 from deploy.build.archive import complete_config
 from deploy.container import envoy as node_envoy
-from deploy.container.node import LAST_ANSWER_S
+from deploy.container.node import LAST_RESPONSE_S
 from deploy.container.settings import NOTICE_S, PORT
 from deploy.gateway.envoy.listeners import HEAP_BYTES
-from deploy.gateway.settings import Settings as GatewaySettings
-from deploy.gateway.settings import read as read_gateway
+from deploy.gateway.settings import GatewaySettings, read_settings
 from deploy.gateway.supervisor import STOP_S
 from deploy.models import ROOT, models
-from deploy.run.production import MIB
-from deploy.run.properties import Settings
+from deploy.run.java_memory import MIB
+from deploy.run.properties import ServerSettings
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.nightly.kubernetes.schemas import (
     NEWEST,
@@ -133,9 +132,9 @@ def size(text: str) -> int:
     return int(text[:-2]) * {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}[text[-2:]]
 
 
-def node_settings(text: str, folder: Path) -> Settings:
+def node_settings(text: str, folder: Path) -> ServerSettings:
     (folder / "config.properties").write_text(text)
-    return Settings.read(folder / "config.properties")
+    return ServerSettings.read(folder / "config.properties")
 
 
 # -- valid -------------------------------------------------------------------------------------------------------------
@@ -184,7 +183,9 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
     ports = GatewaySettings().ports
     edge_ports = {name: getattr(ports, name) for name in ("http", "grpc", "metrics", "control", "probe")}
     routes = [
-        route["match"] for host in node_envoy.routes(node_envoy.View())["virtual_hosts"] for route in host["routes"]
+        route["match"]
+        for host in node_envoy.make_routes(node_envoy.NodeStatus())["virtual_hosts"]
+        for route in host["routes"]
     ]
     open_paths = {"/", "/v2/health/live", "/v2/health/ready"}
     answered = {"node": {match["path"] for match in routes if "path" in match}, "edge": open_paths}
@@ -209,7 +210,7 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
 
 
 def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
-    drain_s = NOTICE_S + SLOWEST_S + LAST_ANSWER_S + 30
+    drain_s = NOTICE_S + SLOWEST_S + LAST_RESPONSE_S + 30
     for _, objects in deployed():
         assert pod(objects, "node")["terminationGracePeriodSeconds"] >= drain_s
         edge = pod(objects, "edge")
@@ -274,13 +275,13 @@ def test_nodes_and_edges_read_their_settings_and_have_their_memory(tmp_path: Pat
         assert whole <= size(its["resources"]["limits"]["memory"]), where
         (gateway,) = [each for each in of_kind(objects, "ConfigMap") if "gateway.yaml" in each["data"]]
         (tmp_path / "gateway.yaml").write_text(gateway["data"]["gateway.yaml"])
-        assert read_gateway(tmp_path / "gateway.yaml").ports.control_address == "127.0.0.1"
+        assert read_settings(tmp_path / "gateway.yaml").ports.control_address == "127.0.0.1"
     assert size(container(overlay("cpu"), "edge")["resources"]["limits"]["memory"]) >= HEAP_BYTES + CONTROL
     # The example of a Secret is a configuration, without a real key.
     (path,) = KUBERNETES.glob("components/client-keys/*.example.yaml")
     (tmp_path / "gateway.yaml").write_text(yaml.safe_load(path.read_text())["stringData"]["gateway.yaml"])
     (tmp_path / "gateway.yaml").chmod(0o440)
-    assert all("REPLACE" in key.key for key in read_gateway(tmp_path / "gateway.yaml").keys)
+    assert all("REPLACE" in key.key for key in read_settings(tmp_path / "gateway.yaml").keys)
 
 
 @pytest.mark.parametrize(("content", "status"), [(b"archive", 0), (b"archivf", 1), (None, 1)])

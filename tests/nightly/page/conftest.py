@@ -78,7 +78,7 @@ def behind() -> Iterator[tuple[StandIn, str]]:
         node.metadata[name] = {**METADATA, **said}
     node.metadata["colours"] = None
     keys, canaries = [{"client": "page", "key": KEY}], {"resnet-152": {"version": "2.0", "percent": 5}}
-    with sandbox.gateway([node.node], keys=keys, canaries=canaries) as gateway:
+    with sandbox.run_gateway([node.node], keys=keys, canaries=canaries) as gateway:
         yield node, gateway.http
     node.close()
 

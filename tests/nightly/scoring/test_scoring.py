@@ -15,7 +15,7 @@ import pytest
 from deploy.build.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.run.server import Server
-from deploy.sandbox import started
+from deploy.sandbox import run_server
 from tests.photographs import crops, photograph
 from torchserve_client import Client, ClientError
 
@@ -80,7 +80,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(store: Path) -> Iterator[Server]:
-    with started(store) as running:
+    with run_server(store) as running:
         for name in (MOBILENET, EMBEDDING):
             running.register(name, f"{name}.mar", batch_size=8, max_batch_delay_ms=20, workers=1)
         yield running

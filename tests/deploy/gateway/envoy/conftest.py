@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.gateway.settings import Key, Limits, Settings
+from deploy.gateway.settings import GatewaySettings, Key, Limits
 from tests.deploy.gateway.envoy.harness import Gateway
 
 ALICE, BOB, CAROL = "alice-0123456789", "bob-0123456789-\\%\"'", "carol-0123456789"
 DAVE = "dave-0123456789-"
 KEY = {"Authorization": f"Bearer {ALICE}"}
-STRICT = Settings(
+STRICT = GatewaySettings(
     keys=(
         Key(client="alice", key=ALICE),
         Key(client="bob", key=BOB, requests_per_second=0.02, burst=2),
@@ -24,7 +24,7 @@ STRICT = Settings(
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with Gateway(tmp_path_factory.mktemp("gateway"), Settings(limits=Limits(unresponsive_s=2.0))) as gateway:
+    with Gateway(tmp_path_factory.mktemp("gateway"), GatewaySettings(limits=Limits(unresponsive_s=2.0))) as gateway:
         yield gateway
 
 

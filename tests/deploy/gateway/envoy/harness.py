@@ -14,8 +14,8 @@ import requests
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Endpoint, Envoy, ask
-from deploy.gateway.settings import Ports, Settings
-from deploy.gateway.state import Fleet, Model, Replica, Version
+from deploy.gateway.settings import GatewaySettings, Ports
+from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 
@@ -28,11 +28,11 @@ TIMEOUT_S = 30.0
 class Gateway:
     """Envoy on free ports in front of nodes that serve `m`, versions 1.0 (the default) and 2.0.
 
-    with Gateway(tmp_path, Settings()) as gateway:
+    with Gateway(tmp_path, GatewaySettings()) as gateway:
         assert gateway.received("POST", "/predictions/m", data=b"x")["bytes"] == 1
     """
 
-    def __init__(self, run: Path, settings: Settings, nodes: int = 2) -> None:
+    def __init__(self, run: Path, settings: GatewaySettings, nodes: int = 2) -> None:
         self.run = run
         self.nodes = [StandIn(f"node-{number}", SERVED) for number in range(nodes)]
         self.control = control()
@@ -56,7 +56,9 @@ class Gateway:
         """Return a fleet whose nodes all have all of the models; a model's first version is its default."""
         chosen = {node.name: node.node for node in (self.nodes if nodes is None else nodes)}
         named = {
-            name: Model(name, {each: Version(each, dict.fromkeys(chosen, REPLICA)) for each in versions}, versions[0])
+            name: ServedModel(
+                name, {each: ServedVersion(each, dict.fromkeys(chosen, REPLICA)) for each in versions}, versions[0]
+            )
             for name, versions in (self.models if models is None else models).items()
         }
         return Fleet(nodes=chosen, registered=named, **parts)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.gateway.settings import Limits, Settings
+from deploy.gateway.settings import GatewaySettings, Limits
 from tests.deploy.gateway.envoy.harness import Gateway
 
 # What handlers read, with values of theirs; and what ends at the gateway, of every kind.
@@ -26,7 +26,7 @@ DROPPED = {
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    settings = Settings(limits=Limits(headers=1000), forward_headers=("X-Tenant",))
+    settings = GatewaySettings(limits=Limits(headers=1000), forward_headers=("X-Tenant",))
     with Gateway(tmp_path_factory.mktemp("heads"), settings) as gateway:
         yield gateway
 
@@ -61,7 +61,7 @@ def test_control_process_gets_what_it_reads(heads: Gateway) -> None:
 def test_headers_of_framing_and_of_the_gateway_cannot_be_forwarded() -> None:
     for name in ("Expect", "te", "Transfer-Encoding", "Host", "Authorization", "X-Envoy-Retry-On", "X-Client"):
         with pytest.raises(ValueError, match=f"{name.lower()} must not reach a node"):
-            Settings(forward_headers=("X-Tenant", name))
+            GatewaySettings(forward_headers=("X-Tenant", name))
 
 
 def test_heads_and_paths_that_a_node_would_refuse_are_refused(heads: Gateway) -> None:

@@ -15,7 +15,7 @@ import requests
 
 from deploy.gateway.envoy import listeners
 from deploy.gateway.envoy.listeners import OPEN_BURST
-from deploy.gateway.settings import Limits, Settings
+from deploy.gateway.settings import GatewaySettings, Limits
 from tests.deploy.gateway.envoy.conftest import KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
@@ -184,7 +184,7 @@ def test_endless_fields_of_a_message_hold_nothing_up(gateway: Gateway) -> None:
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     limits = Limits(header_s=0.5, body_s=1.0, response_s=1.0, connections=5)
-    with Gateway(tmp_path_factory.mktemp("impatient"), Settings(limits=limits)) as gateway:
+    with Gateway(tmp_path_factory.mktemp("impatient"), GatewaySettings(limits=limits)) as gateway:
         yield gateway
 
 
@@ -246,7 +246,7 @@ def test_answers_that_nobody_reads_are_few_and_end(impatient: Gateway) -> None:
 
 def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HEAP_BYTES", 1 << 20)
-    with Gateway(tmp_path, Settings(limits=Limits(body_bytes=1024))) as full:
+    with Gateway(tmp_path, GatewaySettings(limits=Limits(body_bytes=1024))) as full:
         wait(lambda: full.envoy.statistic("overload.envoy.overload_actions.stop_accepting_requests.active") == 1)
         assert [probe(full), probe(full, "/v2/health/ready")] == [200, 503]
         full.serve(is_up=True)

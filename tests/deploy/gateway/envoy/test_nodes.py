@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from deploy.gateway.settings import Canary
-from deploy.gateway.state import Fleet, Model, Version
+from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from tests.deploy.gateway.envoy.harness import REPLICA, SERVED, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, described, models_of
 
@@ -85,7 +85,9 @@ def test_node_that_lacks_a_known_model_is_not_ready_yet(gateway: Gateway) -> Non
     assert (answer.status_code, answer.headers["Retry-After"], answer.json()["code"]) == (503, "1", 503)
     assert gateway.refused("ModelInfer", INFER, x_do="new")[0] == 14
     missing = dict.fromkeys(("node-0", "node-1"), replace(REPLICA, is_missing=True))
-    gateway.serve(replace(gateway.fleet(), registered={"m": Model("m", {"1.0": Version("1.0", missing)}, "1.0")}))
+    gateway.serve(
+        replace(gateway.fleet(), registered={"m": ServedModel("m", {"1.0": ServedVersion("1.0", missing)}, "1.0")})
+    )
     wait(lambda: gateway.status("/predictions/m") == 503)
     assert gateway.ask("POST", "/predictions/m").headers["Retry-After"] == "1"
     gateway.restore()

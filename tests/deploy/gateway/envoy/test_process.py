@@ -14,7 +14,7 @@ from deploy.gateway import supervisor
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, EnvoyError, NoAnswer
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.models import ROOT
 from tests.deploy.gateway.envoy.harness import Gateway, wait
@@ -23,7 +23,7 @@ WAIT = {"X-Do": "wait"}
 
 
 def test_stop_ends_what_does_not_come_to_its_end(tmp_path: Path) -> None:
-    with Gateway(tmp_path, Settings()) as gateway, ThreadPoolExecutor(1) as threads:
+    with Gateway(tmp_path, GatewaySettings()) as gateway, ThreadPoolExecutor(1) as threads:
         sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers=WAIT)
         wait(lambda: gateway.in_flight() == 1)
         assert (gateway.envoy.stop(0.2), gateway.envoy.pid()) == (False, None)
@@ -44,7 +44,7 @@ def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
                     return answered
                 answered += 1
 
-    with Gateway(tmp_path, Settings()) as gateway, ThreadPoolExecutor(8) as threads:
+    with Gateway(tmp_path, GatewaySettings()) as gateway, ThreadPoolExecutor(8) as threads:
         running = [threads.submit(load, f"{gateway.url}/predictions/m") for _ in range(8)]
         wait(lambda: gateway.attempts() > 100)
         assert gateway.envoy.stop(60) is True
@@ -53,7 +53,7 @@ def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
 
 def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: Path) -> None:
     # A folder whose path is longer than a socket's may be.
-    with Gateway(tmp_path / ("a" * 100), Settings()) as gateway:
+    with Gateway(tmp_path / ("a" * 100), GatewaySettings()) as gateway:
         other, pid = Envoy(gateway.run), gateway.envoy.pid()
         assert pid is not None
         other.keep(bootstrap(gateway.settings))
@@ -78,25 +78,25 @@ def test_what_keeps_it_from_starting_is_named(
     assert second.pid() is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EnvoyError, match="for Linux alone"):
+    with pytest.raises(EnvoyError, match="envoy is not installed"):
         second.keep(bootstrap(gateway.settings))
 
 
 def test_connections_beyond_the_limit_of_open_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    words = ["prlimit", "--nofile=4000", sys.executable, "-m", "deploy.gateway", "run", "--run", str(tmp_path)]
+    words = ["prlimit", "--nofile=4000", sys.executable, "-m", "deploy.gateway", "run", "--state-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == "gateway: limits.connections 4096 needs 8960 open files, and `ulimit -Hn` is 4000\n"
 
 
 def test_logs_are_put_aside_as_they_grow_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOG_BYTES", 4)
-    with Gateway(tmp_path, Settings()) as gateway, (tmp_path / "own.log").open("a") as own:
+    with Gateway(tmp_path, GatewaySettings()) as gateway, (tmp_path / "own.log").open("a") as own:
         for word in ("first", "second"):
             own.write(word)
             own.flush()
             gateway.ask("GET", f"/{word}")
             gateway.logged(path=f"/{word}")
-            supervisor._bound_logs(tmp_path, gateway.envoy)
+            supervisor._rotate_logs(tmp_path, gateway.envoy)
             wait((tmp_path / "access.log").exists)
             assert f'"/{word}"' in (tmp_path / "access.log.1").read_text()
             assert (tmp_path / "own.log.1").read_text() == word

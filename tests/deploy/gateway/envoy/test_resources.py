@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.clusters import clusters
-from deploy.gateway.envoy.listeners import bootstrap, listeners
-from deploy.gateway.envoy.process import find
-from deploy.gateway.envoy.routes import routes
-from deploy.gateway.settings import Canary, Key, Limits, Ports, Settings, Tls
-from deploy.gateway.state import Fleet, Model, Version
+from deploy.gateway.envoy.clusters import make_clusters
+from deploy.gateway.envoy.listeners import bootstrap, make_listeners
+from deploy.gateway.envoy.process import find_program
+from deploy.gateway.envoy.routes import make_routes
+from deploy.gateway.settings import Canary, GatewaySettings, Key, Limits, Ports, Tls
+from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.run.node import Node
 from tests.deploy.gateway.envoy.harness import REPLICA
 
@@ -22,15 +22,17 @@ def node(name: str, host: str = "127.0.0.1", token_file: str | None = None) -> N
     return Node(name=name, inference=inference, management=management, metrics=metrics, token_file=token_file)
 
 
-VERSIONS = {version: Version(version, dict.fromkeys(on, REPLICA)) for version, on in (("1.0", "ab"), ("2.0", "bc"))}
-MODELS = {"m-1_x.y": Model("m-1_x.y", VERSIONS, "1.0")}
+VERSIONS = {
+    version: ServedVersion(version, dict.fromkeys(on, REPLICA)) for version, on in (("1.0", "ab"), ("2.0", "bc"))
+}
+MODELS = {"m-1_x.y": ServedModel("m-1_x.y", VERSIONS, "1.0")}
 NODES = {"a": node("a", token_file="none"), "b": node("b", "[::1]")}  # noqa: S106
 FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
 
 
 @pytest.mark.parametrize("unresponsive_s", [1.0, 5.0])
 def test_node_that_is_cut_off_is_left_in_the_time_that_was_set(unresponsive_s: float) -> None:
-    made = clusters(Settings(limits=Limits(unresponsive_s=unresponsive_s)), FLEET)[1]
+    made = make_clusters(GatewaySettings(limits=Limits(unresponsive_s=unresponsive_s)), FLEET)[1]
     (check,) = made["health_checks"]
     interval_s, timeout_s = (float(check[name].rstrip("s")) for name in ("interval", "timeout"))
     assert check["unhealthy_threshold"] * interval_s + timeout_s == pytest.approx(unresponsive_s, abs=0.01)
@@ -43,7 +45,7 @@ def test_node_that_is_cut_off_is_left_in_the_time_that_was_set(unresponsive_s: f
 
 KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n in range(-6, 7)]
 ODD = Key(client="odd", key="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-EVERYTHING = Settings(
+EVERYTHING = GatewaySettings(
     tls=Tls(certificate="a.pem", key="b.pem", client_ca="c.pem"),
     ports=Ports(address="::", internal_address="::1", control_address="::1"),
     management=True,
@@ -60,21 +62,32 @@ MOST = Limits(
 
 
 @pytest.mark.parametrize(
-    "settings", [EVERYTHING, Settings(limits=LEAST), Settings(limits=MOST)], ids=["everything", "least", "most"]
+    "settings",
+    [EVERYTHING, GatewaySettings(limits=LEAST), GatewaySettings(limits=MOST)],
+    ids=["everything", "least", "most"],
 )
-def test_envoy_takes_what_any_settings_make(settings: Settings, tmp_path: Path) -> None:
+def test_envoy_takes_what_any_settings_make(settings: GatewaySettings, tmp_path: Path) -> None:
     """Everything in one file, since `--mode validate` reads no other."""
     whole = bootstrap(settings)
     del whole["dynamic_resources"]
-    whole["static_resources"] = {"clusters": clusters(settings, FLEET), "listeners": listeners(settings)}
+    whole["static_resources"] = {"clusters": make_clusters(settings, FLEET), "listeners": make_listeners(settings)}
     for listener in whole["static_resources"]["listeners"]:
         manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
-        manager["route_config"] = routes(settings, FLEET, manager.pop("rds")["route_config_name"])
+        manager["route_config"] = make_routes(settings, FLEET, manager.pop("rds")["route_config_name"])
         del manager["route_config"]["@type"]
     for resource in [*whole["static_resources"]["clusters"], *whole["static_resources"]["listeners"]]:
         del resource["@type"]
     (tmp_path / "whole.json").write_text(json.dumps(whole))
     files.write(settings, FLEET, tmp_path)
-    command = [find(), "-c", "whole.json", "--mode", "validate", "--disable-hot-restart", "--log-level", "warning"]
+    command = [
+        find_program(),
+        "-c",
+        "whole.json",
+        "--mode",
+        "validate",
+        "--disable-hot-restart",
+        "--log-level",
+        "warning",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from deploy.gateway.settings import Canary, Limits, Settings
+from deploy.gateway.settings import Canary, GatewaySettings, Limits
 from tests.deploy.gateway.envoy.conftest import KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
@@ -20,7 +20,7 @@ LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
 @pytest.fixture(scope="module")
 def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    settings = Settings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0))
+    settings = GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0))
     with Gateway(tmp_path_factory.mktemp("aliased"), settings) as gateway:
         yield gateway
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from deploy.gateway.settings import Settings
+from deploy.gateway.settings import GatewaySettings
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import models_of
 
@@ -234,7 +234,7 @@ def test_versions_are_reached_with_and_without_zeros(gateway: Gateway) -> None:
 
 
 def test_invocations_go_to_the_only_model_or_to_the_one_of_the_settings(tmp_path: Path) -> None:
-    with Gateway(tmp_path, Settings(), nodes=1) as gateway:
+    with Gateway(tmp_path, GatewaySettings(), nodes=1) as gateway:
         assert gateway.received("POST", "/invocations?x=1")["path"] == "/predictions/m?x=1"
         assert gateway.received("POST", "/invocations?model_name=x")["by"] == "control"
         assert [gateway.ask("GET", path).status_code for path in ("/ping", "/invocations")] == [503, 404]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 import requests
 
-from deploy.gateway.settings import Settings, Tls
+from deploy.gateway.settings import GatewaySettings, Tls
 from tests.client.certificates import Certificates
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
@@ -33,9 +33,11 @@ def replace(certificates: Certificates, name: str) -> None:
         new.replace(certificates.folder / "live" / kind)
 
 
-def settings(certificates: Certificates, client_ca: str | None = None) -> Settings:
+def settings(certificates: Certificates, client_ca: str | None = None) -> GatewaySettings:
     live = certificates.folder / "live"
-    return Settings(tls=Tls(certificate=str(live / "certificate.pem"), key=str(live / "key.pem"), client_ca=client_ca))
+    return GatewaySettings(
+        tls=Tls(certificate=str(live / "certificate.pem"), key=str(live / "key.pem"), client_ca=client_ca)
+    )
 
 
 @pytest.fixture(scope="module")

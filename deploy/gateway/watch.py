@@ -1,0 +1,236 @@
+"""Polls the nodes for their models.
+
+    each node, by itself, every two seconds: Watch.poll -> Replicas ──┐
+    each version on it, once: the handler's metadata ─────────────────┴> merge_models -> Fleet
+
+A slow or dead node delays no other. A node that does not answer keeps its models, without READY workers: Envoy's health
+checks decide whether it receives requests. The registered models are saved, so that a new control process removes no
+route before it has seen that the model no longer exists.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+
+from deploy.gateway.management import Models, NodeDraining, NodeFailed, NodeUnreachable, fetch_metadata, list_models
+from deploy.gateway.state import Replica, ServedModel, ServedVersion
+from deploy.run.node import STARTED, Node, replace_file
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
+POLL_S = 2.0
+# Seconds until a version is asked again for its metadata.
+REFUSED_S = 60.0  # after a refusal
+FAILED_S = 5.0  # without a response
+OUTPUTS_S = 5.0  # without outputs: a user's function that declares no outputs knows them after its first run
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node, and its registered models: model, version, replica."""
+
+    node: Node
+    models: list[tuple[str, str, Replica]]
+
+
+KNOWN_NODES = TypeAdapter(list[KnownNode])
+
+
+class Watch:
+    """The models of a node, as last polled."""
+
+    def __init__(self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models) -> None:
+        """Poll a node, with the models known from before; call `changed` after every poll."""
+        self.node = node
+        self.models = models
+        # (Model, version) -> the handler's metadata.
+        self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
+        # Whether it answered the last poll.
+        self.is_up = False
+        # Whether it reported that it is about to end.
+        self.is_draining = False
+        # Whether it has ever listed its models.
+        self.is_listed = False
+        self.problem = ""
+        # Model names that no URL can contain, with the reason.
+        self._faults: dict[str, str] = {}
+        # Whether it was unreachable since it last answered.
+        self._was_unreachable = False
+        self._session, self._changed = session, changed
+        self._polling = asyncio.Lock()
+        self._task = asyncio.create_task(self._follow())
+        # The worker generation that was last asked for metadata, and the task that asks.
+        self._questions: dict[tuple[str, str], tuple[tuple[str, ...], asyncio.Task[None]]] = {}
+
+    async def poll(self) -> None:
+        """Ask the node once; if it does not answer, its models stay."""
+        # One poll at a time: an older response never replaces a newer one.
+        async with self._polling:
+            problem = ""
+            try:
+                was_restoring = self._is_restoring()
+                found, faults = await list_models(self._session, self.node)
+                missing = self._find_missing(found, was_restoring or self._is_restoring())
+                found = {key: _count_restarts(self.models.get(key), replica) for key, replica in found.items()}
+                self.models = {**found, **missing}
+                for name in faults.keys() - self._faults:
+                    logger.error("%s: %r is not served: its name %s", self.node.name, name, faults[name])
+                self._faults = faults
+                self.is_up, self.is_draining, self.is_listed = True, False, True
+                self._was_unreachable = False
+            except NodeFailed as error:
+                # is_draining stays: a node that drained and ended has not failed.
+                self.is_up, problem = False, str(error)
+                self._was_unreachable |= isinstance(error, NodeUnreachable)
+            except NodeDraining:
+                self.is_up, self.is_draining, problem = True, True, "drains"
+            if problem != self.problem:
+                logger.warning("%s: %s", self.node.name, problem or "answers again")
+            self.problem = problem
+        self._ask_new()
+        self._changed()
+
+    def forget(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Remove those of these versions that are missing."""
+        if removed := {key for key in keys if key in self.models and self.models[key].is_missing}:
+            self.models = {key: replica for key, replica in self.models.items() if key not in removed}
+            self._ask_new()
+
+    def _is_restoring(self) -> bool | None:
+        """Return whether the node still restores its models; None if it does not report that."""
+        if (name := self.node.restore_file) is not None and Path(name).with_name(STARTED).exists():
+            return Path(name).exists()
+        # A node in a container lists its models when all are restored (deploy.container.envoy).
+        return False if self.node.inference == self.node.management else None
+
+    def _find_missing(self, found: Models, is_restoring: bool | None) -> Models:
+        """Return the versions that the node had, and has not restored since its restart."""
+        absent = {key: replica for key, replica in self.models.items() if key not in found}
+        if is_restoring is None:
+            # It has restarted if it was unreachable, and no worker has its former process.
+            kept = [key for key in self.models if key in found]
+            is_same = any(found[key].processes.items() & self.models[key].processes.items() for key in kept)
+            is_new = self._was_unreachable and not is_same
+            absent = {key: replica for key, replica in absent.items() if is_new or replica.is_missing}
+        elif not is_restoring:
+            absent = {}
+        return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in absent.items()}
+
+    def close(self) -> None:
+        """Stop all tasks."""
+        self._task.cancel()
+        for _, task in self._questions.values():
+            task.cancel()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self.poll()
+            except Exception:
+                # An unexpected response must not end the polls.
+                logger.exception("%s", self.node.name)
+            await asyncio.sleep(POLL_S)
+
+    def _ask_new(self) -> None:
+        """Ask new READY workers for their metadata, and remove the metadata of unregistered versions."""
+        for key in self._questions.keys() - self.models.keys():
+            self._questions.pop(key)[1].cancel()
+            self.metadata.pop(key, None)
+        for key, replica in self.models.items() if self.is_up else ():
+            generation, task = self._questions.get(key, (None, None))
+            if replica.ready_workers and generation != replica.generation:
+                if task is not None:
+                    task.cancel()
+                self._questions[key] = replica.generation, asyncio.create_task(self._ask(*key))
+
+    async def _ask(self, model: str, version: str) -> None:
+        """Ask a version for its metadata until it declares its outputs."""
+        while True:
+            retry_s = FAILED_S
+            if self.is_up and self.models[model, version].ready_workers:
+                try:
+                    found = await fetch_metadata(self._session, self.node, model, version)
+                    if found is None:
+                        self.metadata.pop((model, version), None)
+                    else:
+                        self.metadata[model, version] = found
+                    self._changed()
+                    if found and found["outputs"]:
+                        return
+                    retry_s = REFUSED_S if found is None else OUTPUTS_S
+                except NodeFailed as error:
+                    logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
+            await asyncio.sleep(retry_s)
+
+
+def _count_restarts(before: Replica | None, now: Replica) -> Replica:
+    """Return a replica with its restarts since the previous poll."""
+    if before is None:
+        return now
+    others = sum(before.processes.get(worker, pid) != pid for worker, pid in now.processes.items())
+    return replace(now, processes={**before.processes, **now.processes}, restarts=before.restarts + others)
+
+
+def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
+    """Return the models of all nodes, each version with its metadata."""
+    found: dict[str, dict[str, dict[str, Replica]]] = {}
+    metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for node, watch in watches.items():
+        for (name, version), replica in watch.models.items():
+            current = replica if watch.is_up else replace(replica, ready_workers=0, queued=None)
+            found.setdefault(name, {}).setdefault(version, {})[node] = current
+        metadata = {**watch.metadata, **metadata}
+    return {
+        name: ServedModel(
+            name,
+            {
+                version: ServedVersion(version, replicas, metadata.get((name, version)))
+                for version, replicas in sorted(versions.items())
+            },
+            _find_default(versions),
+        )
+        for name, versions in sorted(found.items())
+    }
+
+
+def _find_default(versions: dict[str, dict[str, Replica]]) -> str | None:
+    """Return the version that is the default on most nodes; the first of equals."""
+    nodes = Counter({version: sum(replica.is_default for replica in on.values()) for version, on in versions.items()})
+    (version, count), *_ = nodes.most_common(1)
+    return version if count else None
+
+
+# -- saved state ------------------------------------------------------------------------------------------------------
+
+
+def write_known(path: Path, watches: Iterable[Watch]) -> None:
+    """Save the registered models of each node, for `read_known`."""
+    known = [KnownNode(watch.node, [(*key, replica) for key, replica in watch.models.items()]) for watch in watches]
+    replace_file(path, KNOWN_NODES.dump_json(known, indent=1).decode())
+
+
+def read_known(path: Path) -> dict[Node, Models]:
+    """Return the saved nodes with their registered models."""
+    known = read_saved(path, KNOWN_NODES, [])
+    return {each.node: {(name, version): replica for name, version, replica in each.models} for each in known}
+
+
+def read_saved(path: Path, kind: TypeAdapter[T], default: T) -> T:
+    """Read the state that a former control process saved; return the default if there is none or it is not valid."""
+    try:
+        return kind.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return default
+    except (OSError, ValidationError) as error:
+        logger.warning("%s: the saved state cannot be read (%s)", path.name, type(error).__name__)
+        return default

@@ -1,0 +1,77 @@
+"""Starts, watches and stops one node; a node that starts again serves the models that it served before.
+
+start_node: running     -> used as it is
+            not running -> started, and the models of its record are registered again
+watch_node: for systemd, which starts a node again that has died
+stop_node:  `torchserve --stop`; deploy.gateway.drain drains the requests of the gateway before
+"""
+
+import threading
+
+from deploy.progress import step, warn
+from deploy.run.errors import ServerError
+from deploy.run.machine import LocalNode
+from deploy.run.processes import find_holder, hold_pid_file, lock
+from deploy.run.restore import Record, restore
+
+# Seconds between two checks of a watched server.
+CHECK_S = 1.0
+# In a node's folder: the id of the process that watches the node.
+WATCHER = "run.pid"
+
+
+def start_node(local: LocalNode) -> None:
+    """Start a node unless it runs, and register the models that it served.
+
+    Raises:
+        ServerError: it did not start.
+        ManagementError: it stopped answering.
+    """
+    # The gateway's supervisor starts nodes, too.
+    with lock(local.folder / "lock"):
+        server, record = local.server, Record(local)
+        if server.pid() is not None:
+            server.authorize()
+            # The process that started it may have ended before all models were restored.
+            pending = record.read_pending()
+        else:
+            if (death := server.describe_death()) is not None:
+                warn(f"{local.title}: {death}", "It is started again.")
+            pending = record.begin()
+            with step(f"{local.title}: starting"):
+                server.start()
+        # Without the model API the configuration names all models.
+        if server.settings.has_model_api:
+            for line in restore(local, pending):
+                print(line, flush=True)
+        record.finish()
+
+
+def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
+    """End a node's TorchServe, which cuts off its requests in flight; return whether it was running.
+
+    `is_for_good` removes the record of its models, unless a process watches the node.
+    """
+    was_running = local.server.stop()
+    if is_for_good and find_watcher(local) is None:
+        Record(local).remove()
+    return was_running
+
+
+def watch_node(local: LocalNode, is_stopped: threading.Event) -> None:
+    """Wait until `is_stopped` is set or the node has ended.
+
+    Raises:
+        ServerError: the node has died, or another process watches it.
+    """
+    with hold_pid_file(local.folder / WATCHER):
+        while not is_stopped.wait(CHECK_S) and local.server.pid() is not None:
+            pass
+        if (death := local.server.describe_death()) is not None:
+            local.server.clean_up()
+            raise ServerError(f"{local.title}: {death}")
+
+
+def find_watcher(local: LocalNode) -> int | None:
+    """Return the id of the process that watches a node (`python -m deploy.run run`); None without one."""
+    return find_holder(local.folder / WATCHER)
