@@ -16,7 +16,7 @@ $(BIN)/python: # a moved or removed environment is built anew
 .venv/.installed: requirements.lock deploy/environment.sh $(BIN)/python
 	@deploy/environment.sh
 
-# CONFIG and NODES as arguments of make alone: the environment's own may be anybody's.
+# CONFIG and NODES only as arguments of make: variables of the environment may belong to another program.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES))
 

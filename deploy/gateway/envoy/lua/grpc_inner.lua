@@ -1,11 +1,11 @@
--- gRPC, behind the bridge: the bridge takes nothing but application/x-protobuf, so every other answer becomes an empty
--- one of that type, with the status and the message that it stands for.
+-- gRPC, behind the bridge: the bridge accepts only application/x-protobuf, so any other response becomes an empty
+-- message of that type, with its status and message.
 
 local ABOUT = "gateway"
--- HTTP status of TorchServe, or of a node's own Envoy -> gRPC status, and its message.
+-- HTTP status of TorchServe or a node's Envoy -> gRPC status and message.
 local MEANING = {
   ["400"] = {"3", "the request is invalid"},
-  -- The gateway knows the model, and the node does not have it yet, or no more.
+  -- The gateway knows the model, and the node no longer has it, or does not have it yet.
   ["404"] = {"14", "the node does not serve this model at the moment"},
   ["413"] = {"8", "the request is too large"},
   ["429"] = {"14", "too many requests"},
@@ -21,7 +21,7 @@ function envoy_on_request(handle)
 end
 
 function envoy_on_response(handle)
-  -- What a filter in front of the bridge answers passes here too, and not the bridge.
+  -- The response of a filter before the bridge passes here, and does not pass the bridge.
   local about = handle:streamInfo():dynamicMetadata():get(ABOUT)
   if not about or not about["is_bridged"] then
     return
@@ -32,7 +32,7 @@ function envoy_on_response(handle)
     return
   end
   if headers:get("grpc-status") then
-    -- Envoy's own answer.
+    -- Envoy's own response.
     headers:replace("x-grpc-status", headers:get("grpc-status"))
     headers:replace("x-grpc-message", headers:get("grpc-message") or "")
     headers:remove("grpc-status")

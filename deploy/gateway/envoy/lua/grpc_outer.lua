@@ -1,24 +1,24 @@
--- gRPC, in front of the bridge: finds the model in a ModelInferRequest and makes a path of it, and gives answers the status
--- that their X-Grpc-Status names.
+-- gRPC, before the bridge: converts the model of a ModelInferRequest to a path, and sets the status of a response from
+-- its X-Grpc-Status.
 
 local ABOUT = "gateway"
 local INFER = "/inference.GRPCInferenceService/ModelInfer"
 local INVALID_ARGUMENT = "3"
--- Bytes of a frame's head: one flag, and the length of the message in four.
+-- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
--- No name of a model or version is longer (torchserve_client.names).
+-- The maximum length of a model or version name (torchserve_client.names).
 local NAME_BYTES = 1024
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
     ["grpc-message"] = message}, "")
 end
 
--- Bytes at the start of a message, and fields, in which its names must stand: Triton's clients write them first, and a
--- loop over all of a large one would hold up everything else on this thread.
+-- The names must be within these first bytes and fields: Triton's clients write them first, and a loop over a large
+-- message would block this thread.
 local PREFIX_BYTES, FIELDS = 65536, 1000
 
--- Reads a varint at a place, 1 being the first: its value and the place behind it, or nil.
-local function varint(bytes, at)
+-- Read a varint at a position (the first is 1); return its value and the next position, or nil.
+local function read_varint(bytes, at)
   local value, scale = 0, 1
   for place = at, math.min(at + 9, #bytes) do
     local byte = bytes:byte(place)
@@ -30,8 +30,8 @@ local function varint(bytes, at)
   end
 end
 
--- Finds fields 1 and 2, model_name and model_version; every other field is skipped by its length.
-local function model_of(body)
+-- Find fields 1 and 2, model_name and model_version; skip all other fields by their length.
+local function find_model(body)
   local length = body:length() - HEAD
   local bytes = length > 0 and body:getBytes(HEAD, math.min(length, PREFIX_BYTES)) or ""
   local at, found = 1, {}
@@ -40,18 +40,18 @@ local function model_of(body)
       break
     end
     local key, size
-    key, at = varint(bytes, at)
+    key, at = read_varint(bytes, at)
     if not key then
       return nil
     end
     local field, wire = math.floor(key / 8), key % 8
     if wire == 0 then
-      size, at = varint(bytes, at)
+      size, at = read_varint(bytes, at)
       size = size and 0
     elseif wire == 1 then
       size = 8
     elseif wire == 2 then
-      size, at = varint(bytes, at)
+      size, at = read_varint(bytes, at)
     elseif wire == 5 then
       size = 4
     end
@@ -66,7 +66,7 @@ local function model_of(body)
   return found[1] or "", found[2] or ""
 end
 
-local function quoted(text)
+local function quote(text)
   return (text:gsub("[^%w_.~-]", function(byte) return ("%%%02X"):format(byte:byte()) end))
 end
 
@@ -79,21 +79,21 @@ function envoy_on_request(handle)
   end
   local body = handle:body()
   if is_unpacked then
-    -- A frame again, whose flag and length the bridge takes away unread.
+    -- A frame again; the bridge removes its flag and length without reading them.
     body:setBytes(("\0"):rep(HEAD) .. body:getBytes(0, body:length()))
   end
   if not is_infer then
     return
   end
-  local name, version = model_of(body)
+  local name, version = find_model(body)
   if not name then
-    fail(handle, INVALID_ARGUMENT, "the message is no ModelInferRequest, or was compressed to less than a hundredth")
+    fail(handle, INVALID_ARGUMENT, "the message is not a valid ModelInferRequest, or was compressed to less than a hundredth")
   elseif name == "" then
     fail(handle, INVALID_ARGUMENT, "model_name is empty")
   else
-    -- What was taken of the handle before the body came holds no more.
+    -- Handle objects from before the body's arrival are no longer valid.
     handle:headers():replace(":path",
-      "/predictions/" .. quoted(name) .. (version ~= "" and "/" .. quoted(version) or ""))
+      "/predictions/" .. quote(name) .. (version ~= "" and "/" .. quote(version) or ""))
     handle:clearRouteCache()
   end
 end

@@ -1,9 +1,9 @@
--- gRPC, before everything that looks at the message: one message, whole; a compressed one is taken out of its frame for the
--- decompressor behind this. COMPRESSED_BYTES is set in front of this file.
+-- gRPC, before all filters that read the message: requires one complete message, and removes the frame of a compressed
+-- message for the decompressor. A header of this script defines COMPRESSED_BYTES.
 
 local ABOUT = "gateway"
 local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = "3", "8", "12"
--- Bytes of a frame's head: one flag, and the length of the message in four.
+-- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
 local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
 local SERVICE, HEALTH = "^/inference%.GRPCInferenceService/(%w+)$", "^/grpc%.health%.v1%.Health/(Check)$"
@@ -44,7 +44,7 @@ function envoy_on_request(handle)
     return
   end
   if method == "ModelStreamInfer" then
-    -- Its client sends on and on: there is no whole message to wait for.
+    -- Its client keeps sending: there is no complete message to wait for.
     fail(handle, UNIMPLEMENTED, "ModelStreamInfer is not supported: call ModelInfer")
     return
   end

@@ -1,32 +1,32 @@
--- Of forms, of long paths, of queries of several fields and of bodies that were inflated (listener.yaml's matcher asks for
--- nothing else): forms are bounded, two fields of one name are refused, of which TorchServe would drop the first, and so is
--- a body that is not what its head or its end says. FORM_BYTES and FORM_PARTS are set in front of this file.
+-- For forms, long paths, queries with several fields and inflated bodies (the matcher in listener.yaml skips all other
+-- requests). It bounds forms, refuses duplicate field names, of which TorchServe would drop the first, and refuses a
+-- body whose header or end is not valid. A header of this script defines FORM_BYTES and FORM_PARTS.
 
 local ABOUT = "gateway"
--- TorchServe's HTTP library takes a first line of 4096; a rewritten path may be longer by a model's name.
+-- TorchServe's HTTP library accepts a request line of 4096 bytes; a rewritten path may be longer by a model's name.
 local PATH_BYTES = 3072
--- Bytes that are searched at once, and of a part's head.
+-- Bytes of a body that are searched at once, and bytes of a part's header.
 local PIECE, HEAD = 65536, 4096
 
--- Notes a field's name; returns the status that refuses it. The number of fields stands at 0, which no name is.
-local function note(fields, name)
+-- Record a field's name; return the status of a refusal. The count of fields is at key 0, which is not a name.
+local function count_field(fields, name)
   fields[0] = fields[0] + 1
   local status = fields[0] > FORM_PARTS and "413" or (not name or fields[name]) and "400" or nil
   fields[name or ""] = true
   return status
 end
 
-local function note_pairs(fields, text, separators)
+local function count_pairs(fields, text, separators)
   local status
   for name in text:gmatch("([^=" .. separators .. "]+)[^" .. separators .. "]*") do
     name = name:gsub("+", " "):gsub("%%(%x%x)", function(code) return string.char(tonumber(code, 16)) end)
-    status = status or note(fields, name)
+    status = status or count_field(fields, name)
   end
   return status
 end
 
--- A delimiter stands at the beginning of a line, wherever that is; so does what ends the form, and looks like one.
-local function note_parts(fields, body, boundary)
+-- A delimiter is at the beginning of any line; the end of the form looks like a delimiter, too.
+local function count_parts(fields, body, boundary)
   local length, delimiter = body:length(), "\n--" .. boundary
   for start = -1, length - 1, PIECE do
     local from = math.max(start, 0)
@@ -35,9 +35,9 @@ local function note_parts(fields, body, boundary)
     while found and found <= PIECE do
       local head = piece:sub(last + 1, last + HEAD):match("^\r?(\n.-)\n\r?\n") or ""
       local name = head:match('[;%s][Nn][Aa][Mm][Ee]%s*=%s*"?([^";\r\n]*)')
-      -- multipart/mixed has parts within a part, all of its name.
+      -- multipart/mixed nests parts with the name of their outer part.
       local is_mixed = head:lower():find("multipart/mixed", 1, true)
-      local status = piece:sub(last + 1, last + 2) ~= "--" and note(fields, not is_mixed and name)
+      local status = piece:sub(last + 1, last + 2) ~= "--" and count_field(fields, not is_mixed and name)
       if status then
         return status
       end
@@ -46,8 +46,8 @@ local function note_parts(fields, body, boundary)
   end
 end
 
--- Reads the boundary, and writes the content type so that TorchServe reads the same one.
-local function boundary_of(headers, kind)
+-- Read the boundary, and rewrite the content type so that TorchServe reads the same boundary.
+local function read_boundary(headers, kind)
   local lower = kind:lower()
   local _, last = lower:find(";%s*boundary%s*=%s*")
   local boundary = last and (kind:match('^"([^"\\;]+)"', last + 1) or kind:match('^[^%s";,]+', last + 1))
@@ -64,15 +64,15 @@ function envoy_on_request(handle)
   local kind, path = headers:get("content-type") or "", headers:get(":path")
   local query, status = path:match("%?(.*)"), nil
   if kind:lower():find("^multipart/form%-data") then
-    local boundary = boundary_of(headers, kind)
+    local boundary = read_boundary(headers, kind)
     local body = boundary and handle:body()
-    status = not boundary and "400" or body and note_parts(fields, body, boundary)
+    status = not boundary and "400" or body and count_parts(fields, body, boundary)
   elseif kind:lower():find("^application/x%-www%-form%-urlencoded") then
     local body = handle:body()
     local length = body and body:length() or 0
-    status = length > FORM_BYTES and "413" or length > 0 and note_pairs(fields, body:getBytes(0, length), "&")
+    status = length > FORM_BYTES and "413" or length > 0 and count_pairs(fields, body:getBytes(0, length), "&")
   end
-  status = #path > PATH_BYTES and "431" or status or query and note_pairs(fields, query, "&;")
+  status = #path > PATH_BYTES and "431" or status or query and count_pairs(fields, query, "&;")
   if status then
     handle:streamInfo():dynamicMetadata():set(ABOUT, "form", status)
     handle:respond({[":status"] = status}, "")
@@ -82,7 +82,7 @@ function envoy_on_request(handle)
   if noted["is_inflated"] then
     local body = handle:body()
     local length = body and body:length() or 0
-    -- Modulo 2^32 in gzip's own count; no body is as long.
+    -- gzip stores the length modulo 2^32; no body is as long.
     if length == 0 or (noted["inflated_bytes"] or length) ~= length then
       handle:respond({[":status"] = "400"}, "")
       return

@@ -1,8 +1,8 @@
--- Gives TorchServe's own errors the form that clients expect. The route says whether that is the protocol's.
+-- Converts TorchServe's own errors to this project's format; the route selects the protocol's format.
 
--- Bytes of an error that are looked at; TorchServe's own are some hundred, or none where a body is larger than it takes.
+-- Bytes of an error that are read; TorchServe's errors have a few hundred, or none if a body is too large.
 local ERROR_BYTES = 65536
--- Status -> what TorchServe's own error means; its text is not passed on, since it may quote the request.
+-- Status -> message for TorchServe's own error; its text is not forwarded, since it may quote the request.
 local MEANING = {
   ["404"] = "The node does not serve this model at the moment.",
   ["413"] = "The body is larger than the node's max_request_size.",
@@ -14,11 +14,11 @@ local MEANING = {
 function envoy_on_response(handle)
   local headers = handle:headers()
   local status, length = headers:get(":status"), tonumber(headers:get("content-length") or "0")
-  -- A handler's answer says how long it took, and is left as it is.
+  -- A handler's response has Server-Timing, and stays unchanged.
   if headers:get("server-timing") or length > ERROR_BYTES or (length == 0 and status ~= "413") then
     return
   end
-  -- With true a body that is empty can be set, too.
+  -- With true an empty body can be replaced, too.
   local body = handle:body(true)
   local text = body:getBytes(0, body:length())
   -- TorchServe writes {"code": 500, "type": "...Exception", "message": "..."}, indented.
@@ -28,10 +28,10 @@ function envoy_on_response(handle)
     status, kind, message = "400", "MalformedForm", "The form cannot be decoded."
   end
   if kind and message then
-    -- What was taken of the handle before the body came holds no more.
+    -- Handle objects from before the body's arrival are no longer valid.
     headers = handle:headers()
     if status == "404" then
-      -- The gateway knows the model: the node has started anew and does not have it yet, or it was removed just now.
+      -- The gateway knows the model: the node has restarted and not restored it yet, or it was just removed.
       status = "503"
       headers:replace("retry-after", "1")
     end

@@ -1,16 +1,16 @@
--- In front of the decompressor. Envoy inflates gzip alone: what is deflated (RFC 9110: zlib's form; some send the bare
--- stream) gets a head of gzip in the place of zlib's; its end has no sum of gzip's kind, and needs none, since the stream
--- itself says where it ends. Of gzip the last four bytes are kept, the length of what it holds: Envoy passes on what it could
--- inflate of a damaged one, and http_request.lua refuses that.
+-- Before the decompressor. Envoy inflates only gzip: a deflate body (RFC 9110: zlib's format; some clients send the
+-- bare stream) gets a gzip header in place of zlib's header. It needs no gzip checksum, since the stream marks its own
+-- end. The last four bytes of a gzip body, its inflated length, are kept: Envoy forwards the valid part of a damaged
+-- body, and http_request.lua refuses it.
 
 local ABOUT = "gateway"
 -- Ten bytes: magic, deflate, no flags, no time, unknown system.
 local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
 
-local function as_gzip(chunk, length)
+local function convert_to_gzip(chunk, length)
   local bytes = chunk:getBytes(0, length)
   local a, b = bytes:byte(1, 2)
-  -- zlib's head: method 8 in the low half, and the two bytes a multiple of 31.
+  -- zlib's header: method 8 in the low half, and the two bytes a multiple of 31.
   local is_zlib = b and a % 16 == 8 and (a * 256 + b) % 31 == 0
   chunk:setBytes(GZIP_HEAD .. (is_zlib and bytes:sub(3) or bytes))
 end
@@ -25,13 +25,13 @@ function envoy_on_request(handle)
   end
   headers:replace("content-encoding", "gzip")
   handle:streamInfo():dynamicMetadata():set(ABOUT, "is_inflated", true)
-  -- The decompressor takes Content-Encoding away, by which http_request.lua would be called.
+  -- The decompressor removes Content-Encoding, so this header makes the matcher run http_request.lua.
   headers:replace("x-inflated", "1")
   local is_first, last = true, ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 and is_deflate and is_first then
-      as_gzip(chunk, length)
+      convert_to_gzip(chunk, length)
     elseif length > 0 and not is_deflate then
       local size = math.min(length, 4)
       last = (last .. chunk:getBytes(length - size, size)):sub(-4)

@@ -1,4 +1,4 @@
--- Lets through who has a key, and notes whose it is. CLIENTS, from key to client, is set in front of this file.
+-- Requires an API key, and adds a header with its client. A header of this script defines CLIENTS: key -> client.
 
 function envoy_on_request(handle)
   local headers = handle:headers()

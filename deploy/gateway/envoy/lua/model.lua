@@ -1,19 +1,19 @@
--- Finds the model of a request to the APIs of embedding servers: the text of "model" in the JSON object that its body is. It
--- stands in metadata, by which the route is chosen anew, and never in a header. Only brackets, braces and quotes are looked
--- at, a piece of the body at a time: a tree of all of it would take ninety times its size. Whether it is JSON, and all that
--- it asks for, is the worker's affair.
+-- Finds the model of a request to the APIs of embedding servers: the text of "model" in the JSON object of the body.
+-- The name is written to metadata, which selects the route, and never to a header. Only brackets, braces and quotes are
+-- examined, one piece of the body at a time: a parsed tree would take ninety times the size of the body. The worker
+-- checks the JSON and all other values.
 
 local ABOUT = "gateway.api"
--- Bytes of the body that are copied at once, and of those the ones that may hold "model" and its text: a name of 1,024
--- bytes has six for each where all are escaped.
+-- Bytes of the body that are copied at once, and bytes that may contain "model" and its text: a name of 1,024 bytes has
+-- six characters for each escaped byte.
 local PIECE, NAME = 65536, 8192
--- Brackets and quotes that are looked at, some 0.2 s of this thread; and members of the object.
+-- Brackets and quotes that are examined, about 0.2 s of this thread; and members of the object.
 local MARKS, MEMBERS = 1000000, 1000
 
--- No model has this name: names have no control characters.
+-- No model has this name: names contain no control characters.
 local UNKNOWN = "\n"
 
--- Writes a code point in UTF-8.
+-- Encode a code point in UTF-8.
 local function utf8(code)
   if code < 0x80 then
     return string.char(code)
@@ -25,24 +25,24 @@ local function utf8(code)
     or string.char(0xF0 + math.floor(code / 262144), 0x80 + math.floor(code / 4096) % 64)) .. tail
 end
 
--- Reads the text of a JSON string that begins behind a quote; nil where it does not end.
-local function text_of(json)
-  -- Escaped backslashes and quotes first: the next quote is the last, and each other backslash begins an escape.
+-- Read the text of a JSON string after its first quote; nil without an end.
+local function read_text(json)
+  -- Escaped backslashes and quotes first: then the next quote is the last, and each other backslash begins an escape.
   local text = json:gsub("\\\\", "\\u005c"):gsub('\\"', "\\u0022"):gsub("\\/", "/"):match('^([^"]*)"')
   return text and text:gsub("\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", function(high, low)
     return utf8((tonumber(high, 16) - 0xD800) * 1024 + tonumber(low, 16) - 0xDC00 + 0x10000)
   end):gsub("\\u(%x%x%x%x)", function(code) return utf8(tonumber(code, 16)) end)
 end
 
--- Returns a name that may be a model's; what is no UTF-8, or has a backslash or a control character, is none.
-local function plain(text)
+-- Return a name that a model may have; invalid UTF-8, a backslash or a control character makes it UNKNOWN.
+local function check_name(text)
   local rest = text:gsub("[\194-\223][\128-\191]", ""):gsub("[\224-\239][\128-\191][\128-\191]", "")
     :gsub("[\240-\244][\128-\191][\128-\191][\128-\191]", "")
   local is_name = text ~= "" and not rest:find("[%c\\\128-\255]") and not text:find("\237[\160-\191]")
   return is_name and text or UNKNOWN
 end
 
-local function model_of(body)
+local function find_model(body)
   local length, start, depth, members, in_text = body:length(), 0, 0, 0, false
   local piece, at, reach = "", 1, 0
   for _ = 1, MARKS do
@@ -60,15 +60,15 @@ local function model_of(body)
     else
       local mark = piece:byte(found)
       at = found + 1
-      if mark == 92 then -- a backslash: what follows it is text
+      if mark == 92 then -- a backslash: the next character is text
         at = found + 2
       elseif mark == 34 then
         if not in_text and depth == 1 then
           local _, quote = piece:find('^"model"%s*:%s*"', found)
-          local name = quote and text_of(piece:sub(quote + 1, quote + NAME))
+          local name = quote and read_text(piece:sub(quote + 1, quote + NAME))
           members = members + 1
           if name or members > MEMBERS then
-            return name and plain(name)
+            return name and check_name(name)
           end
         end
         in_text = not in_text
@@ -87,7 +87,7 @@ function envoy_on_request(handle)
     return
   end
   local body = handle:body()
-  local name = body and model_of(body)
+  local name = body and find_model(body)
   handle:streamInfo():dynamicMetadata():set(ABOUT, "model", name or "")
   if name then
     handle:clearRouteCache()

@@ -1,5 +1,5 @@
--- Writes a path in one form, so that routes can be exact: no slash at its end, as TorchServe ignores it, and everything
--- percent-encoded but what RFC 3986 calls unreserved. Envoy has resolved dots and encoded slashes before.
+-- Normalises a path, so that routes can be exact: no slash at its end, which TorchServe ignores, and all characters
+-- percent-encoded except those that RFC 3986 calls unreserved. Envoy has resolved dots and encoded slashes before.
 
 function envoy_on_request(handle)
   local headers = handle:headers()

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Copies the archives that models.sha256 names from $MODELS_FROM into a folder, and holds each against its SHA-256.
+# Copies the archives of models.sha256 from $MODELS_FROM to a folder, and checks the SHA-256 of each.
 #   fetch.sh SUMS FOLDER
-# One that is there already and right stays; anything else in the folder goes. Exit code 1 leaves the pod in Init.
+# A valid archive stays; all other files in the folder are removed. Exit code 1 leaves the pod in Init.
 set -eu
 sums=$1 folder=$2
 sed 's/^[0-9a-f]\{64\} [ *]//' "$sums" > "$folder/.names"

@@ -62,7 +62,7 @@ def test_inference_arrives_at_a_node_and_questions_at_the_control_process(
 )
 def test_everything_else_is_not_found(gateway: Gateway, method: str, path: str) -> None:
     answer = gateway.ask(method, path)
-    message = "Neither this path nor this model is served."
+    message = "This path or this model is not served."
     is_v2 = path.startswith("/v2")
     expected = {"error": message} if is_v2 else {"code": 404, "type": "NotFound", "message": message}
     assert (answer.status_code, answer.json()) == (404, expected)
