@@ -55,13 +55,11 @@ def _live(what: str) -> Iterator[None]:
 
 
 def warn(*lines: str) -> None:
-    """Print a framed warning on stderr."""
     frame = "!" * WIDTH
     print("\n".join(["", frame, *(f"!!  {line}" for line in lines), frame, ""]), file=sys.stderr)
 
 
 def show(rows: Iterable[tuple[str, str]]) -> None:
-    """Print a summary: a name and a value a line."""
     console = Console(force_terminal=sys.stdout.isatty(), highlight=False, soft_wrap=True)
     for name, value in rows:
         console.print(Text.assemble((f"{name:<10}", "cyan"), f" {value}"))

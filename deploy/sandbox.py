@@ -106,7 +106,6 @@ class Sandbox:
         self.configure()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -m deploy.gateway NAME`."""
         words = ["--config", str(self.config), "--nodes-file", str(self.nodes_file), "--state-dir", str(self.state_dir)]
         command = [*self._prefix, sys.executable, "-m", "deploy.gateway", name, *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -121,7 +120,6 @@ class Sandbox:
 
 
 def make_node(server: Server, name: str = "node-1") -> Node:
-    """Return the gateway's node of a TorchServe of this machine."""
     return LocalNode(name, server.directory, server).node()
 
 

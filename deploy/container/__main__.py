@@ -12,7 +12,6 @@ from torchserve_client.errors import ManagementError
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command; return 1 after one line if it fails."""
     options = make_parser().parse_args(arguments)
     failures = (ServerError, EnvoyError, ManagementError, InvalidConfig, OSError)
     return run_command("node", lambda: NodeProcess(NodeSettings.from_options(options)).run(), *failures)

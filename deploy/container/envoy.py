@@ -59,7 +59,6 @@ def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
 
 
 def make_routes(status: NodeStatus) -> Resource:
-    """Return the routes for the current status."""
     return {
         "@type": ROUTES,
         "name": LISTENER,

@@ -43,18 +43,15 @@ class NodeSettings:
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> "NodeSettings":
-        """Return the settings of a parsed command line."""
         values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(cls)}
         paths = {name: value.resolve() for name, value in values.items() if isinstance(value, Path)}
         return cls(**values | paths)
 
     @property
     def envoy(self) -> Path:
-        """The folder of Envoy's files."""
         return self.state_dir / "envoy"
 
     def local(self) -> LocalNode:
-        """Return the TorchServe, with its configuration below the state folder."""
         text = self.config.read_text(encoding="utf-8")
         store = self.model_store or ROOT / ServerSettings.read(self.config).model_store
         values = {"model_store": str(store.resolve()), "token_expiration_min": str(TOKEN_MIN)}

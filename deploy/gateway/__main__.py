@@ -160,7 +160,6 @@ def check_ports(config: Path, addresses: Iterable[tuple[str, int]], wait_s: floa
 
 
 def print_addresses(settings: GatewaySettings) -> None:
-    """Print the addresses, and commands that work."""
     ports = settings.ports
     url = f"{'https' if settings.tls else 'http'}://{ports.address}:{ports.http}"
     print(f"  HTTP     {url}   predictions, Open Inference Protocol, the page at /")
@@ -207,7 +206,6 @@ def execute(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command; return 1 after one line if it fails."""
     options = make_parser().parse_args(arguments)
     for name in ("config", "nodes_file", "state_dir"):
         setattr(options, name, getattr(options, name).resolve())

@@ -195,7 +195,6 @@ def read_problem(file: Path) -> str:
 
 
 def is_listening(host: str, port: int) -> bool:
-    """Return whether a server accepts connections."""
     try:
         with socket.create_connection((reachable_host(host), port), timeout=LISTEN_S):
             return True

@@ -131,7 +131,6 @@ class Traffic:
         sums = {key: total for key, total in self._sums.items() if (key.model, key.version) == (model, version)}
 
         def total(name: str, **labels: str) -> float:
-            """Sum a counter over all other labels."""
             wanted = {"name": name, **labels}.items()
             return sum(value for key, value in sums.items() if wanted <= key._asdict().items())
 

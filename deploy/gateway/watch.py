@@ -127,7 +127,6 @@ class Watch:
         return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in absent.items()}
 
     def close(self) -> None:
-        """Stop all tasks."""
         self._task.cancel()
         for _, task in self._questions.values():
             task.cancel()
@@ -214,13 +213,11 @@ def _find_default(versions: dict[str, dict[str, Replica]]) -> str | None:
 
 
 def write_known(path: Path, watches: Iterable[Watch]) -> None:
-    """Save the registered models of each node, for `read_known`."""
     known = [KnownNode(watch.node, [(*key, replica) for key, replica in watch.models.items()]) for watch in watches]
     replace_file(path, KNOWN_NODES.dump_json(known, indent=1).decode())
 
 
 def read_known(path: Path) -> dict[Node, Models]:
-    """Return the saved nodes with their registered models."""
     known = read_saved(path, KNOWN_NODES, [])
     return {each.node: {(name, version): replica for name, version, replica in each.models} for each in known}
 

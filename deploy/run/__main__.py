@@ -107,7 +107,6 @@ def restart(options: argparse.Namespace) -> None:
 
 
 def find_running(options: argparse.Namespace) -> list[LocalNode]:
-    """Return the running nodes of this machine."""
     nodes = all_nodes(serve.find_config(options.config), options.folder)
     return [each for each in nodes if each.server.pid() is not None]
 
@@ -156,7 +155,6 @@ def make_parser() -> CommandParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command; return 1 after one line if it fails."""
     options = make_parser().parse_args(arguments)
     name = "serve" if options.command in ("start", "run", "stop") else options.command
     failures = (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError)

@@ -75,7 +75,6 @@ class Layout:
     nodes: int
 
     def write(self, folder: Path = FOLDER) -> None:
-        """Write the layout for `read`."""
         replace_file(folder / "layout.json", json.dumps({"config": str(self.config.resolve()), "nodes": self.nodes}))
 
     @classmethod

@@ -88,7 +88,6 @@ def read_nodes(path: Path = NODES) -> list[Node]:
 
 
 def write_nodes(nodes: Sequence[Node], path: Path = NODES) -> None:
-    """Write the nodes for `read_nodes`."""
     replace_file(path, TypeAdapter(list[Node]).dump_json(list(nodes), indent=1).decode())
 
 

@@ -101,7 +101,6 @@ class Server:
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
-        """Return the id of the running server; None if it does not run."""
         process = self._process()
         return None if process is None else process.pid
 
@@ -219,7 +218,6 @@ class Server:
         self.authorize()
 
     def _answers(self) -> bool:
-        """Return whether a management API answers at the configured address."""
         try:
             self.management.models()
         except ManagementError as error:

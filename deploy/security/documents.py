@@ -55,7 +55,6 @@ def make_statements(groups: list[dict[str, Any]], purls: list[str]) -> list[dict
 
 
 def make_documents() -> dict[str, dict[str, Any]]:
-    """Return both documents by the names of their files."""
     data = yaml.safe_load((FOLDER / "frontend.yaml").read_text(encoding="utf-8"))
     sbom, vex = (data[name] for name in ("frontend.cdx.json", "frontend.openvex.json"))
     sbom["metadata"]["component"]["hashes"] = [{"alg": "SHA-256", "content": sha256(JAR.read_bytes()).hexdigest()}]

@@ -36,7 +36,6 @@ SHUTDOWN_S = 2.0
 
 
 def make_control_app(gateway: Gateway) -> web.Application:
-    """Make the server of the control port."""
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
     app[GATEWAY] = gateway
     for module in (protocol, operator, page):
@@ -45,8 +44,6 @@ def make_control_app(gateway: Gateway) -> web.Application:
 
 
 def make_metrics_app(gateway: Gateway) -> web.Application:
-    """Make the server of the metrics port."""
-
     async def answer(request: web.Request) -> web.Response:
         text = await gateway.envoy_metrics() + metrics.render(gateway.fleet, gateway.traffic.texts)
         if request.path == "/metrics":
@@ -115,7 +112,6 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the control process; return 1 after one line if it fails."""
     parser = CommandParser(
         prog="python -m deploy.gateway.control", description="Run a gateway's control process, for its supervisor."
     )

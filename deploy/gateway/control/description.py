@@ -23,7 +23,6 @@ OTHER_TYPES = {"BYTES": "TYPE_STRING", "ANY": "TYPE_INVALID"}
 
 
 def describe_server(is_managed: bool) -> dict[str, Any]:
-    """Return server metadata."""
     extensions = [*EXTENSIONS, *(MANAGEMENT_EXTENSIONS if is_managed else ())]
     return {"name": NAME, "version": VERSION, "extensions": extensions}
 
@@ -41,7 +40,6 @@ def find(fleet: Fleet, name: str, requested: str = "") -> tuple[ServedModel, Ser
 
 
 def metadata(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
-    """Return model metadata."""
     model, version = find(fleet, name, requested)
     document = _handler_metadata(fleet, model, version)
     return {

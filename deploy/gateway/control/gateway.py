@@ -65,7 +65,6 @@ class Gateway:
     """The nodes' models, operators' decisions, and Envoy's files."""
 
     def __init__(self, settings: GatewaySettings, nodes: Sequence[Node], envoy: Envoy, state_dir: Path) -> None:
-        """Begin to watch the nodes; in a running loop."""
         self.settings = settings
         self.watches: dict[str, Watch] = {}
         self.decisions = read_saved(state_dir / DECISIONS, DECISIONS_TYPE, Decisions())
@@ -95,7 +94,6 @@ class Gateway:
         self._tasks = [asyncio.create_task(each) for each in (self._write(), self._scrape())]
 
     async def close(self) -> None:
-        """Stop all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

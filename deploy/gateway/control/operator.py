@@ -27,8 +27,6 @@ POLL_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class DrainingRequest:
-    """The body that starts or ends the drain of a node."""
-
     draining: bool
 
 
@@ -47,7 +45,6 @@ routes = web.RouteTableDef()
 
 @routes.get("/control/nodes")
 async def nodes(request: web.Request) -> web.Response:
-    """Return the state of every node, with its requests in flight."""
     gateway = request.app[GATEWAY]
     endpoints = await gateway.endpoints()
     return web.json_response([_node(gateway, name, endpoints) for name in gateway.fleet.nodes])
@@ -55,7 +52,6 @@ async def nodes(request: web.Request) -> web.Response:
 
 @routes.put("/control/nodes/{node}")
 async def drain(request: web.Request) -> web.Response:
-    """Send a node no new requests, or send it requests again."""
     gateway, name = request.app[GATEWAY], request.match_info["node"]
     if name not in gateway.fleet.nodes:
         known = ", ".join(gateway.fleet.nodes) or "none"
@@ -96,7 +92,6 @@ async def canaries(request: web.Request) -> web.Response:
 
 @routes.put("/control/canaries/{model:[^/]+}")
 async def set_canary(request: web.Request) -> web.Response:
-    """Send a version a share of a model's requests."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     body = await read_body(request, Canary)
     model, version = description.find(gateway.fleet, name, body.version)
@@ -133,7 +128,6 @@ async def models(request: web.Request) -> web.Response:
 
 @routes.get("/control/models/{model:[^/]+}")
 async def model(request: web.Request) -> web.Response:
-    """Return one model with all versions together, or one version (`?version=`)."""
     gateway = request.app[GATEWAY]
     found, version = _find(gateway.fleet, request.match_info["model"], request.query.get("version"))
     return web.json_response(_describe(gateway.fleet, found, version, await gateway.endpoints()))
@@ -141,7 +135,6 @@ async def model(request: web.Request) -> web.Response:
 
 @routes.put("/control/models/{model:[^/]+}")
 async def withdraw(request: web.Request) -> web.Response:
-    """Withdraw a model or a version, or restore it."""
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     body = await read_body(request, WithdrawalRequest)
     # The default version and the registrations may have just changed.

@@ -41,7 +41,6 @@ routes = web.RouteTableDef()
 @routes.get("/v2")
 @routes.get("/v2/")
 async def server(request: web.Request) -> web.Response:
-    """Return server metadata."""
     return web.json_response(description.describe_server(request.app[GATEWAY].settings.management))
 
 
@@ -49,7 +48,6 @@ async def server(request: web.Request) -> web.Response:
 @routes.get(f"{MODEL}/stats")
 @routes.get("/v2/models/stats")
 async def statistics(request: web.Request) -> web.Response:
-    """Return Triton's statistics of a model, or of all models."""
     return web.json_response(await _statistics(request.app[GATEWAY], *_model_and_version(request)))
 
 
@@ -58,7 +56,6 @@ async def statistics(request: web.Request) -> web.Response:
 @routes.get(VERSION)
 @routes.get(MODEL)
 async def describe(request: web.Request) -> web.Response:
-    """Return the metadata of a model, or Triton's configuration."""
     make = description.configuration if "question" in request.match_info else description.metadata
     return web.json_response(make(request.app[GATEWAY].fleet, *_model_and_version(request)))
 
@@ -66,7 +63,6 @@ async def describe(request: web.Request) -> web.Response:
 @routes.get(f"{VERSION}/ready")
 @routes.get(f"{MODEL}/ready")
 async def ready(request: web.Request) -> web.Response:
-    """Return 200 if a model is ready, and 503 if not."""
     if not _is_ready(request.app[GATEWAY].fleet, *_model_and_version(request)):
         raise _make_not_ready(request)
     return web.Response()
@@ -97,14 +93,12 @@ async def invoke(request: web.Request) -> web.Response:
 
 @routes.post("/v2/repository/index")
 async def index(request: web.Request) -> web.Response:
-    """Return the repository's index."""
     is_ready_only = (await read_body(request, dict[str, Any])).get("ready") is True
     return web.json_response(_index(request.app[GATEWAY], is_ready_only))
 
 
 @routes.post("/v2/repository/models/{model:[^/]+}/load")
 async def load(request: web.Request) -> web.Response:
-    """Register a model on all nodes."""
     parameters = (await read_body(request, dict[str, Any])).get("parameters")
     await repository.load(request.app[GATEWAY], request.match_info["model"], parameters)
     return web.Response()
@@ -112,7 +106,6 @@ async def load(request: web.Request) -> web.Response:
 
 @routes.post("/v2/repository/models/{model:[^/]+}/unload")
 async def unload(request: web.Request) -> web.Response:
-    """Remove a model from all nodes."""
     await repository.unload(request.app[GATEWAY], request.match_info["model"])
     return web.Response()
 
@@ -122,13 +115,11 @@ async def unload(request: web.Request) -> web.Response:
 @routes.route("*", UNSUPPORTED)
 @routes.route("*", UNSUPPORTED + "/{rest:.*}")
 async def unsupported(request: web.Request) -> web.Response:
-    """Refuse an unsupported extension."""
     raise RequestError(400, f"{request.path[:200]} is not supported")
 
 
 @routes.route("*", "/v2/{rest:.*}")
 async def unknown(request: web.Request) -> web.Response:
-    """Refuse an unknown route or method."""
     raise RequestError(404, f"{request.method} {request.path[:200]}: unknown route")
 
 
@@ -143,7 +134,6 @@ async def models(request: web.Request) -> web.Response:
 
 @routes.get("/v1/models/{model:.+}")
 async def model(request: web.Request) -> web.Response:
-    """Return a model, or a 404."""
     name = request.match_info["model"]
     if name not in _names(request):
         message = "Unknown model; GET /v1/models lists the models."
@@ -187,7 +177,6 @@ METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
 @routes.post("/grpc.health.v1.Health/{method:Check}")
 @routes.post(f"/{SERVICE}/{{method}}")
 async def grpc(request: web.Request) -> web.Response:
-    """Answer a gRPC call."""
     method = request.match_info["method"]
     if method not in METHODS:
         raise RequestError(400, f"{method[:100]} is not supported", UNIMPLEMENTED)

@@ -47,7 +47,6 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
 
 
 async def unload(gateway: Gateway, name: str) -> None:
-    """Remove every version of a model from all nodes."""
     check(gateway)
     await gateway.poll()
     if name not in gateway.fleet.registered:

@@ -62,12 +62,10 @@ class Upstream(NamedTuple):
 
     @property
     def stat(self) -> str:
-        """The name of its statistics."""
         return self.cluster.translate(STAT_NAMES)
 
 
 def name_cluster(model: str, version: str | None = None) -> str:
-    """Return the name of the cluster of a model, or of one version."""
     if version is None:
         return model if model != CONTROL else f"{model}/"
     return f"{model}/{version}"
@@ -83,7 +81,6 @@ def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
 
 
 def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
-    """Make all clusters; the endpoints of models are in separate files."""
     has_tokens = any(node.token_file for node in fleet.nodes.values())
     return [_control(settings), *(_model(settings, each, has_tokens=has_tokens) for each in list_upstreams(fleet))]
 

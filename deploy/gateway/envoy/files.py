@@ -118,7 +118,6 @@ def keep_accepted(state_dir: Path, accepted: Iterable[str], rejected: Iterable[s
 
 
 def make_folders(state_dir: Path) -> None:
-    """Make the folders that only the owner can read."""
     for folder in (state_dir, state_dir / ENDPOINTS):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -43,7 +43,6 @@ OPEN_BURST = 500
 
 
 def bootstrap(settings: GatewaySettings) -> Resource:
-    """Make the configuration of Envoy's start."""
     limits = settings.limits
     heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
     made: Resource = fill_template("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
@@ -51,7 +50,6 @@ def bootstrap(settings: GatewaySettings) -> Resource:
 
 
 def make_listeners(settings: GatewaySettings) -> list[Resource]:
-    """Make the listeners of HTTP, gRPC and probes."""
     ports = settings.ports
     probe = fill_template("listener", PROBE, address=make_address(ports.internal_address, ports.probe))
     return [_listener(settings, HTTP, ports.http), _listener(settings, GRPC, ports.grpc), probe]
@@ -113,7 +111,6 @@ def _keys(settings: GatewaySettings) -> Resource | None:
 
 
 def _quote(text: str) -> str:
-    """Quote printable ASCII as a Lua string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -155,7 +152,6 @@ def make_secrets(tls: Tls) -> dict[str, Resource]:
 
 
 def _transport(tls: Tls, protocols: list[str]) -> Resource:
-    """Make the TLS socket of a listener, with its protocols (ALPN)."""
     authority = None if tls.client_ca is None else fill_template("listener", "named_authority")
     made: Resource = fill_template(
         "listener", "tls", protocols=protocols, authority=authority, needs_client=tls.client_ca is not None

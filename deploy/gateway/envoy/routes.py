@@ -41,7 +41,6 @@ encode = partial(quote, safe="")
 
 
 def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
-    """Make the routes of the listener HTTP or GRPC."""
     limits = settings.limits
     timeout_s, question_bytes = format_seconds(limits.response_s), min(QUESTION_BYTES, limits.body_bytes)
     fixed = fill_template(
@@ -102,7 +101,6 @@ def _to_nodes(
 
 
 def _other_matches(settings: GatewaySettings, model: str, *, is_invoked: bool) -> Iterator[Resource]:
-    """Yield the matches of other APIs for a model without a version."""
     yield {"path": f"/v2/models/{encode(model)}/infer"}
     yield {"path": f"/v1/models/{encode(f'{model}:predict')}"}
     named = {"name": "model_name", "string_match": {"exact": encode(model)}}

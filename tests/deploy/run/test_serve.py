@@ -21,9 +21,10 @@ from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
 from deploy.run.server import JAVA_CLASS, Server
-from deploy.run.summary import calls
+from deploy.run.summary import advise, calls
 from deploy.sandbox import make_settings
 from tests.waiting import until
+from torchserve_client.metadata import Metadata
 
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
 
@@ -165,6 +166,14 @@ def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(serve
         found = server.pid()
         process.kill()
     assert found == process.pid
+
+
+@pytest.mark.parametrize("platform", ["openvino", "torch"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", ""])
+def test_only_a_model_that_openvino_serves_in_fp32_gets_the_command_of_int8(platform: str, precision: str) -> None:
+    line = advise(Metadata("resnet-152", "1.0", f"torchserve_{platform}", (), (), 64, precision))
+    is_advised = "./archive.sh resnet-152 --precision int8 --calibrate FOLDER" in (line or "")
+    assert is_advised is ((platform, precision) == ("openvino", "fp32"))
 
 
 @pytest.mark.parametrize(

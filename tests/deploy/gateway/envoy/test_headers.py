@@ -8,7 +8,7 @@ import pytest
 from deploy.gateway.settings import GatewaySettings, Limits
 from tests.deploy.gateway.envoy.harness import Gateway
 
-# What handlers read, with values of theirs; and what ends at the gateway, of every kind.
+# Headers that handlers read, and headers of every kind that end at the gateway.
 READ = {
     "content-type": "text/plain; charset=utf-8", "content-encoding": "br",
     "inference-header-content-length": "1", "x-priority": "1", "x-timeout-ms": "9000", "x-api": "rerank",
@@ -31,9 +31,11 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield gateway
 
 
-def test_only_what_handlers_read_reaches_a_node_by_any_protocol(heads: Gateway) -> None:
-    found = heads.received("POST", "/predictions/m", data=iter([b"x"]), headers={**READ, **DROPPED})["headers"]
+def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(heads: Gateway) -> None:
+    answer = heads.ask("POST", "/predictions/m", data=iter([b"x"]), headers={**READ, **DROPPED})
+    found = answer.json()["headers"]
     assert found == {**READ, "host": found["host"], "content-length": "1"}
+    assert [name for name in answer.headers if name.lower().startswith("x-envoy-")] == []
     # Headers that Connection names belong to that connection alone.
     nominated = heads.received("POST", "/predictions/m", headers={"Connection": "close, X-Tenant", "X-Tenant": "shop"})
     assert "x-tenant" not in nominated["headers"]
