@@ -32,10 +32,10 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(heads: Gateway) -> None:
-    answer = heads.ask("POST", "/predictions/m", data=iter([b"x"]), headers={**READ, **DROPPED})
-    found = answer.json()["headers"]
+    response = heads.ask("POST", "/predictions/m", data=iter([b"x"]), headers={**READ, **DROPPED})
+    found = response.json()["headers"]
     assert found == {**READ, "host": found["host"], "content-length": "1"}
-    assert [name for name in answer.headers if name.lower().startswith("x-envoy-")] == []
+    assert [name for name in response.headers if name.lower().startswith("x-envoy-")] == []
     # Headers that Connection names belong to that connection alone.
     nominated = heads.received("POST", "/predictions/m", headers={"Connection": "close, X-Tenant", "X-Tenant": "shop"})
     assert "x-tenant" not in nominated["headers"]

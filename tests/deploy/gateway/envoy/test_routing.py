@@ -142,7 +142,7 @@ def test_grpc_compressed_messages_arrive_inflated(gateway: Gateway, compression:
     ("method", "message", "status", "text"),
     [
         ("ModelInfer", b"\x12\x011", 3, "model_name is empty"),
-        ("ModelInfer", b"\x0a\xff", 3, "no ModelInferRequest"),
+        ("ModelInfer", b"\x0a\xff", 3, "not a valid ModelInferRequest"),
         ("ModelStreamInfer", b"", 12, "ModelStreamInfer is not supported"),
         ("/grpc.health.v1.Health/Watch", b"", 12, "and Check of grpc.health.v1.Health"),
         ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", b"", 12, "only inference."),
