@@ -73,7 +73,7 @@ def make_parser(environment: Mapping[str, str] = os.environ) -> CommandParser:
 
     def add(group: argparse._ArgumentGroup, option: str, variable: str, words: str, **how: Any) -> None:
         default = environment.get(variable) or how.pop("default")
-        words = f"{words}; variable: {variable}" + ("" if default is None else "; default: %(default)s")
+        words = f"{words}; variable: {variable}" + ("; default: %(default)s" if default else "")
         group.add_argument(option, default=default, help=words, **how)
 
     add(files, "--config", "NODE_CONFIG", "config.properties", default=CONFIG, **path)
@@ -86,7 +86,7 @@ def make_parser(environment: Mapping[str, str] = os.environ) -> CommandParser:
     words = "seconds until edges have noticed that the node drains"
     add(network, "--notice-s", "NODE_NOTICE_S", words, default=NOTICE_S, type=float, metavar="S")
     words = "the edges' forward_headers, separated by commas"
-    add(network, "--forward-headers", "NODE_FORWARD_HEADERS", words, default="", type=_split_names, metavar="NAMES")
+    add(network, "--forward-headers", "NODE_FORWARD_HEADERS", words, default=(), type=_split_names, metavar="NAMES")
     return parser
 
 

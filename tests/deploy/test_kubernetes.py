@@ -1,4 +1,4 @@
-"""deploy/kubernetes as YAML, without kubectl: what its containers may do, and who may talk to whom."""
+"""deploy/kubernetes as YAML, without kubectl: the rights of containers, and the allowed connections."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_
         context = each.get("securityContext", {})
         assert context.items() <= allowed.items(), each
         for container in [*each.get("initContainers", []), *each.get("containers", [])]:
-            # A patch names what it changes alone.
+            # A patch contains only its changes.
             if "args" in container or "command" in container:
                 wholes += 1
                 assert container["securityContext"].items() >= OF_CONTAINER.items(), container["name"]
@@ -108,7 +108,7 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
     }
     clients = {(source, "edge", port) for source in ("an allowed namespace", "client") for port in (8000, 8001)}
     assert let == clients | {("edge", "node", PORT), ("prometheus", "edge", 8002), ("prometheus", "node", PORT)}
-    # A node asks nobody, but for one that fetches its archives; not even the machine's own role.
+    # Only a node that fetches its archives has egress, and never to the machine's metadata service.
     egress = {each["metadata"]["name"]: each["spec"].get("egress", []) for each in policies}
     assert egress["torchserve-node"] == []
     assert egress["torchserve-fetch"][0]["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}]

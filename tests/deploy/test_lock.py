@@ -1,4 +1,4 @@
-"""The locks: what the program reads from them, and that those committed agree with each other and with pyproject."""
+"""deploy/lock.py; and the committed locks agree with each other and with pyproject."""
 
 import importlib.metadata
 import importlib.util
@@ -66,7 +66,7 @@ def test_lock_has_what_pyproject_asks_for_and_is_what_is_installed() -> None:
 
 
 def test_lock_of_the_image_is_a_part_of_the_environments() -> None:
-    """Nothing else is served than what was tested: name, version and every hash."""
+    """The served packages are the tested ones: name, version and every hash."""
     everything, server = (
         {pin: set(re.findall(r"sha256:\w+", "".join(lines))) for pin, lines in blocks(path.read_text()).items()}
         for path in LOCKS[:2]
@@ -78,7 +78,7 @@ def test_lock_of_the_image_is_a_part_of_the_environments() -> None:
 @pytest.mark.parametrize("extra", [path.stem for path in LOCKS[2:]])
 def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra: str) -> None:
     text, base = (ROOT / "deploy" / "extras" / f"{extra}.lock").read_text(), (ROOT / "requirements.lock").read_text()
-    # Both together resolve to what each says alone.
+    # Both together have the versions of each.
     assert beyond(base, text) == text
     asked = {re.split(r"[<>=~!\[]", each)[0] for each in PROJECT["optional-dependencies"][extra]}
     assert asked <= {pin.partition("==")[0] for pin in blocks(text)}

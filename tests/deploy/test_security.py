@@ -28,7 +28,7 @@ def test_reasons_of_the_vex_hold_for_the_jar() -> None:
     groups = yaml.safe_load((FOLDER / "frontend.yaml").read_text(encoding="utf-8"))["statements"]
     with zipfile.ZipFile(JAR) as jar:
         members = {member: jar.read(member) for member in jar.namelist()}
-    # TorchServe's own classes and the logging configurations name what they use; the libraries have all of these names.
+    # TorchServe's classes and the logging configurations name the used classes; the libraries contain all names.
     own = [content for member, content in members.items() if member.startswith(("org/pytorch/serve/", "log4j2"))]
     used, there = b"".join([*own, (ROOT / "deploy" / "log4j2.xml").read_bytes()]), b"".join(members.values())
     page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")

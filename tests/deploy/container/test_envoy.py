@@ -1,4 +1,4 @@
-"""What a node's Envoy lets through and answers itself: a real one, in front of a stand-in of TorchServe."""
+"""The requests that a node's Envoy forwards and answers: a real Envoy, in front of a stand-in of TorchServe."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ READY = NodeStatus(words="ready")
 
 @dataclass
 class Node:
-    """A node's Envoy, and what stands in for its TorchServe."""
+    """A node's Envoy, and the stand-in of its TorchServe."""
 
     envoy: Envoy
     settings: NodeSettings
@@ -40,7 +40,7 @@ class Node:
             return session.send(request, timeout=60)
 
     def show(self, view: NodeStatus) -> None:
-        """Say so from now on, and wait until Envoy does."""
+        """Publish a status, and wait until Envoy returns it."""
         write_resources(self.settings.envoy / ROUTES_FILE, [envoy.make_routes(view)])
         words = f"{'draining' if view.is_draining else view.words}\n"
         until(lambda: self.ask("GET", "/ready").text == words, every_s=0.01)

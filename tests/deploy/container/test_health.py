@@ -1,4 +1,4 @@
-"""When a node is ready, by what TorchServe says of its models."""
+"""The readiness of a node, by TorchServe's descriptions of its models."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ class Scene:
 
     Attributes:
         first, second: the nodes.
-        envoy: what stands in for Envoy.
+        envoy: the stand-in of Envoy.
         url, metrics_url: the control port's and the metrics port's.
     """
 
@@ -112,7 +112,7 @@ class Scene:
         run(self.gateway.poll())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
-        """Describe other versions of `classifier` from now on, on both nodes or on the first alone."""
+        """Replace the versions of `classifier`, on both nodes or only on the first."""
         for node in (self.first, self.second) if on_both else (self.first,):
             node.models = {"classifier": [*versions]} if versions else {}
         self.look()

@@ -1,4 +1,4 @@
-"""What is configured and does not hold: settings that cannot be applied, and files that Envoy rejects."""
+"""Settings that cannot be applied, and files that Envoy rejects."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
             wait(lambda: statuses() == [200, 503, 503])
             assert "gateway_files_rejected{} 2" in scene.metrics()
-            # An Envoy that starts again serves what the last one accepted.
+            # A restarted Envoy serves the configuration that was accepted last.
             pid = envoy.pid()
             envoy.stop(0)
             envoy.keep(bootstrap(scene.settings))
@@ -60,7 +60,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             wait(lambda: statuses() == [200, 200, 200])
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] == 200
             wait(lambda: statuses() == [404, 200, 200])
-            # Without an inotify instance for each cluster Envoy aborts.
+            # Envoy aborts without an inotify instance for each cluster.
             (tmp_path / "limit").write_text(str(files.OTHER_INSTANCES))
             monkeypatch.setattr(files, "INOTIFY", tmp_path / "limit")
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
@@ -102,7 +102,7 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
             assert "gateway_settings_unapplied{} 1" in metrics
         gateway.config.write_text(good)
         wait(lambda: statuses() == [200, 200, 200])
-        # Keys of a file that only its owner may read hold, and a change of mode alone shuts nothing.
+        # Keys of a private file apply, and a change of the mode shuts no route.
         keys = gateway.config.with_name("keys.yaml")
         keys.touch(mode=0o600)
         keys.write_text(KEYS)

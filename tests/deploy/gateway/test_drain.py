@@ -1,4 +1,4 @@
-"""How long a node that is taken out is waited for, by what Envoy counts as in flight."""
+"""The wait for a drained node, by Envoy's count of its requests in flight."""
 
 import json
 import time
@@ -18,23 +18,23 @@ from torchserve_client.transport import Request
 
 
 @pytest.mark.parametrize(
-    ("counts", "unanswered", "said"),
+    ("counts", "unanswered", "reported"),
     [
         ([0], 0, ["the last response is sent"]),
         ([3, 1, 0], 0, ["3 requests are in flight; at most 0.5 s", "the last response is sent"]),
-        # Clients that send on are given up when an answer may take no longer.
+        # The wait for clients that keep sending ends after limit_s.
         ([2], 2, ["2 requests are in flight; at most 0.5 s", "2 requests have no response after 0.5 s"]),
     ],
     ids=["idle", "long answer", "sends on"],
 )
 def test_node_is_waited_for_until_nothing_is_in_flight_or_an_answer_may_take_no_longer(
-    counts: list[int], unanswered: int, said: list[str]
+    counts: list[int], unanswered: int, reported: list[str]
 ) -> None:
     words: list[str] = []
     left = iter(counts)
     began_s = time.monotonic()
     assert wait_idle(lambda: next(left, counts[-1]), words.append, notice_s=0.1, limit_s=0.5) == unanswered
-    assert words == said
+    assert words == reported
     assert 0.1 <= time.monotonic() - began_s < 5
 
 
@@ -45,7 +45,7 @@ def local(tmp_path: Path) -> LocalNode:
 
 @pytest.fixture
 def shown(local: LocalNode, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What this machine's gateway shows of the node, which it drains as it is asked."""
+    """The node's state in this machine's gateway, which drains it on request."""
     state: dict[str, Any] = {"name": "n", "is_draining": False, "is_routed": True, "in_flight": 0}
     state["management"] = local.server.settings.management_url
 

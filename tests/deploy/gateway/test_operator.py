@@ -1,4 +1,4 @@
-"""What whoever runs the servers decides on the control port: draining, canaries, withdrawals; and the metrics port."""
+"""Operators' decisions on the control port: drains, canaries, withdrawals; and the metrics port."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_draining_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
     assert scene.ask("GET", "/control/nodes")[1] == [expected, other]
     scene.ask("PUT", "/control/nodes/node-1", {"draining": False})
     assert scene.fleet.draining == set()
-    # Every model of its has to be READY.
+    # Every model of the node must be READY.
     scene.envoy.unhealthy = {"classifier/1.0"}
     assert [node["is_routed"] for node in scene.ask("GET", "/control/nodes")[1]] == [False, False]
     scene.envoy.is_running = False
@@ -50,7 +50,7 @@ def test_canary_configures_envoy_and_outlives_a_restart(scene: Scene) -> None:
     scene.restart()
     assert scene.ask("GET", CANARY) == (200, expected)
     assert scene.fleet.canaries == {"classifier": canary}
-    # A version that has gone gets nobody.
+    # An unregistered version receives no requests.
     scene.register(OLD, on_both=False)
     assert scene.gateway.fleet.canaries == {}
     assert scene.ask("DELETE", CANARY) == (204, None)
@@ -82,10 +82,10 @@ def test_withdrawn_model_is_not_there_and_what_is_in_flight_for_it_is_counted(ma
     assert (fleet.models, list(fleet.registered)) == ({}, ["classifier"])
     assert managed.status("/v2/models/classifier") == 404
     assert managed.ask("POST", "/v2/repository/index") == (200, [])
-    # With its workers gone it makes nothing unready.
+    # Without workers it makes nothing unready.
     managed.register(described("classifier", ready=0), on_both=False)
     assert managed.gateway.fleet.is_ready
-    # It outlives the control process, whose nodes have not answered at first.
+    # It outlives the control process, before the nodes have answered.
     managed.restart()
     assert managed.ask("GET", MODEL) == (200, said)
     assert managed.ask("GET", "/control/models") == (200, [{**said, "version": "1.0"}])
@@ -127,7 +127,7 @@ def test_version_that_is_withdrawn_before_it_becomes_the_default_answers_nothing
 
 
 def test_default_version_alone_is_not_withdrawn(scene: Scene) -> None:
-    # The gateway has not seen the new one yet, and looks.
+    # The gateway polls before the decision.
     for node in (scene.first, scene.second):
         node.models["classifier"] = [OLD, NEW]
     status, document = scene.ask("PUT", MODEL, {"version": "1.0", "withdrawn": True})
@@ -138,7 +138,7 @@ def test_default_version_alone_is_not_withdrawn(scene: Scene) -> None:
 def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None:
     scene.ask("PUT", MODEL, {"withdrawn": True})
     scene.register(on_both=False)
-    # One node has it still; and one that is away keeps what it had.
+    # One node still has it; an unreachable node keeps its models.
     assert scene.gateway.fleet.models == {}
     scene.second.close()
     scene.look()
@@ -148,7 +148,7 @@ def test_withdrawn_model_that_is_registered_anew_is_served(scene: Scene) -> None
     assert scene.gateway.decisions.withdrawn == set()
     scene.register(OLD)
     assert list(scene.gateway.fleet.models) == ["classifier"]
-    # What is gone and back before the gateway looks is put back by hand.
+    # A model that returns between two polls is restored by hand.
     scene.ask("PUT", MODEL, {"withdrawn": True})
     scene.first.models, scene.second.models = {}, {}
     assert scene.ask("PUT", MODEL, {"withdrawn": False})[0] == 404
@@ -193,10 +193,10 @@ def test_page_of_another_site_decides_nothing(scene: Scene) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return scene.ask(method, "/control/nodes", headers=named)[0]
 
-    # Its name may be bound anew to this machine's address.
+    # The owner of another name may let it resolve to this machine.
     assert [status("GET", Host=host) for host in ("evil.example", "localhost:8003", "[::1]:8003")] == [403, 200, 200]
     assert status("POST", Origin="https://evil.example") == 403
-    # Envoy says under which name its client asked.
+    # Envoy forwards the client's Host.
     assert status("POST", Origin="https://evil.example", X_Forwarded_Host="gateway.example") == 403
     assert status("POST", Origin="https://gateway.example", X_Forwarded_Host="gateway.example") == 405
 
@@ -208,7 +208,7 @@ def test_metrics_are_those_of_envoy_of_every_node_and_of_what_the_gateway_saw(sc
     scene.first.metrics = 'handler_items_total{ModelName="classifier",} 5\n'
     worker = scene.first.models["classifier"][0]["workers"][0]
     scene.first.models["classifier"][0]["jobQueueStatus"]["pendingRequests"] = 7
-    # It dies: for a while it has no process, then it has another.
+    # The worker dies: it has no process for a while, then another.
     for pid, status in ((100, "READY"), (-1, "UNLOADING"), (101, "READY")):
         worker.update(pid=pid, status=status)
         scene.look()

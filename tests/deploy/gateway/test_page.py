@@ -1,4 +1,4 @@
-"""The page's routes: types, policy, caching, and what is refused."""
+"""The page's routes: types, policy, caching, refusals."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def get(page: Scene, path: str, **headers: str) -> requests.Response:
     [
         ("/", "text/html; charset=utf-8", "no-cache"),
         ("/page/page.js", "text/javascript; charset=utf-8", "no-cache"),
-        # What a key protects is kept nowhere.
+        # Data that a key protects is not cached.
         ("/summary", "application/json", "no-store"),
     ],
 )

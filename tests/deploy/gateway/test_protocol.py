@@ -1,4 +1,4 @@
-"""What the control process answers about models, over HTTP and gRPC."""
+"""The control process' responses about models, over HTTP and gRPC."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("GET", "/v2/models/%7Bx%7D/ready", 404, {"error": UNKNOWN.replace("x", "{x}")}),
         ("POST", "/v2/models/x/infer", 404, {"error": UNKNOWN}),
         ("GET", "/v2/models/classifier/versions/7", 404, {"error": version}),
-        # Envoy knows a route for it as soon as it is found: only a newcomer comes here.
+        # Envoy has a route for a known model: only requests for a new model arrive here.
         ("POST", "/v2/models/classifier/infer", 503, {"error": "'classifier' version 1.0 is not at ready state"}),
         ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: unknown route"}),
         ("POST", "/v2/repository/models/classifier/unload", 400, {"error": management}),
@@ -45,7 +45,7 @@ def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path
 
 
 def configured(**said: Any) -> dict[str, Any]:
-    """Return the configuration of a model whose handler says this of itself."""
+    """Return the configuration of a model with this metadata."""
     replica = Replica(1, 1, 8, 20, is_default=True)
     version = ServedVersion("1.0", {"a": replica}, {**METADATA, **said})
     return configuration(Fleet(registered={"m": ServedModel("m", {"1.0": version}, "1.0")}), "m")
@@ -63,10 +63,10 @@ def test_configuration_is_what_tritons_tools_read() -> None:
         "dynamic_batching": {"preferred_batch_size": [8], "max_queue_delay_microseconds": 20000},
         "instance_group": [{"name": "m", "kind": "KIND_CPU", "count": 1}],
     }
-    # A function that declares nothing: neither the datatype nor the dimensions are known.
+    # A function without declarations: datatype and dimensions are unknown.
     found = configured(inputs=[{"name": "x", "datatype": "ANY", "shape": [-1]}])
     assert found["input"] == [{"name": "x", "data_type": "TYPE_INVALID", "dims": []}]
-    # Triton's clients would put rows first; so it has no batches in their sense.
+    # Triton's clients put rows first, so for them the model has no batches.
     found = configured(inputs=[{"name": "x", "datatype": "BF16", "shape": [4, -1], "batch_dim": 1}])
     assert (found["max_batch_size"], found["input"][0]["dims"]) == (0, [4, -1])
     said = {name: each["string_value"] for name, each in found["parameters"].items()}
@@ -86,10 +86,10 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
         return scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")
 
     assert ready() == (True, 200)
-    # An adaptive model that was scaled to two: its second worker never becomes READY.
+    # An adaptive model with two workers: the second never becomes READY.
     scene.register(described("classifier", workers=2, ready=1))
     assert ready() == (True, 200)
-    # Registered without workers, as the management API does unasked.
+    # Registered without workers, as the management API does by default.
     scene.first.models = {"classifier": [described("classifier")], "other": [described("other", workers=0, ready=0)]}
     assert ready() == (False, 200)
     scene.register(described("classifier", ready=0))
@@ -118,7 +118,7 @@ def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
     managed.register(described("classifier", "1.0"), described("classifier", "2.0"), on_both=False)
     assert managed.ask("POST", f"{models}/classifier/unload")[0] == 200
     assert (managed.first.models, managed.second.models) == ({}, {})
-    # What is answered is so.
+    # The response means that it is done.
     assert managed.status("/v2/models/classifier") == 404
     assert managed.ask("POST", f"{models}/classifier/unload")[0] == 404
     assert managed.ask("POST", f"{models}/classifier/load")[0] == 200
@@ -157,7 +157,7 @@ def message(kind: str, **fields: Any) -> bytes:
 def test_grpc_errors_have_status_and_message(scene: Scene) -> None:
     for method, body, status, words in (
         ("ModelMetadata", message("ModelMetadataRequest", name="x"), 5, UNKNOWN),
-        # Inference of what Envoy knows no route for.
+        # An inference for which Envoy has no route.
         ("/predictions/x", b"0" * 2_000_000, 5, UNKNOWN),
         ("/predictions/classifier/9", b"", 5, "version 9"),
         ("/predictions/classifier", b"", 14, "not at ready state"),

@@ -1,4 +1,4 @@
-"""gateway.yaml, nodes.json and a name with addresses: read, and read anew."""
+"""gateway.yaml, nodes.json and a name with addresses, and their changes."""
 
 import json
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
     config.write_text(DISCOVER)
     known = Node(name="10-0-0-9", **URLS)
     named = Configuration(config, tmp_path / "nodes.json", [known], resolve)
-    # A process that starts anew while the name does not resolve keeps what was known.
+    # A new process keeps the known nodes while the name does not resolve.
     assert named.read()[1] == (known,)
     addresses += ["fd00::7", "10.0.0.7", "10.0.0.7"]
     found = named.read_changes()
@@ -129,6 +129,6 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
     assert [named.read_changes() for _ in range(3)] == [None] * 3
     addresses.append("127.0.0.3")
     assert changed(named)[1] == ["127-0-0-3"]
-    # It is logged once each time, however often it is looked up.
+    # Each failure is logged once.
     assert caplog.text.count("does not resolve") == 2
     assert [resolve_host(host) for host in ("localhost", "127.0.0.3", "::1")] == [["127.0.0.1"], ["127.0.0.3"], ["::1"]]

@@ -100,13 +100,13 @@ def buckets(name: str, counts: Mapping[str, float]) -> dict[Counter, float]:
     return {counter(f"{name}_bucket", end=bound): count for bound, count in counts.items()}
 
 
-# A handler that is not of this project counts nothing: TorchServe does.
+# A handler of another project counts nothing; TorchServe does.
 FRONTEND = {counter("ts_queue_latency_microseconds"): 30_000.0, counter("ts_inference_requests_total"): 10.0}
 WHOLE = {
     **FRONTEND,
     **buckets("handler_request_seconds", {"0.01": 0, "0.1": 90, "+Inf": 100}),
     **buckets("handler_batch_size", {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}),
-    # TorchServe counts questions about the model too.
+    # TorchServe also counts requests for metadata.
     **{counter("handler_requests_total", outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
     **{counter("handler_items_total", version): 2.0 for version in ("1.0", "2.0")},
     counter("handler_item_errors_total", error="CorruptInput"): 6.0,

@@ -1,4 +1,4 @@
-"""What the nodes serve, found: nodes that come, go, are slow, or are no TorchServe."""
+"""The polls of the nodes' models: nodes that come, go, are slow, or are not a TorchServe."""
 
 import json
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
 
 def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
     scene.first.broken = lambda: web.json_response({"code": 503, "type": "Draining", "message": "."}, status=503)
-    # It answers what it has, and what still comes; and makes nothing unready.
+    # It answers its requests, and makes nothing unready.
     assert ready(scene) == {"node-1": 1, "node-2": 1}
     nodes = scene.ask("GET", "/control/nodes")[1]
     assert [(node["state"], node["is_draining"]) for node in nodes] == [("up", True), ("up", False)]
@@ -157,7 +157,7 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
     )
     scene.first.models |= models_of(["classifier/1.0"])
     assert seen() == (["classifier", "other"], True, 200)
-    # On a node that has not restarted it vanishes; what is missing on the other one an operator unregisters.
+    # On a node that has not restarted it is removed; on the other node an operator unregisters it.
     scene.first.models = models_of(["other/1.0"])
     assert seen() == (["classifier", "other"], False, 503)
     assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] in (200, 404)
@@ -209,8 +209,8 @@ def questions(scene: Scene) -> list[str]:
     return [path for node in (scene.first, scene.second) for path in node.asked if "/predictions/" in path]
 
 
-def say(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
-    """Have `classifier` on the first node alone, with other workers that say this of themselves."""
+def replace_workers(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
+    """Serve `classifier` only on the first node, with other workers and this metadata."""
     scene.first.metadata["classifier"] = said
     scene.second.models = {}
     scene.first.models["classifier"] = [described("classifier", start=start)]
@@ -219,7 +219,7 @@ def say(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
 def test_metadata_is_asked_once_and_again_when_the_workers_are_others(scene: Scene) -> None:
     assert scene.version.metadata == METADATA
     assert [questions(scene) for _ in range(3)] == [["GET /predictions/classifier/1.0"] * 2] * 3
-    say(scene, {**METADATA, "platform": "other"}, "T1")
+    replace_workers(scene, {**METADATA, "platform": "other"}, "T1")
     wait(lambda: len(questions(scene)) == 3 and scene.version.metadata != METADATA)
     # One without READY workers is not asked.
     scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]

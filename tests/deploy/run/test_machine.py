@@ -35,7 +35,7 @@ def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
     restore_file = str(tmp_path / "node-1" / "restore.json")
     assert reachable_nodes([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
     assert not list(tmp_path.iterdir())
-    # What listens on every interface is called on loopback; what the gateway cannot reach is no node of its own.
+    # A server on every interface is called on loopback; a server that the gateway cannot reach is not a node.
     wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")
     assert reachable_nodes(local_nodes(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
     assert reachable_nodes(local_nodes(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
@@ -52,7 +52,7 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
         assert len(set(folders)) == 3
     keys = [str((place / name / "key_file.json").resolve()) for name in ("node-1", "node-2", "node-3")]
     assert [node.token_file for node in reachable_nodes(nodes)] == keys
-    # What is not of one node alone stays: what is served, and the limits.
+    # The shared settings stay: models and limits.
     first, last = (parse(node.server.config.read_text()) for node in (nodes[0], nodes[2]))
     assert {key for key in first if first[key] != last[key]} == {
         "inference_address", "management_address", "metrics_address", "grpc_inference_port", "grpc_management_port"

@@ -1,4 +1,4 @@
-"""What a node serves again after it died: TorchServe's snapshots, kept until all is back; see e2e/test_nodes.py."""
+"""The record of a node's models: TorchServe's snapshots, kept until all are restored; see e2e/test_nodes.py."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Node:
         self._written += 1
         states = [{name: getattr(each, field) for name, field in STATE.items()} for each in registered]
         models = {each.model: {each.version: state} for each, state in zip(registered, states, strict=True)}
-        # Names are local time, which goes back in autumn: what was written last counts.
+        # Names contain local time, which is set back in autumn: the last write counts.
         path = self.snapshots / f"{9 - self._written}-snapshot.cfg"
         path.write_text(f"model_snapshot={json.dumps({'models': models})}\n" if text is None else text)
         os.utime(path, ns=(self._written, self._written))
@@ -61,9 +61,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """A node that was started, and then served nothing yet."""
+    """A node that was started, and serves nothing yet."""
     made = Node(tmp_path)
-    # At the first start nothing is restored, whatever lies about.
+    # The first start restores nothing, even if there are snapshots.
     made.serves(MADE)
     assert not made.record.exists()
     assert made.record.begin() == []
@@ -95,7 +95,7 @@ def test_what_was_served_last_is_restored_and_what_was_unregistered_is_not(node:
 def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.serves(made("a"), made("b"))
     node.record.begin()
-    # TorchServe is back and has one of them, and somebody registers a third; then it dies again.
+    # TorchServe restarts and has one of them, a third is registered, and it dies again.
     node.serves()
     node.serves(made("a", min_workers=0), made("c"))
     assert node.record.begin() == [made("a"), made("b"), made("c")]

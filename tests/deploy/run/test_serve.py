@@ -1,4 +1,4 @@
-"""make serve before anything is started: what it refuses in one line, and whose files it trusts."""
+"""make serve before a start: errors of one line, and the files that it trusts."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """What looks like a TorchServe that runs elsewhere."""
+    """A process that looks like a TorchServe of another folder."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", JAVA_CLASS], cwd=ROOT)
     yield process
     process.kill()

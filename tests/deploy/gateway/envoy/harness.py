@@ -1,4 +1,4 @@
-"""A real Envoy in front of stand-ins, for the tests of what its configuration does."""
+"""A real Envoy in front of stand-ins, for tests of its configuration."""
 
 import json
 import socket
@@ -89,7 +89,7 @@ class Gateway:
         return sum(each.in_flight for nodes in self.envoy.endpoints().values() for each in nodes.values())
 
     def at(self, node: str) -> list[Endpoint]:
-        """Return what each cluster has at a node."""
+        """Return the endpoints of all clusters at a node."""
         return [nodes[node] for nodes in self.envoy.endpoints().values() if node in nodes]
 
     def attempts(self) -> int:
@@ -118,7 +118,7 @@ class Gateway:
         return self.ask("POST", path, headers=_named(headers)).status_code
 
     def received(self, method: str, path: str, **arguments: Any) -> Any:
-        """Return the request as a stand-in received it."""
+        """Return the request that a stand-in received."""
         answer = self.ask(method, path, **arguments)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -139,7 +139,7 @@ class Gateway:
         return answer, json.loads(dict(call.initial_metadata())["x-received"])
 
     def refused(self, method: str, message: bytes = b"", **metadata: str) -> tuple[int, str]:
-        """Call by gRPC what is refused: return status and message."""
+        """Make a gRPC call that is refused; return status and message."""
         try:
             self.call(method, message, **metadata)
         except grpc.RpcError as error:
@@ -147,7 +147,7 @@ class Gateway:
         raise AssertionError("it was answered")
 
     def raw(self, request: bytes) -> str:
-        """Send bytes as they are, and return what comes back at first."""
+        """Send bytes, and return the first bytes of the response."""
         with socket.create_connection(("127.0.0.1", self.settings.ports.http), timeout=TIMEOUT_S) as connection:
             connection.sendall(request)
             return connection.recv(65536).decode("latin-1")
@@ -170,7 +170,7 @@ def _named(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait(holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until something holds; a test fails that waits in vain."""
+    """Wait until a condition holds, or fail the test."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"

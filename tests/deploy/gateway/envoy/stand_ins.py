@@ -1,8 +1,8 @@
-"""Stand-ins of TorchServe and of the control process, for tests of the gateway alone.
+"""Stand-ins of TorchServe and of the control process, for tests of only the gateway.
 
-run(coroutine)  in the event loop that all stand-ins share, in a thread of its own
-StandIn(name)   a node: describes `models` as TorchServe does, and returns each prediction's request as it came
-control()       the control process: returns each request as it came
+run(coroutine)  in the event loop of all stand-ins, in a separate thread
+StandIn(name)   a node: describes `models` as TorchServe does, and returns each prediction's request unchanged
+control()       the control process: returns each request unchanged
 """
 
 import asyncio
@@ -117,12 +117,12 @@ class StandIn:
 
     A prediction is answered with its own request in JSON, or by its header X-Do (without one, by `do`):
 
-        die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: on that node alone
+        die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: only on that node
         break           resets the connection after one chunk of the answer
         any other word  (status, headers, body) of `answers`, by that word or by the path
 
     Attributes:
-        models: name -> what is described of each version, the default one first.
+        models: name -> descriptions of its versions, the default version first.
         metadata: by the model's name, its handler's metadata; METADATA where missing, no answer where None.
         metrics: the text of /metrics.
         broken: answers in place of the management API; delay_s: seconds before it answers.

@@ -1,4 +1,4 @@
-"""Which headers of a request reach a node or the control process, and how large a head may be."""
+"""The request headers that reach a node or the control process, and their limits."""
 
 import subprocess
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(head
     found = response.json()["headers"]
     assert found == {**READ, "host": found["host"], "content-length": "1"}
     assert [name for name in response.headers if name.lower().startswith("x-envoy-")] == []
-    # Headers that Connection names belong to that connection alone.
+    # Headers that Connection names belong only to that connection.
     nominated = heads.received("POST", "/predictions/m", headers={"Connection": "close, X-Tenant", "X-Tenant": "shop"})
     assert "x-tenant" not in nominated["headers"]
     words = [word for header in {**READ, **DROPPED}.items() for word in ("-H", ": ".join(header))]
@@ -46,7 +46,7 @@ def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(head
     for name in READ:
         assert f'"{name}": ' in answer, name
     assert [name for name in DROPPED if f'"{name}": ' in answer] == []
-    # gRPC's client has its own, or refuses these.
+    # gRPC's client sets or refuses these headers.
     own = {"te", "content-type", "content-encoding", "keep-alive", "proxy-connection", "user-agent"}
     metadata = {name: value for name, value in {**READ, **DROPPED}.items() if name not in own}
     _, message = heads.call("ModelInfer", b"\x0a\x01m", **metadata)

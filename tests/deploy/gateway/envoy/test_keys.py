@@ -1,4 +1,4 @@
-"""Who may call, and how often."""
+"""API keys and rates."""
 
 import stat
 
@@ -51,7 +51,7 @@ def test_grpc_needs_a_key_but_for_the_servers_health(strict: Gateway) -> None:
 
 
 def test_a_rate_holds_its_own_client_alone_over_http_and_grpc(strict: Gateway) -> None:
-    # Over connections of their own, which share his bucket.
+    # Over separate connections, which share the client's bucket.
     url = f"{strict.url}/predictions/m"
     assert [requests.post(url, headers=bearer(BOB), timeout=30).status_code for _ in range(3)] == [200, 200, 429]
     for path in ("/predictions/m", "/v2/models/m"):

@@ -1,4 +1,4 @@
-"""What one client may take, and how long."""
+"""Limits of bodies, headers, time and connections."""
 
 import gzip
 import random
@@ -103,7 +103,7 @@ def test_content_type_of_a_form_has_the_boundary_that_was_read(gateway: Gateway)
 def test_bombs_are_cut_off_where_the_limit_of_bodies_is(
     strict: Gateway, encoding: str, pack: Callable[[bytes], bytes]
 ) -> None:
-    """Of zeros, which become a thousandth; and of what hardly shrinks, to have the limit exactly."""
+    """Zeros, which compress to a thousandth; and random bytes, which reach the limit exactly."""
 
     def send(body: bytes) -> int:
         headers = {**KEY, "Content-Encoding": encoding}
@@ -141,7 +141,7 @@ def test_open_routes_hold_no_bodies_and_inflate_nothing(strict: Gateway) -> None
         assert strict.ask("POST", path).status_code == 401
         assert strict.ask("GET", path, data=bytes(5000)).status_code == 413
         assert strict.ask("GET", path, data=pieces(bomb), headers={"Content-Encoding": "gzip"}).status_code == 413
-    # What is small enough is not inflated.
+    # A small body is not inflated.
     packed = gzip.compress(bytes(100_000), mtime=0)
     found = strict.received("GET", "/page/app.js", data=packed, headers={"Content-Encoding": "gzip"})
     assert found["bytes"] == len(packed)
@@ -162,7 +162,7 @@ def test_what_needs_no_key_has_a_rate(strict: Gateway) -> None:
     with ThreadPoolExecutor(4) as threads, requests.Session() as session:
         urls = [f"{strict.url}/page/app.js"] * 2 * OPEN_BURST
         assert 429 in {answer.status_code for answer in threads.map(session.head, urls)}
-        # Who asks too often takes it from nobody's probe.
+        # Probes are not affected.
         urls = [f"{strict.url}/v2/health/live"] * 2 * OPEN_BURST
         assert {answer.status_code for answer in threads.map(requests.get, urls)} == {200}
     assert strict.ask("POST", "/predictions/m", headers=KEY).status_code == 200
@@ -220,7 +220,7 @@ def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
     wait(is_answered)
 
 
-# -- probes, and what holds them up -------------------------------------------------------------------------------
+# -- probes -------------------------------------------------------------------------------
 
 # Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent; GET http /x of a.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])

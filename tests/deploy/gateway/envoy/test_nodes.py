@@ -1,4 +1,4 @@
-"""Nodes that die, drain, come and go, and models that are not ready: nobody's request is lost."""
+"""Nodes that die, drain, come and go, and models that are not ready: no request is lost."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ INFER = b"\x0a\x01m"
 
 @pytest.fixture(autouse=True)
 def whole(gateway: Gateway) -> Iterator[None]:
-    """After each test both nodes get requests for everything again."""
+    """Restore both nodes after each test."""
     yield
     gateway.restore()
 
 
 def send_one_that_waits(gateway: Gateway, node: StandIn, threads: ThreadPoolExecutor) -> Future[requests.Response]:
-    """Send requests until this node has one, which it answers when it is told to."""
+    """Send requests until this node has one, which waits for `release`."""
     node.release.clear()
     node.arrived.clear()
     sent: Future[requests.Response] | None = None
@@ -154,7 +154,7 @@ def test_models_appear_and_vanish_without_a_restart(gateway: Gateway) -> None:
     assert {"endpoints/new.json", "endpoints/new%2F1.0.json", "clusters.json", "routes-http.json"} < {*changed}
     wait(lambda: gateway.status("/predictions/new") == 200)
     assert gateway.call("ModelInfer", b"\x0a\x03new")[1]["path"] == "/predictions/new"
-    # A version that another could be taken for has its own name alone.
+    # A version whose short name is ambiguous is reached only by its full name.
     gateway.serve(models={**gateway.models, "new": ["1.0", "1"]})
     for version in ("1", "1.0"):
         path = f"/v2/models/new/versions/{version}/infer"
@@ -163,7 +163,7 @@ def test_models_appear_and_vanish_without_a_restart(gateway: Gateway) -> None:
     gateway.serve()
     wait(lambda: gateway.status("/predictions/new") == 404)
     assert gateway.envoy.pid() == pid
-    # Nothing is written where nothing changed.
+    # Unchanged files are not written.
     assert gateway.serve() == []
 
 
@@ -174,7 +174,7 @@ def test_withdrawn_model_gets_nothing_new_and_answers_what_it_has(gateway: Gatew
     first, _ = gateway.nodes
     with ThreadPoolExecutor(1) as threads:
         sent = send_one_that_waits(gateway, first, threads)
-        # Its clusters stay as they were, with what they have in flight.
+        # Its clusters stay unchanged, with their requests in flight.
         withdrawn = frozenset(("m", version) for version in gateway.models["m"])
         assert gateway.serve(withdrawn=withdrawn) == [
             "routes-http.json",
@@ -218,7 +218,7 @@ def test_nodes_get_their_own_tokens_and_nobody_elses(gateway: Gateway, tmp_path:
     state = replace(state, nodes={**state.nodes, one.name: replace(one.node, token_file=str(file))})
 
     def serve(number: int) -> None:
-        # TorchServe writes another key when it starts anew.
+        # TorchServe writes another key at its restart.
         keys = {api: {"key": f"{api}-{number}"} for api in ("inference", "management")}
         file.write_text(json.dumps(keys))
         gateway.serve(state)

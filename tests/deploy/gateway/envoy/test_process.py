@@ -1,4 +1,4 @@
-"""Envoy's process: what it starts on, finds again, refuses, and how it ends."""
+"""Envoy's process: its start, its pid file, its errors and its end."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def test_stop_ends_what_does_not_come_to_its_end(tmp_path: Path) -> None:
 
 
 def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
-    """Clients with keep-alive: all that came to a node was answered, and then nobody listens."""
+    """Clients with keep-alive: every request that reached a node was answered, and then the port is closed."""
 
     def load(url: str) -> int:
         answered = 0
@@ -52,7 +52,7 @@ def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
 
 
 def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: Path) -> None:
-    # A folder whose path is longer than a socket's may be.
+    # A folder whose path is longer than a socket's limit.
     with Gateway(tmp_path / ("a" * 100), GatewaySettings()) as gateway:
         other, pid = Envoy(gateway.run), gateway.envoy.pid()
         assert pid is not None
@@ -72,7 +72,7 @@ def test_what_keeps_it_from_starting_is_named(
 ) -> None:
     second = Envoy(tmp_path)
     files.write(gateway.settings, Fleet(), tmp_path)
-    # The kernel would let two listen on one port, and share the clients out.
+    # The kernel would let two processes share the clients of one port.
     with pytest.raises(EnvoyError, match=rf"127\.0\.0\.1:{gateway.settings.ports.http}"):
         second.keep(bootstrap(gateway.settings))
     assert second.pid() is None

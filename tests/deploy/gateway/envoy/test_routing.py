@@ -1,4 +1,4 @@
-"""Where requests go, and what of them arrives there."""
+"""The routes of requests, and the requests as they arrive."""
 
 import gzip
 import hashlib
@@ -56,7 +56,7 @@ def test_inference_arrives_at_a_node_and_questions_at_the_control_process(
         ("POST", "/predictions/m/3"),
         ("DELETE", "/predictions/m"),
         ("POST", INFER),
-        # Management, which is not let through.
+        # Management, which is disabled.
         ("POST", "/v2/repository/index"),
     ],
 )
@@ -168,7 +168,7 @@ NAMES = [
 
 
 def test_every_name_is_served_under_every_path_that_clients_write(gateway: Gateway) -> None:
-    """However they percent-encode it; what Envoy does not accept would leave all routes as they were."""
+    """With any percent-encoding; a route that Envoy rejects would block all changes of routes."""
     version = "1.0-3f786850e387550fdaf8c5e1a2c4a9c1e1c2f0d9"
     for node in gateway.nodes:
         node.models = models_of([f"{name}/{version}" for name in NAMES if "/" not in name])
