@@ -18,7 +18,7 @@ from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.continuous.exchanges import Exchanges
-from handlers.continuous.mode import check_mode, with_mode
+from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import described, precision_of
 from handlers.engines import available_threads
@@ -128,7 +128,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             # In an archive that was altered, that is the first problem.
             archive_files.check(self.model_dir)
             raise
-        return with_mode(config, settings)
+        return resolve_mode(config, settings)
 
     def _start_classic(self, window: int, trial: Trial) -> None:
         self.engine = trial.choose().arrangement.whole

@@ -14,7 +14,7 @@ import torch
 
 from deploy.build.tasks import load_task
 from handlers.engines.seq2seq import load_model, load_tokenizer
-from handlers.pipeline.micro_batches import micro_batches
+from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.warm_up import decode_items
@@ -127,7 +127,7 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
     found: dict[int, str] = {}
     for beams in (1, BEAMS):
         items = decode_items(task, [Payload(text, {**options, "num_beams": beams}) for text in texts])
-        for indices in micro_batches([task.cost(item) for item in items], len(items)):
+        for indices in plan_micro_batches([task.cost(item) for item in items], len(items)):
             some = [items[index] for index in indices]
             outputs = task.forward(task.collate(some), some)
             for item, ids, result in zip(some, outputs["sequences"].tolist(), task.split(outputs, some), strict=True):

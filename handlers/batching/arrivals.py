@@ -1,8 +1,8 @@
-"""A request as it is submitted: admitted or refused, then decoded.
+"""A submitted request: admitted or refused, then decoded.
 
-Request -> admit   -> in the queue, or complete with its own error
-admitted -> Decoder -> small texts at once, on the calling thread; other items on the decode threads, in turn
-decoded  -> note    -> the scheduler
+Request -> admit        -> in the queue, or complete with its own error
+admitted -> Decoder     -> small texts at once, on the calling thread; other items on the decode threads
+decoded  -> end_decoding -> the scheduler
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -19,40 +19,39 @@ from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.limits import excess
+from handlers.pipeline.limits import find_excess
 from handlers.protocol.requests import Payload, Request, Slot
 from handlers.protocol.terms import Terms
 
-# A request with more bytes of payload is decoded by other threads; less takes microseconds.
+# Bytes of payload from which other threads decode a request; less takes microseconds.
 LARGE_BYTES = 16 * 1024
-# There are at least so many threads, more than cores, so that a few slow decodings leave some for the others.
+# Least decode threads: a few slow decodings leave some for other requests.
 LEAST_THREADS = 4
-# Share of the latest item in the mean of tokens a byte: a change of language is followed within some twenty.
+# Weight of the latest item in the mean of tokens per byte: about twenty items follow a change of language.
 LATEST_WEIGHT = 0.1
-# A number of JSON counts as so many bytes.
+# Bytes that a JSON number counts as.
 NUMBER_BYTES = 8
-
 
 OnDecoded = Callable[[Sequence[Slot]], None]
 
 
 class Arrivals:
-    """Takes requests in for one scheduler. The caller holds its lock."""
+    """Admits requests to one scheduler. The caller holds its lock."""
 
     def __init__(self, scheduler: Scheduler, recorder: Recorder, config: HandlerConfig) -> None:
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
-        # Tokens a byte of payload; 0 while every item counted as one, as images do.
+        # Tokens per byte of payload; 0 while every item counts as one token, as images do.
         self._per_byte = 0.0
 
     def admit(self, request: Request) -> None:
-        """Admit a request or refuse it; one that has nothing to decode then is complete."""
+        """Admit or refuse a request; afterwards a request without items to decode is complete."""
         tokens = 0.0
         for slot in request.slots:
             slot.request = request
             if isinstance(slot.outcome, Payload):
-                slot.size = _size(slot.outcome)
+                slot.size = _count_bytes(slot.outcome)
                 tokens += max(1.0, self._per_byte * slot.size)
         scheduler = self._scheduler
         if not tokens:
@@ -69,26 +68,26 @@ class Arrivals:
             request.retry_after_s = refusal.retry_after_s
             self._recorder.add(REFUSALS, 1, refusal.reason)
 
-    def note(self, slots: Sequence[Slot]) -> None:
-        """Hand decoded items to the scheduler, and learn how long such payloads turn out to be."""
+    def end_decoding(self, slots: Sequence[Slot]) -> None:
+        """Pass decoded items to the scheduler, and learn the length of such payloads."""
         for slot in slots:
             request, is_good = slot.request, not isinstance(slot.outcome, ItemError)
             if is_good and slot.size and (slot.cost.length > 1 or self._per_byte):
                 per_byte = slot.cost.length / slot.size
                 self._per_byte += (LATEST_WEIGHT if self._per_byte else 1.0) * (per_byte - self._per_byte)
-            # The items of a request may be too much together, once the last of them is decoded.
+            # The budget of a request can be checked after its last item is decoded.
             is_last = request.decoding == 1 and len(request.slots) > 1
-            if is_last and (error := excess(request.slots, self._config)):
+            if is_last and (error := find_excess(request.slots, self._config)):
                 self._scheduler.queue.remove(request)
                 request.fail(error)
             else:
-                self._scheduler.queue.decoded(slot)
+                self._scheduler.queue.end_decoding(slot)
 
 
-class _Waiting(NamedTuple):
-    """A request of which a decode thread is to take the next item; those of the lowest order are taken first."""
+class _Job(NamedTuple):
+    """A request of which a decode thread decodes the next item; lower tuples go first."""
 
-    taken: float
+    decoded: float  # items of the request so far
     level: int = 0
     due_s: float = 0.0
     number: int = 0
@@ -97,22 +96,23 @@ class _Waiting(NamedTuple):
 
 
 class Decoder:
-    """Decodes for one worker; with `is_threaded` each item is worth a thread, however small."""
+    """The decode threads of one worker."""
 
     def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+        """`is_threaded`: whether the threads decode every item, however small."""
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
-        # A list of photographs leaves threads for requests that come after it.
+        # A list of photographs leaves threads for later requests.
         self._most_of_one_request = count // 2
-        self._waiting: PriorityQueue[_Waiting] = PriorityQueue()
+        self._jobs: PriorityQueue[_Job] = PriorityQueue()
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
     def decode(self, requests: Iterable[Request], on_decoded: OnDecoded) -> list[Slot]:
-        """Decode the items of requests that have just been admitted, and return those that are decoded by now.
+        """Decode the items of admitted requests; return those that this call has decoded.
 
-        `on_decoded` is called with each other item, on the thread that decodes it.
+        The decode threads decode the others, and call `on_decoded` with each.
         """
         small: list[Slot] = []
         for request in requests:
@@ -120,17 +120,17 @@ class Decoder:
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
                 small += slots
                 continue
-            # Threads share the iterator of a list, which is safe.
+            # Threads may share the iterator of a list.
             left = iter(slots)
             for _ in range(min(len(slots), self._most_of_one_request)):
-                self._waiting.put(_Waiting(0, request.level, request.due_s, next(self._numbers), left, on_decoded))
+                self._jobs.put(_Job(0, request.level, request.due_s, next(self._numbers), left, on_decoded))
         self._decode(small)
         return small
 
     def close(self) -> None:
-        """End the threads, once each has decoded its item."""
+        """End the threads, after the items that they are decoding."""
         for _ in self._threads:
-            self._waiting.put(_Waiting(inf, number=next(self._numbers)))
+            self._jobs.put(_Job(inf, number=next(self._numbers)))
         for thread in self._threads:
             thread.join()
 
@@ -139,14 +139,14 @@ class Decoder:
             pass
 
     def _decode_next(self) -> bool:
-        """Wait for an item and decode it; what it holds is let go of before the next is waited for."""
-        waiting = self._waiting.get()
-        # A request that has expired meanwhile is answered.
-        if (slot := next(waiting.slots, None)) is None or slot.request.is_complete:
-            return waiting.taken < inf
+        """Wait for an item and decode it, in a frame of its own, so that no thread keeps an item while it waits."""
+        job = self._jobs.get()
+        # An expired request has its response already.
+        if (slot := next(job.slots, None)) is None or slot.request.is_complete:
+            return job.decoded < inf
         self._decode([slot])
-        self._waiting.put(waiting._replace(taken=waiting.taken + 1, number=next(self._numbers)))
-        waiting.on_decoded([slot])
+        self._jobs.put(job._replace(decoded=job.decoded + 1, number=next(self._numbers)))
+        job.on_decoded([slot])
         return True
 
     def _decode(self, slots: Sequence[Slot]) -> None:
@@ -155,19 +155,19 @@ class Decoder:
         self._pipeline.prepare(slots)
 
 
-def _size(payload: Payload) -> int:
+def _count_bytes(payload: Payload) -> int:
     """Count the bytes or characters of a payload's input."""
     value = payload.value
-    return sum(map(_bytes, value.values())) if isinstance(value, Mapping) else _bytes(value)
+    return sum(map(_size, value.values())) if isinstance(value, Mapping) else _size(value)
 
 
-def _bytes(value: Any) -> int:
-    # A number is what an item of a one-dimensional tensor is.
+def _size(value: Any) -> int:
+    # An item of a one-dimensional tensor is a numpy number.
     if isinstance(value, np.ndarray | np.generic):
         return int(value.nbytes)
     if not isinstance(value, list):
         return len(value) if isinstance(value, Sized) else 0
-    # Numbers of JSON, nested; the first of each list tells for the others.
+    # Nested JSON numbers: assume that all lists of one depth are as long as the first.
     count = 1
     while isinstance(value, list) and value:
         count *= len(value)

@@ -1,23 +1,22 @@
-"""The worker that forms its own batches, whichever server its requests come from.
+"""The worker that forms its own batches, for any server.
 
-    submit(request) -> future     admitted or refused, then decoded
-    cancel(request)               what waits of it never runs; the results of what runs are dropped
+    submit(request) -> future     admits or refuses a request, then decodes it
+    cancel(request)               waiting items never run; the outputs of running ones are dropped
     close()                       cancels all requests and ends the threads
 
-    calling thread    submit -> admit or refuse -> small items decoded -+               write: split -> answer -> Reply
+    calling thread    submit -> admit or refuse -> small items decoded -+               write: split -> pack -> Reply
     decode threads                                 other items decoded -+-> queue
-    engine's threads                                                         -> micro-batch -> micro-batch -> ...
-    watching thread   what waits too long is expired; a micro-batch that does not come back ends the worker
+    engine threads                                                          -> micro-batch -> micro-batch -> ...
+    watching thread   expires requests that waited too long; a micro-batch that does not return ends the worker
 
-Any thread may call these three. A future is set on the thread that completes its request, and its result is the
-function that writes the reply, on the thread that calls it: `submit(request).result()()`, or with asyncio
+Any thread may call these three. The thread that completes a request sets its future. The future's result writes the
+reply on the thread that calls it: `submit(request).result()()`, or with asyncio
 
     reply = (await asyncio.wrap_future(core.submit(request)))()
 
-TorchServe's wire (handlers.continuous) answers many requests at once and runs small micro-batches on its own thread. It
-needs more: `submit_all` and `help`, and to time its exchanges `lock`, `load` and `on_change`. While it holds the lock,
-`load` and the `is_complete` of its requests belong together; `on_change` is called with the lock held after each change
-of these. `pipeline` takes rows apart, and `guard` watches over its thread.
+handlers.continuous, TorchServe's wire, answers many requests at once and runs small micro-batches on its own thread. So
+it also uses `submit_all`, `help`, `pipeline` and `guard`; with the lock held, it reads `scheduler` and the requests'
+`is_complete`. `on_change` is called with the lock held after each change of these.
 
 No thread holds the lock while decoding, running the model, splitting or packing. A bug on one of the threads ends the
 process (Guard).
@@ -29,14 +28,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from math import ceil
-from typing import NamedTuple
 
 from handlers.batching.arrivals import Arrivals, Decoder
 from handlers.batching.engine import LatencyModel, RunningBatch, Streams
 from handlers.batching.guard import Guard
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
-from handlers.batching.trial import Choice, on_engine
+from handlers.batching.trial import Choice, copy_with_engine
 from handlers.engines import Divisible, available_threads
 from handlers.errors import EXPIRED
 from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REFUSALS, Recorder
@@ -46,30 +44,23 @@ from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import Request, Slot
 from handlers.protocol.responses import Reply
 
-# Seconds between two looks at the engine and at what waits, while nothing is due earlier.
-LOOK_S = 1.0
-# Milliseconds after which a refused client may come again: the same as Retry-After, but finer.
+# Longest seconds between two checks for expired requests and a stuck engine.
+CHECK_S = 1.0
+# Header with the milliseconds after which a refused client may retry: Retry-After, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
-# Of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
+# Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
 IN_FLIGHT = "X-In-Flight"
 
 Write = Callable[[], Reply]
-Completed = list[tuple[Request, "Future[Write]"]]
+Completions = list[tuple[Request, "Future[Write]"]]
 
 
 class Stuck(Exception):
-    """The engine does not come back."""
+    """A micro-batch does not return."""
 
 
-class Load(NamedTuple):
-    """How much the engine has to do: whether a micro-batch runs, and the seconds that it needs for what is ready."""
-
-    is_running: bool
-    queued_s: float
-
-
-def _streams(choice: Choice) -> Streams:
-    """Return the scheduler's streams, which know what micro-batches took on the whole engine and on a stream."""
+def _make_streams(choice: Choice) -> Streams:
+    """Return the scheduler's streams, with the trial's measurements of the whole engine and of a stream."""
     (engine, parts), (whole, stream) = choice
     if not parts:
         return Streams(LatencyModel(whole))
@@ -78,106 +69,102 @@ def _streams(choice: Choice) -> Streams:
 
 
 class Core:
-    """Batches the requests of one task; see the module's first lines."""
+    """Batches the requests of one task."""
 
     def __init__(self, task: Task, choice: Choice, recorder: Recorder, longest_run_s: float) -> None:
         """Start the threads.
 
         Args:
-            task: loaded; it runs on the chosen engine from here on.
-            choice: the engine and its streams, which have run, and what micro-batches took on them.
+            task: loaded; from now on it runs on the chosen engine.
+            choice: the engine and its streams, which have run, and the measurements of both.
             recorder: counts.
-            longest_run_s: seconds after which a micro-batch that still runs is stuck, and the worker of no more use:
-                TorchServe does not notice while it is asked for new requests.
+            longest_run_s: seconds after which a running micro-batch is stuck. The worker then ends: TorchServe does not
+                notice while the worker asks for new requests.
         """
         config, task.engine = task.config, choice.arrangement.whole
         self.lock = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
-        self.scheduler = Scheduler(Policy.of(config, task.overhead), _streams(choice))
+        self.scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
         self.pipeline = Pipeline(task, recorder)
-        # Submitted requests until their replies are written, and what ran until it is split.
+        # Submitted requests until their replies are written.
         self.pending: dict[Request, Future[Write]] = {}
+        # Items that ran, until their micro-batch is split.
         self.unsplit: dict[Slot, FinishedMicroBatch] = {}
         self._recorder, self._longest_run_s = recorder, longest_run_s
-        self._work_may_be_due, self._look_may_be_due = threading.Condition(self.lock), threading.Condition(self.lock)
-        self._next_look_s = 0.0
-        self._expired: Completed = []
+        self._work_may_be_due = threading.Condition(self.lock)
+        self._check_may_be_due = threading.Condition(self.lock)
+        self._next_check_s = 0.0
+        self._expired: Completions = []
         self._is_closed = False
         self.guard = guard = Guard()
         self._arrivals = Arrivals(self.scheduler, recorder, config)
         threads = available_threads(config.decode_threads)
         self._decoder = Decoder(self.pipeline, guard, threads=threads, is_threaded=task.decodes_in_threads)
-        on_streams = [on_engine(task, part) for part in choice.arrangement.streams] or [task]
+        streams = [Pipeline(copy_with_engine(task, part), recorder) for part in choice.arrangement.streams]
         self._threads = [guard.start("watch", self._watch)]
-        for each in on_streams:
-            stream = self.pipeline if each is task else Pipeline(each, recorder)
-            self._threads.append(guard.start("engine", self._run_stream, stream))
+        self._threads += [guard.start("engine", self._run_stream, each) for each in streams or [self.pipeline]]
 
     def submit(self, request: Request) -> "Future[Write]":
-        """Take a request in; its future returns what writes its reply, or raises CancelledError."""
+        """Submit a request; its future returns the function that writes its reply, or raises CancelledError."""
         (future,) = self.submit_all([request])
         with self.lock:
             self._wake_engine()
         return future
 
     def submit_all(self, requests: Sequence[Request]) -> "list[Future[Write]]":
-        """Take several in, and leave what is ready to the caller's next call of `help`."""
+        """Submit several requests; those that are ready by then run after the caller's next call of `help`."""
         futures: list[Future[Write]] = [Future() for _ in requests]
-        complete: Completed = []
+        complete: Completions = []
         with self.lock:
             if self._is_closed:
                 raise RuntimeError("the worker is closed")
             for request, future in zip(requests, futures, strict=True):
-                # A client that goes away cancels its request, not the future alone.
+                # From now on `future.cancel` has no effect: the server calls `cancel` if a client disconnects.
                 future.set_running_or_notify_cancel()
                 self.pending[request] = future
-                request.arrived_s = request.arrived_s or request.came_s
+                request.arrived_s = request.arrived_s or time.perf_counter()
                 self._arrivals.admit(request)
                 if not request.decoding:
                     request.is_complete = True
                     complete.append((request, future))
-                elif request.expires_s < self._next_look_s:
-                    self._look_may_be_due.notify()
+                elif request.expires_s < self._next_check_s:
+                    self._check_may_be_due.notify()
             admitted = [request for request in requests if request.decoding]
-        if decoded := self._decoder.decode(admitted, self._decoded):
-            self._decoded(decoded, is_helping=True)
-        self._tell(complete)
+        if slots := self._decoder.decode(admitted, self._end_decoding):
+            self._end_decoding(slots, is_helping=True)
+        self._set_futures(complete)
         return futures
 
     def cancel(self, request: Request) -> None:
-        """Forget a request whose client is gone; one that is answered already is left alone."""
+        """Cancel a request whose client has disconnected; no effect after its reply is written."""
         with self.lock:
             if (future := self.pending.pop(request, None)) is None:
                 return
-            is_told = request.is_complete
+            was_complete = request.is_complete
             self.scheduler.cancel(request)
             for slot in request.slots:
                 self.unsplit.pop(slot, None)
             request.slots = []
         self._recorder.add(ABANDONED, 1)
-        if not is_told:
+        if not was_complete:
             future.set_exception(CancelledError())
 
     def close(self) -> None:
-        """Cancel all requests, and return when the threads have ended: after the micro-batches that run."""
+        """Cancel all requests, and return when the threads have ended, after the running micro-batches."""
         with self.lock:
             self._is_closed = True
             self._work_may_be_due.notify_all()
-            self._look_may_be_due.notify()
+            self._check_may_be_due.notify()
         for request in list(self.pending):
             self.cancel(request)
         self._decoder.close()
         for thread in self._threads:
             thread.join()
 
-    # -- for the thread of TorchServe's wire -------------------------------------------------------------------------
-
-    def load(self) -> Load:
-        """Return how much the engine has to do. The caller holds the lock."""
-        return Load(bool(self.scheduler.streams.running), self.scheduler.ready_s)
+    # -- the engine --------------------------------------------------------------------------------------------------
 
     def help(self, most_items: int) -> bool:
-        """Run a micro-batch of so many items at most on the calling thread, where none runs; else wake the engine's.
+        """Run a micro-batch of so many items at most on the calling thread if none runs; else wake the engine threads.
 
         The caller holds the lock, which is released while the model runs.
         """
@@ -192,16 +179,14 @@ class Core:
         self._wake_engine()
         return False
 
-    # -- the engine --------------------------------------------------------------------------------------------------
-
     def _run_stream(self, stream: Pipeline) -> None:
-        while running := self._next_batch():
+        while running := self._wait_for_batch():
             self._run(running, self.pipeline if running.is_wide else stream)
-            # No thread holds on to items while it waits.
+            # No thread keeps items while it waits.
             del running
 
-    def _next_batch(self) -> RunningBatch | None:
-        """Wait for a micro-batch to run, and return None when the worker is closed."""
+    def _wait_for_batch(self) -> RunningBatch | None:
+        """Return the next micro-batch, or None when the worker is closed."""
         with self.lock:
             while not self._is_closed:
                 if running := self._begin(time.perf_counter()):
@@ -211,7 +196,7 @@ class Core:
         return None
 
     def _begin(self, now_s: float, most_on_whole: int | None = None) -> RunningBatch | None:
-        """Have the scheduler begin the next micro-batch, where there is one; see its `next_batch`. Wants the lock."""
+        """Start the next micro-batch; see `Scheduler.next_batch`. The caller holds the lock."""
         self._expire(now_s)
         queue = self.scheduler.queue
         depth, oldest_s = len(queue.ready), queue.oldest_s(now_s)
@@ -220,10 +205,9 @@ class Core:
         return running
 
     def _run(self, running: RunningBatch, pipeline: Pipeline) -> None:
-        """Run a micro-batch that the scheduler has begun, on the calling thread."""
         slots = list(running.items)
         started_s = time.perf_counter()
-        finished = pipeline.run(slots, listener=partial(self._ended, running))
+        finished = pipeline.run(slots, listener=partial(self._end_item, running))
         seconds = time.perf_counter() - started_s
         busy_s = seconds if running.is_wide else seconds / self.scheduler.streams.count
         if running.predicted_s > 0:
@@ -231,47 +215,46 @@ class Core:
         else:
             self._recorder.record([(RAN, (busy_s,))])
         with self.lock:
-            # A micro-batch that was halved took longer than such a one takes.
+            # A micro-batch that was halved took longer than its size does.
             is_whole = len(finished) == 1 and finished[0].size == len(slots)
             self.scheduler.finish(running, seconds, is_typical=is_whole)
             self.unsplit.update((slot, part) for part in finished for slot in part.slots if not slot.is_over)
-            complete = self._completed(slots)
+            complete = self._complete(slots)
             self._wake_engine()
             self.on_change()
         for part in finished:
             if all(slot.is_over for slot in part.slots):
-                # Nobody is left who would have it split; it is counted.
+                # All its requests are cancelled or answered: nothing is left to split, and the micro-batch is counted.
                 part.slots.clear()
                 self.pipeline.split(part)
-        self._tell(complete)
+        self._set_futures(complete)
 
-    def _ended(self, running: RunningBatch, slot: Slot) -> None:
-        """Note that the engine has ended an item before its micro-batch, on a thread of its own."""
+    def _end_item(self, running: RunningBatch, slot: Slot) -> None:
+        """Handle an item that the engine has ended before its micro-batch; called on the engine's own thread."""
         with self.guard.watch():
             with self.lock:
-                self.scheduler.ended(running, slot)
-                complete = self._completed([slot])
+                self.scheduler.end_item(running, slot)
+                complete = self._complete([slot])
                 self.on_change()
-            self._tell(complete)
+            self._set_futures(complete)
 
     def _wake_engine(self) -> None:
-        """Wake the threads of streams that could take a micro-batch."""
         if self.scheduler.queue.ready:
             self._work_may_be_due.notify(self.scheduler.streams.free)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _decoded(self, slots: Sequence[Slot], *, is_helping: bool = False) -> None:
+    def _end_decoding(self, slots: Sequence[Slot], *, is_helping: bool = False) -> None:
         with self.lock:
-            self._arrivals.note(slots)
-            complete = self._completed(slots)
+            self._arrivals.end_decoding(slots)
+            complete = self._complete(slots)
             if not is_helping:
                 self._wake_engine()
                 self.on_change()
-        self._tell(complete)
+        self._set_futures(complete)
 
-    def _completed(self, slots: Iterable[Slot]) -> Completed:
-        """Return the requests of slots that are complete by now, and their futures. Wants the lock."""
+    def _complete(self, slots: Iterable[Slot]) -> Completions:
+        """Mark the requests of these slots that are complete now, and return them. The caller holds the lock."""
         complete = []
         for request in dict.fromkeys(slot.request for slot in slots):
             if not (request.is_complete or request.decoding or request.queued or request.running):
@@ -279,12 +262,11 @@ class Core:
                 complete.append((request, self.pending[request]))
         return complete
 
-    def _tell(self, complete: Completed) -> None:
+    def _set_futures(self, complete: Completions) -> None:
         for request, future in complete:
             future.set_result(partial(self._write, request))
 
     def _watch(self) -> None:
-        """Expire what waits too long, whether or not anything else happens, and notice an engine that is stuck."""
         while True:
             with self.lock:
                 now_s = time.perf_counter()
@@ -294,10 +276,10 @@ class Core:
                 if not self._expired:
                     if self._is_closed:
                         return
-                    self._next_look_s = min(now_s + LOOK_S, self.scheduler.queue.next_expiry_s())
-                    self._look_may_be_due.wait(max(0.0, self._next_look_s - now_s))
+                    self._next_check_s = min(now_s + CHECK_S, self.scheduler.queue.next_expiry_s())
+                    self._check_may_be_due.wait(max(0.0, self._next_check_s - now_s))
                 expired, self._expired = self._expired, []
-            self._tell(expired)
+            self._set_futures(expired)
 
     def _expire(self, now_s: float) -> None:
         """Fail the requests that waited too long; the watching thread sets their futures. The caller holds the lock."""
@@ -310,11 +292,13 @@ class Core:
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
             self._expired.append((request, self.pending[request]))
         if self._expired:
-            self._look_may_be_due.notify()
+            self._check_may_be_due.notify()
             self.on_change()
 
+    # -- replies -----------------------------------------------------------------------------------------------------
+
     def _write(self, request: Request) -> Reply:
-        """Write the reply of a request that is complete, once."""
+        """Write the reply of a complete request, once."""
         with self.lock:
             if self.pending.pop(request, None) is None:
                 raise CancelledError
@@ -324,28 +308,28 @@ class Core:
             self._split(part)
         for slot in request.slots:
             if slot.outputs is not None:
-                self.pipeline.split_ended(slot)
-        reply = self.pipeline.answer(request)
+                self.pipeline.split_early(slot)
+        reply = self.pipeline.pack(request)
         now_s = time.perf_counter()
         timing = f"total;dur={1000 * (now_s - request.arrived_s):.2f}, {reply.headers['Server-Timing']}"
-        headers = {**reply.headers, "Server-Timing": timing}
+        headers = {"Server-Timing": timing}
         if isinstance(request.form, Metadata):
             headers[IN_FLIGHT] = str(others)
         if request.retry_after_s is not None:
-            # HTTP knows whole seconds only; a client that reads the other header need not wait for the rest of one.
+            # Retry-After has whole seconds; a client that reads the other header waits no longer than needed.
             after_ms = max(1, ceil(1000 * request.retry_after_s))
             headers |= {"Retry-After": str(ceil(after_ms / 1000)), RETRY_AFTER_MS: str(after_ms)}
         if request.number >= 0:
             with self.lock:
-                is_in_time = self.scheduler.answered(request, now_s)
+                is_in_time = self.scheduler.observe_response(request, now_s)
             if not is_in_time:
                 self._recorder.add(DEADLINE_MISSES, 1)
-        # Slots know their request: this frees both at once.
+        # Slots refer to their request: this frees both at once.
         request.slots = []
-        return Reply(reply.status, reply.body, reply.content_type, headers)
+        return reply.with_headers(headers)
 
     def _split(self, part: FinishedMicroBatch) -> None:
-        """Split a micro-batch; whoever writes the reply of another request of it meanwhile waits."""
+        """Split a micro-batch once; a thread that writes another reply of it waits."""
         with part.lock:
             if not part.is_split:
                 self.pipeline.split(part)

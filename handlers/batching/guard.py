@@ -1,4 +1,4 @@
-"""The end of a worker by a bug: TorchServe then answers the requests in flight with 500, and starts another worker."""
+"""Ends a worker after a bug: TorchServe answers the requests in flight with 500, and starts another worker."""
 
 import logging
 import os
@@ -17,13 +17,13 @@ def _end_process() -> None:
 
 
 class Guard:
-    """Watches over threads; `die` is called for a bug, and ends this process."""
+    """Calls `die` if a thread raises; by default `die` ends this process."""
 
     def __init__(self, die: Callable[[], Any] = _end_process) -> None:
         self._die = die
 
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
-        """Start a thread that does such work."""
+        """Start a guarded thread."""
         thread = threading.Thread(target=self._run, args=(work, *arguments), name=name, daemon=True)
         thread.start()
         return thread
@@ -34,7 +34,7 @@ class Guard:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """End the worker with whatever is raised inside."""
+        """End the worker if the block raises."""
         try:
             yield
         except BaseException as error:

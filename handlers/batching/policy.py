@@ -1,4 +1,4 @@
-"""Which mode a worker runs in, and what an adaptive one is held to, as its archive's settings say. Pure."""
+"""The limits and targets of an adaptive worker, from its archive's settings. Pure."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,19 +6,19 @@ from math import inf
 from handlers.config import HandlerConfig
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 
-# Seconds that stand for the latency target where there is none: the setting's default in the examples.
+# Seconds that replace the latency target in ageing and order if there is none: the examples' target.
 NOMINAL_S = 0.5
-# Longest wait in seconds where there is a target and no `queue_timeout_ms`: four times the examples' target.
+# Default of `queue_timeout_ms` if there is a latency target, in seconds: four times the examples' target.
 QUEUE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the scheduler is held to."""
+    """The scheduler's limits and targets."""
 
-    max_latency_s: float  # target for the time from a request's arrival to its answer; infinity for none
+    max_latency_s: float  # target for the time from a request's arrival to its response; infinity for none
     max_items: int  # of a micro-batch
-    max_tokens: int | None = None  # padded ones of a micro-batch; None for no limit
+    max_tokens: int | None = None  # padded tokens of a micro-batch; None for no limit
     priority_levels: int = 1
     default_priority: int = 1
     queue_timeout_s: float = inf  # longest time that a request may wait for its micro-batch
@@ -33,12 +33,12 @@ class Policy:
 
     @property
     def patience_s(self) -> float:
-        """The target, or without one what stands for it in ageing and order; always finite."""
+        """The target, or NOMINAL_S without one; always finite."""
         return self.max_latency_s if self.has_target else NOMINAL_S
 
     @classmethod
     def of(cls, config: HandlerConfig, overhead: Overhead) -> "Policy":
-        """Read an archive's settings; `overhead` is what its task says of one more micro-batch."""
+        """Read an archive's settings; `overhead` is the task's."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
         max_latency_s = inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000

@@ -1,12 +1,12 @@
-"""The requests of one worker that wait: admitted, decoding, ready; and their order. Pure.
+"""The waiting requests of one worker and their order: admitted, decoding, ready. Pure.
 
-Order: by level, then what can still be in time before what cannot, then earliest deadline. A request's level is its
-priority, less one for every AGING_TARGETS times the latency target that it has waited, without end: whatever comes
-later, a request is overtaken for a bounded time only.
+Order: by level, then requests that can still be in time before those that cannot, then earliest deadline. A request's
+level is its priority, less one for every AGING_TARGETS latency targets that it has waited, without end. So other
+requests overtake it for a bounded time only.
 
-Without a latency target nothing is late. `Policy.patience_s` stands for the target, and a request that names no time,
-or a longer one, is due after that: a short time goes first, but not before requests that have waited for long. Levels
-end at the first: older requests are due sooner there, and share micro-batches however long they have waited.
+Without a latency target no request is late, and `Policy.patience_s` replaces the target. A request without a timeout,
+or with a longer one, is due after that time: short timeouts go first, but not before requests that have waited longer.
+Levels end at the first: older requests are due earlier there, and share micro-batches however long they have waited.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ from handlers.batching.policy import Policy
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
 
-# How long a request waits before it gains a level, in latency targets.
+# Wait after which a request gains a level, in latency targets.
 AGING_TARGETS = 2.0
 
-# Where an item stands: the level that its request has aged to, less being sooner, and whether its deadline has passed.
+# The level to which an item's request has aged, lower first, and whether its deadline has passed.
 Rank = tuple[float, bool]
 
 
 class Work(NamedTuple):
-    """An amount of it: items, and their tokens without padding."""
+    """A number of items, and their tokens without padding."""
 
     items: int
     tokens: float
@@ -34,11 +34,11 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class RequestQueue:
-    """The items that have not started: a slot each, which knows its request."""
+    """The items that have not started: a slot each."""
 
     policy: Policy
     ready: list[Slot] = field(default_factory=list)  # of requests that are decoded, in no order
-    patience_s: float = field(init=False)  # see `Policy.patience_s`
+    patience_s: float = field(init=False)
     _has_target: bool = field(init=False)
     _decoding: dict[int, Request] = field(default_factory=dict)
 
@@ -46,11 +46,11 @@ class RequestQueue:
         self.patience_s, self._has_target = self.policy.patience_s, self.policy.has_target
 
     def add(self, request: Request) -> None:
-        """Take in a request whose items are being decoded."""
+        """Add a request that is being decoded."""
         self._decoding[request.number] = request
 
-    def decoded(self, slot: Slot) -> None:
-        """Note that an item is decoded, or has failed; with its last one a request is ready."""
+    def end_decoding(self, slot: Slot) -> None:
+        """Note that an item is decoded or has failed; a request is ready after its last item."""
         request = slot.request
         if request.number not in self._decoding:
             return  # it has expired, or was removed
@@ -64,12 +64,12 @@ class RequestQueue:
             self.ready += good
 
     def remove(self, request: Request) -> None:
-        """Forget a request, decoded or not; what runs of it goes on."""
+        """Remove a request; its running items go on."""
         self._decoding.pop(request.number, None)
         self.ready = [item for item in self.ready if item.request is not request]
         request.decoding = request.queued = 0
 
-    def take(self, items: Iterable[Slot]) -> None:
+    def start(self, items: Iterable[Slot]) -> None:
         """Remove items that start."""
         started = set(items)
         self.ready = [item for item in self.ready if item not in started]
@@ -78,7 +78,7 @@ class RequestQueue:
             item.request.running += 1
             item.request.has_started = True
 
-    # -- how much waits ------------------------------------------------------------------------------------------------
+    # -- amounts -------------------------------------------------------------------------------------------------------
 
     @property
     def items(self) -> int:
@@ -87,15 +87,15 @@ class RequestQueue:
 
     @property
     def ready_work(self) -> Work:
-        """How much is ready to run."""
+        """The work that is ready to run."""
         return Work(len(self.ready), sum(item.cost.length for item in self.ready))
 
     def oldest_s(self, now_s: float) -> float:
-        """Return for how many seconds the oldest ready item has been here; 0 without any."""
+        """Return the age of the oldest ready item in seconds; 0 without any."""
         return max((now_s - item.request.arrived_s for item in self.ready), default=0.0)
 
-    def ahead(self, level: float, due_s: float, now_s: float) -> Work:
-        """Return how much runs before a newcomer of that level that is due then."""
+    def work_before(self, level: float, due_s: float, now_s: float) -> Work:
+        """Return the work that runs before a new request of that level and due time."""
         items, tokens = 0, 0.0
         for item in self.ready:
             request = item.request
@@ -108,21 +108,20 @@ class RequestQueue:
                 tokens += request.work
         return Work(items, tokens)
 
-    # -- who waited too long -------------------------------------------------------------------------------------------
+    # -- expiry --------------------------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> list[Request]:
-        """Remove the requests that waited too long, where these are rejected; those with a started item go on."""
-        expired = [request for request in self._waiting() if request.expires_s <= now_s]
+        """Remove the requests that waited too long, if the policy rejects them; requests with a started item go on."""
+        expired = [request for request in self._list_expirable() if request.expires_s <= now_s]
         for request in expired:
             self.remove(request)
         return expired
 
     def next_expiry_s(self) -> float:
-        """Return when `expire` may next have something to remove; infinity when never."""
-        return min((request.expires_s for request in self._waiting()), default=inf)
+        """Return when `expire` may next remove a request; infinity for never."""
+        return min((request.expires_s for request in self._list_expirable()), default=inf)
 
-    def _waiting(self) -> Iterable[Request]:
-        """Return the requests that may expire, each once."""
+    def _list_expirable(self) -> Iterable[Request]:
         if not self.policy.is_late_rejected:
             return ()
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
@@ -130,8 +129,8 @@ class RequestQueue:
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
-    def ranked(self, now_s: float) -> list[tuple[Rank, Slot]]:
-        """List the ready items with their ranks, first come first: by rank, then earliest due, then first come."""
+    def rank(self, now_s: float) -> list[tuple[Rank, Slot]]:
+        """List the ready items in order: by rank, then due time, then arrival."""
         has_target = self._has_target
         ranked = [
             ((self._level(item.request, now_s), has_target and item.request.deadline_s < now_s), item)
@@ -140,7 +139,6 @@ class RequestQueue:
         return sorted(ranked, key=lambda each: (each[0], each[1].request.due_s, each[1].request.number))
 
     def _level(self, request: Request, now_s: float) -> float:
-        """Return a request's place among the levels; less is sooner."""
         aged = (now_s - request.arrived_s) // (AGING_TARGETS * self.patience_s)
         delayed = self.policy.priority_levels if request.expires_s <= now_s else 0
         level = request.level + delayed - aged

@@ -1,7 +1,8 @@
-"""TorchServe's continuous-batching mode, one of the servers in front of handlers.batching.core.
+"""TorchServe's continuous-batching mode: one of the servers of handlers.batching.core.
 
-exchanges    the thread that talks to the frontend, and works meanwhile
+exchanges    the thread that talks to the frontend, and runs small micro-batches
 timing       when to answer the frontend                        pure
 frontend     TorchServe's messages
-only_worker  one worker a model
+mode         whether an archive's settings ask for this mode    pure
+only_worker  one worker per model
 """

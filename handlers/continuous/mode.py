@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeVar
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
 
-# TorchServe's own setting: the worker is sent everything in flight, and answers what it will.
+# TorchServe's own setting: the frontend sends everything in flight, and the worker answers any of it.
 CONTINUOUS = "continuousBatching"
 
 AnyConfig = TypeVar("AnyConfig", bound=HandlerConfig)
 
 
-def with_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
-    """Return settings with a mode if an archive leaves it open: adaptive if its model-config.yaml is continuous."""
+def resolve_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
+    """Replace the mode `auto`: adaptive if model-config.yaml has `continuousBatching: true`, else classic."""
     if config.scheduling.mode != "auto":
         return config
     mode: Literal["classic", "adaptive"] = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
@@ -22,14 +22,14 @@ def with_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
 
 
 def check_mode(settings: Mapping[str, Any]) -> None:
-    """Check that an archive's model-config.yaml lets TorchServe work with adaptive mode.
+    """Check that TorchServe can work with adaptive mode by an archive's model-config.yaml.
 
     Raises:
-        InvalidConfig: it does not; the message lists every problem.
+        InvalidConfig: it cannot; the message lists every problem.
     """
     problems = []
     if settings.get(CONTINUOUS) is not True:
-        problems.append(f"{CONTINUOUS}: true is needed beside it")
+        problems.append(f"{CONTINUOUS} must be true")
     if settings.get("asyncCommunication"):
         problems.append("asyncCommunication must be off")
     if settings.get("maxWorkers", 1) != 1:

@@ -1,7 +1,7 @@
-"""An adaptive model has one worker: it claims the model as it loads, and does not load if another worker has it.
+"""An adaptive model has one worker: it claims the model while it loads, and fails to load if another worker has it.
 
 TorchServe's frontend polls for all workers of a model under one lock, which an idle worker holds until a request comes.
-Beside it, a busy one could not deliver its answers. The management API may be asked for any number of workers.
+Meanwhile a busy worker could not deliver its replies. The management API accepts any number of workers.
 """
 
 import os
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from handlers.errors import InvalidConfig
 
-# Seconds that the process of a worker that is replaced may take to be gone.
+# Seconds within which the process of a replaced worker must have ended.
 GONE_S = 5.0
-# Seconds between two looks whether it is.
+# Seconds between two attempts.
 POLL_S = 0.1
 
-# Claims of this process, by name, which end with the process.
+# Claims of this process by name; the kernel releases them when it ends.
 _claims: dict[str, socket.socket] = {}
 
 
 def claim_worker(model: str, version: str | None) -> None:
-    """Claim to be the only worker of a model, where TorchServe's frontend has started this process.
+    """Claim to be the only worker of a model, if TorchServe's frontend has started this process.
 
     Raises:
         InvalidConfig: another worker serves it.
@@ -30,14 +30,14 @@ def claim_worker(model: str, version: str | None) -> None:
     try:
         is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
     except OSError:
-        # No Linux, and so no names that go with their process.
+        # Other systems than Linux have no abstract sockets.
         return
     if is_frontend:
         claim(f"torchserve {frontend} {model} {version}", GONE_S)
 
 
 def claim(name: str, gone_s: float) -> None:
-    """Claim a name among the processes of this machine, as an abstract socket: it is free when its process has ended.
+    """Claim a name on this machine as an abstract socket, which is free again when this process has ended.
 
     Raises:
         InvalidConfig: another process has it, and has not ended within `gone_s` seconds.
@@ -46,18 +46,18 @@ def claim(name: str, gone_s: float) -> None:
         return
     deadline_s = time.monotonic() + gone_s
     while True:
-        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        claimed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The kernel takes 107 bytes.
-            held.bind(b"\0" + name.encode()[:107])
+            # The kernel accepts 107 bytes.
+            claimed.bind(b"\0" + name.encode()[:107])
         except OSError:
-            held.close()
+            claimed.close()
             if time.monotonic() > deadline_s:
                 raise InvalidConfig(
-                    "another worker serves this model, and adaptive mode has one: scale it to 1; several nodes "
-                    "(make serve NODES=4), or scheduling: mode: classic, use more of a machine"
+                    "another worker serves this model, and adaptive mode has one: scale it to 1; to use more of a "
+                    "machine, start several nodes (make serve NODES=4) or set scheduling: mode: classic"
                 ) from None
             time.sleep(POLL_S)
         else:
-            _claims[name] = held
+            _claims[name] = claimed
             return

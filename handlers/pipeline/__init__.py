@@ -1,8 +1,9 @@
-"""The way of requests through a task, the same in both modes: flow.py tells it from top to bottom.
+"""The steps of a request through a task, the same in both modes: flow.py has them from top to bottom.
 
-    task            the hooks that it calls
-    limits          whether a request asks for too much
+    task            the hooks that the steps call
+    limits          whether the items of a request are too much together
     micro_batches   which items go through the model together
+    failures        which items of a failed step are at fault
 
-It may import handlers.protocol and handlers.engines, and what is below these.
+It may import handlers.protocol, handlers.engines and the packages below these.
 """

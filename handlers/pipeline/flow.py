@@ -1,18 +1,18 @@
-"""The way of a request through a task, from TorchServe's row to its reply; each step is a method of `Pipeline`.
+"""The steps of a request through a task, from TorchServe's row to its reply; each step is a method of `Pipeline`.
 
-    unpack      row      -> Request: a payload for each item, and the form of the answer
-    decode      payload  -> item, or the ItemError of its own mistake
+    unpack      row      -> Request: a payload for each item, and the form of the reply
+    decode      payload  -> item, or its ItemError
     prepare     items    -> items with their costs, all in one call of the hook
     plan        items    -> micro-batches
     run         items    -> arrays -> outputs; a micro-batch that fails is halved, down to the item at fault
     split       outputs  -> results
-    answer      results  -> Reply: status, headers, body
+    pack        results  -> Reply: status, headers, body
 
-In classic mode `serve` takes all steps for the rows that TorchServe hands over together. Adaptive mode calls the same
-steps on its threads, and `split_ended` for items that the engine ends before their micro-batch (handlers.batching).
+In classic mode `serve` calls all steps for the rows of a batch. Adaptive mode calls them on its threads, and
+`split_early` for items that the engine ends before their micro-batch (handlers.batching).
 
-Each item has a Slot, in which every step leaves its outcome. No step raises for an item: where a hook fails, that item
-is answered with 500, and the log says where.
+Each item has a Slot, which contains the outcome of its last step. No step raises for an item: if a hook fails, the
+reply has 500 for that item, and the log has the place of the error.
 """
 
 import logging
@@ -30,18 +30,7 @@ from math import inf
 from typing import Any
 
 from handlers.engines import Arrays, Outputs
-from handlers.errors import (
-    INTERNAL_ERROR,
-    OUT_OF_MEMORY,
-    OUT_OF_TIME,
-    InvalidInput,
-    ItemError,
-    OutOfMemory,
-    OutOfTime,
-    ResponseTooLarge,
-    WrongOutput,
-    where,
-)
+from handlers.errors import INTERNAL_ERROR, OUT_OF_TIME, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import (
     EXECUTION_SECONDS,
     FAILED,
@@ -52,8 +41,9 @@ from handlers.metrics import (
     execution_event,
     item_event,
 )
-from handlers.pipeline.limits import excess
-from handlers.pipeline.micro_batches import micro_batches
+from handlers.pipeline.failures import fail, isolate
+from handlers.pipeline.limits import find_excess
+from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
 from handlers.protocol.headers import GRPC_HEADERS
@@ -65,17 +55,18 @@ from handlers.protocol.terms import TERMS
 
 logger = logging.getLogger(__name__)
 
-# Imports protobuf, which takes a tenth of a second; a worker that gets no gRPC messages does without.
+# Reads gRPC messages. It imports protobuf, which takes a tenth of a second, so a worker imports it when it needs it.
 GRPC_MODULE = "handlers.protocol.grpc_inference"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
-# The version that answered, for clients and routers of several versions.
+# Header with the model's version, for clients and routers of several versions.
 VERSION_HEADER = "X-Model-Version"
-# TorchServe sets these for GET /models/M?customized=true and for /explanations/M.
-DESCRIBE, EXPLAIN = "describe", "explain"
+# TorchServe sets this header for GET /models/M?customized=true.
+DESCRIBE = "describe"
+# TorchServe sets this header to "True" for /explanations/M, and to "False" for every prediction over HTTP.
+EXPLAIN = "explain"
 NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute explanations; call /predictions.")
 
-
-# Called with a slot whose item the engine has ended before its micro-batch.
+# Called with the slot of an item that the engine has ended before its micro-batch.
 SlotListener = Callable[[Slot], None]
 
 
@@ -83,29 +74,28 @@ SlotListener = Callable[[Slot], None]
 class FinishedMicroBatch:
     """A micro-batch that went through the model, until it is split."""
 
-    slots: list[Slot]  # those of its items that were not over before it, in order
-    outputs: Outputs  # the engine's, for these: arrays of shape (B, ...)
-    seconds: float  # that `collate` and `forward` took
-    size: int  # how many items it had, with those that were over before
+    slots: list[Slot]  # of the items that were not over before it, in order
+    outputs: Outputs  # for these items: arrays of shape (B, ...)
+    seconds: float  # of `collate` and `forward`
+    size: int  # number of all its items
     collate_s: float
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_split: bool = False
 
 
 class Pipeline:
-    """The steps for one task on one engine. It records what the steps did and how long they took."""
+    """The steps for one task on one engine, and their metrics."""
 
     def __init__(self, task: Task, recorder: Recorder, *, decode_threads: int = 1) -> None:
-        """Prepare the steps; more than one of `decode_threads` decode the items of `serve` side by side."""
+        """`decode_threads` is for `serve`."""
         self._task = task
         self._recorder = recorder
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
     def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
-        """Answer rows together, in classic mode: one body for each.
+        """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context.
 
-        TorchServe's context has request headers, and takes statuses and response headers. After `limit_s` seconds no
-        item is decoded and no micro-batch begun.
+        After `limit_s` seconds no decoding and no micro-batch starts.
         """
         ends_s = time.perf_counter() + limit_s
         requests = [self.unpack(row, context.get_all_request_header(index)) for index, row in enumerate(rows)]
@@ -121,28 +111,28 @@ class Pipeline:
         finished = [part for micro_batch in self.plan(slots) for part in self.run(micro_batch, ends_s)]
         for part in finished:
             self.split(part)
-        return [respond(context, index, self.answer(request)) for index, request in enumerate(requests)]
+        return [respond(context, index, self.pack(request)) for index, request in enumerate(requests)]
 
     # -- unpack ------------------------------------------------------------------------------------------------------
 
     def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
-        """Take a row apart into slots; `sent` has its headers as TorchServe has them, see `read_headers`.
+        """Divide a row into slots; `sent` has its headers in TorchServe's form, see `read_headers`.
 
-        A bug in the hook is this request's own error. A request for metadata has no items.
+        A bug in the hook fails this request only. A request for metadata has no items.
         """
-        came_s = time.perf_counter()
+        arrived_s = time.perf_counter()
         headers = read_headers(sent)
         explain = headers.get(EXPLAIN)
-        # Predictions have EXPLAIN, so no client's header makes a description of one.
+        # TorchServe's predictions have EXPLAIN, so a client's header cannot turn one into a description.
         if METADATA_HEADER in headers or (explain is None and headers.get(DESCRIBE) == "True"):
             _import_grpc()
-            return Request((), self._task.metadata, came_s=came_s)
+            return Request((), self._task.metadata, arrived_s=arrived_s)
         try:
             request = failed(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
             request = failed(headers, INTERNAL_ERROR)
-        request.came_s, request.is_grpc = came_s, not headers
+        request.arrived_s, request.is_grpc = arrived_s, not headers
         if terms := {each: headers[each] for each in TERMS if each in headers}:
             request.terms = {**request.terms, **terms}
         if len(request.payloads) > 1:
@@ -150,16 +140,16 @@ class Pipeline:
             for payload in request.payloads:
                 if isinstance(payload, Payload):
                     payload.allowance = allowance
-        # Each payload lives until it is decoded, in its slot, and no longer.
+        # Only its slot refers to a payload, until it is decoded.
         request.slots, request.payloads = [Slot(payload) for payload in request.payloads], ()
         return request
 
     # -- decode, prepare ---------------------------------------------------------------------------------------------
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
-        """Decode the payload in a slot; an error in it stays. This is the only place that catches InvalidInput.
+        """Decode the payload in a slot, unless it contains an error. Any thread may call it.
 
-        Any thread may call it. After `ends_s`, of `time.perf_counter`, the item is given up.
+        After `ends_s`, of `time.perf_counter`, the item fails.
         """
         started_s = time.perf_counter()
         if not isinstance(slot.outcome, ItemError):
@@ -168,23 +158,27 @@ class Pipeline:
             except InvalidInput as error:
                 slot.outcome = ItemError.of(error)
             except Exception as error:
-                _give_up(slot, error)
+                fail(slot, error)
         slot.decoded_at = time.perf_counter()
         slot.decode_s = slot.decoded_at - started_s
 
     def prepare(self, slots: Sequence[Slot]) -> None:
-        """Prepare the items that are still good, in one call of the hook, and find what each costs."""
-        _attempt([slot for slot in slots if not isinstance(slot.outcome, ItemError)], self._prepare, _give_up)
+        """Prepare the items without an error in one call of the hook, and set their costs."""
+        if good := [slot for slot in slots if not isinstance(slot.outcome, ItemError)]:
+            try:
+                self._prepare(good)
+            except Exception as error:
+                isolate(good, self._prepare, error)
         for slot in slots:
             if not isinstance(slot.outcome, ItemError):
                 try:
                     slot.cost = cost = self._task.cost(slot.outcome)
-                    # A plan relies on both, and here the item that is at fault is still known.
+                    # The plan relies on both; here the item at fault is still known.
                     if cost.length < 1:
                         raise ValueError(f"an item's length is {cost.length}; at least 1 is needed")
                     hash(cost.group)
                 except Exception as error:
-                    _give_up(slot, error)
+                    fail(slot, error)
 
     def _prepare(self, slots: list[Slot]) -> None:
         started_s = time.perf_counter()
@@ -198,21 +192,20 @@ class Pipeline:
     # -- plan --------------------------------------------------------------------------------------------------------
 
     def _limit(self, requests: Sequence[Request]) -> None:
-        """Fail all items of each request whose items are too much together."""
+        """Fail the requests whose items are too much together."""
         for request in requests:
-            if len(request.slots) > 1 and (error := excess(request.slots, self._task.config)):
+            if len(request.slots) > 1 and (error := find_excess(request.slots, self._task.config)):
                 for slot in request.slots:
                     slot.outcome = error
 
     def plan(self, slots: Sequence[Slot]) -> list[list[Slot]]:
-        """Put the items that are still good into micro-batches."""
+        """Divide the items without an error into micro-batches."""
         good = [slot for slot in slots if not isinstance(slot.outcome, ItemError)]
         if len(good) < 2:
             return [good] if good else []
         config = self._task.config
-        plan = micro_batches(
-            [slot.cost for slot in good], config.max_batch_items, config.max_batch_tokens, self._task.overhead
-        )
+        costs = [slot.cost for slot in good]
+        plan = plan_micro_batches(costs, config.max_batch_items, config.max_batch_tokens, self._task.overhead)
         return [[good[index] for index in micro_batch] for micro_batch in plan]
 
     # -- run ---------------------------------------------------------------------------------------------------------
@@ -220,10 +213,10 @@ class Pipeline:
     def run(
         self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
     ) -> list[FinishedMicroBatch]:
-        """Run a micro-batch, halving it where it fails; return what ran, in parts, without the slots that failed alone.
+        """Run a micro-batch, in halves if it fails; return the parts that ran, without the items that failed alone.
 
-        After `ends_s`, of `time.perf_counter`, no part is begun. `listener` is called for each item that the engine
-        ends before the others, on the engine's threads.
+        After `ends_s`, of `time.perf_counter`, no part starts. `listener` is called on the engine's threads for each
+        item that the engine ends before the others.
         """
         finished: list[FinishedMicroBatch] = []
 
@@ -232,7 +225,10 @@ class Pipeline:
                 raise OutOfTime
             finished.append(self._run(some, listener))
 
-        _attempt(slots, step, _give_up)
+        try:
+            step(slots)
+        except Exception as error:
+            isolate(slots, step, error)
         return finished
 
     def _run(self, slots: list[Slot], listener: SlotListener | None) -> FinishedMicroBatch:
@@ -242,10 +238,10 @@ class Pipeline:
         collated_s = time.perf_counter()
         outputs = self._forward(inputs, slots, items, started_s, listener)
         ended_s = time.perf_counter()
-        # Requests of items that the engine ended before may be answered by now.
+        # The replies of items that the engine ended before may be written by now.
         left = [index for index, slot in enumerate(slots) if not slot.is_over]
         for index in left:
-            _note(slots[index], started_s, ended_s, len(slots))
+            _set_times(slots[index], started_s, ended_s, len(slots))
         if len(left) < len(slots):
             outputs = {name: array[left] for name, array in outputs.items()}
         seconds, collate_s = ended_s - started_s, collated_s - started_s
@@ -254,13 +250,13 @@ class Pipeline:
     def _forward(
         self, inputs: Arrays, slots: list[Slot], items: list[Any], started_s: float, listener: SlotListener | None
     ) -> Outputs:
-        """Run the model once; with `listener`, report the items that the engine ends meanwhile."""
+        """Run the model once; with `listener`, report items that the engine ends early."""
         if listener is None:
             return self._task.forward(inputs, items)
 
         def ended(index: int, outputs: Outputs) -> None:
             slot = slots[index]
-            _note(slot, started_s, time.perf_counter(), len(slots))
+            _set_times(slot, started_s, time.perf_counter(), len(slots))
             slot.outputs, slot.is_over = outputs, True
             listener(slot)
 
@@ -269,7 +265,7 @@ class Pipeline:
     # -- split -------------------------------------------------------------------------------------------------------
 
     def split(self, micro_batch: FinishedMicroBatch) -> None:
-        """Replace the items in the slots of a micro-batch by their results, and count it."""
+        """Replace the items of a micro-batch by their results, and count it."""
         started_s = time.perf_counter()
         if micro_batch.slots:
             self._split(micro_batch.slots, micro_batch.outputs)
@@ -278,7 +274,7 @@ class Pipeline:
         values = (*phases, micro_batch.seconds, micro_batch.size)
         self._recorder.record(((execution_event(micro_batch.size), values),))
 
-    def split_ended(self, slot: Slot) -> None:
+    def split_early(self, slot: Slot) -> None:
         """Replace an item that the engine ended before its micro-batch by its result, once."""
         outputs, slot.outputs = slot.outputs, None
         if outputs is not None:
@@ -294,22 +290,22 @@ class Pipeline:
                 slot.outcome = result
         except Exception as error:
             for slot in slots:
-                _give_up(slot, error)
+                fail(slot, error)
 
-    # -- answer ------------------------------------------------------------------------------------------------------
+    # -- pack --------------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request) -> Reply:
-        """Write the answer to a request, and count it and its items."""
+    def pack(self, request: Request) -> Reply:
+        """Write the reply to a request, and count it and its items."""
         started_s, slots = time.perf_counter(), request.slots
-        reply = self._pack(request, slots)
+        reply = self._write_body(request, slots)
         ended_s = time.perf_counter()
         encode_s = ended_s - started_s
         if slots:
-            # For each item, the time from its request's arrival to its micro-batch, but for decoding.
+            # For each item, the time from its request's arrival to its micro-batch, without decoding.
             starts_s = [slot.decoded_at + slot.wait_s - slot.decode_s for slot in slots if slot.batch_size]
-            queue_s = sum([max(0.0, start_s - request.came_s) for start_s in starts_s])
-            values = (encode_s, ended_s - request.came_s, queue_s)
-            self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_answered, slots)])
+            queue_s = sum([max(0.0, start_s - request.arrived_s) for start_s in starts_s])
+            values = (encode_s, ended_s - request.arrived_s, queue_s)
+            self._recorder.record([(SUCCEEDED if reply.status < 400 else FAILED, values), *map(_item_event, slots)])
         headers = {**reply.headers, **self._version, "Server-Timing": server_timing(slots, encode_s)}
         if request.is_grpc:
             headers |= GRPC_HEADERS
@@ -320,12 +316,12 @@ class Pipeline:
         version = self._task.metadata.version
         return {} if version is None else {VERSION_HEADER: version}
 
-    def _pack(self, request: Request, slots: Sequence[Slot]) -> Reply:
+    def _write_body(self, request: Request, slots: Sequence[Slot]) -> Reply:
         form, limit = request.form, self._task.config.max_response_bytes
         if isinstance(form, retrieval.Answer):
             form = form.counted(sum(slot.tokens for slot in slots))
-        # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. If the
-        # form cannot write these either, the bug is ours.
+        # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
+        # that cannot write errors either has a bug itself.
         for _ in ("results", "errors"):
             try:
                 reply = form.pack([slot.outcome for slot in slots])
@@ -333,12 +329,12 @@ class Pipeline:
                 if size <= limit:
                     return reply
                 # TorchServe would end the worker.
-                message = f"The answer has {size} bytes; max_response_bytes is {limit}. Ask for fewer items or less."
+                message = f"The response has {size} bytes; max_response_bytes is {limit}. Send fewer items per request."
                 return request.form.pack([ItemError.of(ResponseTooLarge(message))] * len(slots))
             except Exception as error:
-                # Items whose result cannot be written fail; the others keep theirs.
+                # Items whose result cannot be written fail; the others keep their results.
                 for slot in [slot for slot in slots if len(slots) > 1 and not _is_writable(form, slot)] or slots:
-                    _give_up(slot, error)
+                    fail(slot, error)
         return OneItem().pack([INTERNAL_ERROR])
 
 
@@ -350,56 +346,11 @@ def _is_writable(form: Form, slot: Slot) -> bool:
     return True
 
 
-def _attempt(slots: list[Slot], step: Callable[[list[Slot]], None], give_up: Callable[[Slot, Exception], None]) -> None:
-    """Run a step on slots together; where it fails, run it on halves of them, down to the slots that fail alone.
-
-    Items that are over by then are left out. A step that raises must not have changed any other. Where time is up, all
-    others are given up at once.
-    """
-    if not slots:
-        return
-    try:
-        step(slots)
-    except OutOfTime as error:
-        # Halves would take longer still.
-        for slot in slots:
-            if not slot.is_over:
-                give_up(slot, error)
-    except Exception as error:
-        left = [slot for slot in slots if not slot.is_over]
-        if left and len(slots) == 1:
-            give_up(left[0], error)
-        else:
-            middle = len(left) // 2
-            _attempt(left[:middle], step, give_up)
-            _attempt(left[middle:], step, give_up)
-
-
-def _give_up(slot: Slot, error: Exception) -> None:
-    """Fail an item that failed alone."""
-    if isinstance(error, OutOfMemory | MemoryError):
-        slot.outcome = OUT_OF_MEMORY
-    elif isinstance(error, OutOfTime):
-        slot.outcome = OUT_OF_TIME
-    elif isinstance(error, InvalidInput):
-        # Only the engine can tell that it cannot compute with the item.
-        slot.outcome = ItemError.of(error)
-    elif isinstance(error, WrongOutput):
-        # Its message has names, datatypes and shapes, never a payload.
-        logger.error("An item failed: %s", error)
-        slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
-    else:
-        logger.error("An item failed: %s", where(error))
-        slot.outcome = INTERNAL_ERROR
-
-
-def _note(slot: Slot, started_s: float, ended_s: float, size: int) -> None:
-    """Note in a slot when its micro-batch of so many items began and ended."""
+def _set_times(slot: Slot, started_s: float, ended_s: float, size: int) -> None:
     slot.wait_s, slot.forward_s, slot.batch_size = started_s - slot.decoded_at, ended_s - started_s, size
 
 
-def _answered(slot: Slot) -> Happened:
-    """Return the event of an answered item."""
+def _item_event(slot: Slot) -> Happened:
     error_type = slot.outcome.type if isinstance(slot.outcome, ItemError) else None
     if slot.batch_size:
         return item_event(error_type, has_run=True), (slot.decode_s, slot.wait_s)
@@ -407,7 +358,7 @@ def _answered(slot: Slot) -> Happened:
 
 
 def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
-    """Write the Server-Timing header (W3C): the durations of the request's slowest item, in milliseconds."""
+    """Write the Server-Timing header (W3C) with the durations of the request's slowest item, in milliseconds."""
     decode_s, wait_s, forward_s, batch_size = 0.0, 0.0, 0.0, 0
     for slot in slots:
         decode_s, wait_s = max(decode_s, slot.decode_s), max(wait_s, slot.wait_s)
@@ -419,13 +370,13 @@ def server_timing(slots: Sequence[Slot], encode_s: float) -> str:
 
 
 def _import_grpc() -> None:
-    """Import what reads gRPC messages, in a thread: a gateway asks for metadata, and it sends such messages."""
+    """Import GRPC_MODULE in a thread: a gateway, which asks for metadata, also sends gRPC messages."""
     if GRPC_MODULE not in sys.modules:
         threading.Thread(target=import_module, args=(GRPC_MODULE,), name="import", daemon=True).start()
 
 
 def respond(context: Any, index: int, reply: Reply) -> bytes:
-    """Set the status and headers of one row's answer in TorchServe's context, and return its body."""
+    """Set the status and headers of one row's reply in TorchServe's context, and return its body."""
     context.set_response_status(reply.status, PHRASES[reply.status], index)
     context.set_response_content_type(index, reply.content_type)
     for name, value in reply.headers.items():

@@ -7,11 +7,9 @@ from handlers.errors import ItemError, WorkTooLarge
 from handlers.protocol.requests import Slot
 
 
-def excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
-    """Return the error of a request whose items are too much together; None where they may go on.
-
-    An item that found its allowance spent speaks for all.
-    """
+def find_excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
+    """Return the error of a request whose items are too much together, or None."""
+    # If one item exceeds the request's allowance, all items get its error.
     for slot in slots:
         if isinstance(slot.outcome, ItemError) and slot.outcome.type == WorkTooLarge.__name__:
             return slot.outcome

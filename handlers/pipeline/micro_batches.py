@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from handlers.protocol.requests import Cost
 
-__all__ = ["OVERHEAD", "Cost", "Overhead", "micro_batches"]
+__all__ = ["OVERHEAD", "Cost", "Overhead", "plan_micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one more micro-batch costs: a split pays only where it saves more padding than this.
+    """The cost of one more micro-batch: a split pays only if it saves more padding than this.
 
     Attributes:
-        tokens: it costs as if it held that many padded tokens more. Measured on MiniLM and OpenVINO behind TorchServe
-            on two cores, with 16 and 64 clients: 32 gives 248 and 330 texts/s, 100 gives 285 and 356, 250 gives 290
-            and 369. (A loop that keeps the weights in the cache pays 1 ms, or 32 tokens; a server does not.)
-        items: it costs as if it held that many items more, each as long as its longest. Where the model runs once for
-            every position (generation), an almost empty run costs about as much as this many items do.
+        tokens: the cost in padded tokens. Measured with MiniLM on OpenVINO behind TorchServe on two cores, with 16 and
+            64 clients: 32 gives 248 and 330 texts/s, 100 gives 285 and 356, 250 gives 290 and 369. (A loop that keeps
+            the weights in the cache pays 1 ms, or 32 tokens; a server does not.)
+        items: the cost in items, each as long as the longest. A model that runs once for every position (generation)
+            takes about as long for an almost empty run as for this many items.
     """
 
     tokens: int = 250
@@ -32,13 +32,13 @@ class Overhead:
 OVERHEAD = Overhead()
 
 
-def micro_batches(
+def plan_micro_batches(
     costs: Sequence[Cost], max_items: int, max_tokens: int | None = None, overhead: Overhead = OVERHEAD
 ) -> list[list[int]]:
-    """Partition items into micro-batches: lists of indices into `costs`, which hold each index exactly once.
+    """Partition items into micro-batches: lists of indices into `costs`, which contain each index exactly once.
 
-    Padded tokens are a micro-batch's items times its longest; an item with more than `max_tokens` gets a micro-batch of
-    its own. Within a group shorter items come first, and equal ones in their order of arrival.
+    Padded tokens are the items times the longest; an item with more than `max_tokens` gets a micro-batch of its own.
+    Within a group shorter items come first, and equal ones in their order of arrival.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, cost in enumerate(costs):
@@ -49,14 +49,14 @@ def micro_batches(
         indices.sort(key=lambda index: costs[index].length)
         lengths = [costs[index].length for index in indices]
         start = 0
-        for end in _cuts(lengths, max_items, max_tokens, overhead):
+        for end in _find_cuts(lengths, max_items, max_tokens, overhead):
             batches.append(indices[start:end])
             start = end
     return batches
 
 
-def _cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, overhead: Overhead) -> list[int]:
-    """Cut ascending lengths where all micro-batches together cost least, and return the end of each.
+def _find_cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, overhead: Overhead) -> list[int]:
+    """Cut ascending lengths so that all micro-batches together cost least, and return the end of each.
 
     A micro-batch costs its overhead plus its padded tokens, its number of items times the last length. The cheapest
     way to end at each position follows from the cheapest ways to end before it (dynamic programming over at most

@@ -1,6 +1,6 @@
 """A task: the hooks that the pipeline, the schedule, the warm-up and the description call, in the order of their calls.
 
-handlers.base.BatchHandler adds the lifecycle; an example stands there.
+handlers.base.BatchHandler adds the lifecycle, and contains an example.
 """
 
 import abc
@@ -29,34 +29,34 @@ Item = TypeVar("Item")
 
 
 class Hooks(abc.ABC, Generic[Config, Item]):
-    """What a task is and does; a class on `BatchHandler` overrides it."""
+    """Hooks that a task implements, on `BatchHandler`. B is the number of items of a micro-batch."""
 
     config_class: ClassVar[type[HandlerConfig]]  # its settings
     options_class: ClassVar[Any] = NoOptions  # the options of one item
-    inputs: frozenset[str]  # the JSON fields that hold its input; other fields are options
-    item_dimensions: ClassVar[int] = 0  # of one item that comes as a tensor of numbers
-    # The tensor of an input, by the input's name, where it is not BYTES [B], or FP32 of so many dimensions.
+    inputs: frozenset[str]  # the JSON fields of its input; other fields are options
+    item_dimensions: ClassVar[int] = 0  # of an item that is a tensor of numbers
+    # Tensors of inputs by name, unless they are BYTES [B], or FP32 with `item_dimensions`.
     input_tensors: Mapping[str, TensorMetadata] = {}
     output_tensors: OutputTensors = documents()  # how results become tensors of the Open Inference Protocol
-    batch_dims: Mapping[str, int] = {}  # of an output tensor, by name: the dimension of rows, where it is not the first
+    batch_dims: Mapping[str, int] = {}  # by the name of an output tensor: its dimension of rows, unless the first
     media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
-    decodes_in_threads: ClassVar[bool] = True  # whether decoding one item takes longer than handing it to a thread
-    api: ClassVar[retrieval.Api | None] = None  # the API that its results are answers of
+    decodes_in_threads: ClassVar[bool] = True  # whether decoding an item takes longer than passing it to a thread
+    api: ClassVar[retrieval.Api | None] = None  # the API whose responses contain its results
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
-    overhead: Overhead = OVERHEAD  # what one more micro-batch costs
+    overhead: Overhead = OVERHEAD  # cost of one more micro-batch
 
     config: Config
     engine: Engine
     model_dir: Path
-    longest_run_s: float  # the most seconds of one run of the engine, where it can be ended
-    fingerprint: str | None  # hash of everything that the archive was made from, where it is known
-    device: torch.device  # where the engine is to run
-    shape: Shape  # what requests hold, for `unpack`
+    longest_run_s: float  # most seconds of one run, for engines that can stop one
+    fingerprint: str | None  # hash of everything that the archive was made from; None if unknown
+    device: torch.device  # of the engine
+    shape: Shape  # of requests, for `unpack`
     metadata: Metadata
 
     @abc.abstractmethod
     def load(self) -> Engine:
-        """Load what `model_dir` and `checkpoint_dir` hold and `config` asks for.
+        """Load the model from `model_dir` and `checkpoint_dir`, as `config` says.
 
         Raises:
             InvalidConfig: the archive cannot be served; its owner reads the message.
@@ -64,19 +64,24 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
     @abc.abstractmethod
     def sample(self) -> Payload | None:
-        """Return what a client might send, for warm-up; None where that is not known."""
+        """Return a payload that a client might send, for warm-up; None if that is unknown."""
 
     def samples(self) -> Sequence[Payload]:
-        """Return `sample` and further payloads that each run once before the worker is ready: other graphs, sizes."""
+        """Return `sample` first, then payloads of other graphs or sizes; each runs once before the worker is ready."""
         sample = self.sample()
         return () if sample is None else (sample,)
 
     def items(self, fields: Fields, model: Model) -> Items:  # noqa: ARG002
-        """Return what makes items of the contents of a request, once; `fields` does it by `inputs`."""
+        """Return the object that makes items of a request's contents; called once. `fields` does it by `inputs`."""
         return fields
 
     def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
-        """Take one row apart, which is a request; few tasks override it."""
+        """Divide one row, which is a request, into payloads. Few tasks override it.
+
+        Args:
+            row: the values of its fields by name, as TorchServe passes them.
+            headers: by their names in lower case.
+        """
         if API_HEADER in headers:
             return retrieval.unpack(row, headers, self.shape)
         return rows.unpack(row, headers, self.shape)
@@ -86,15 +91,15 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Check and decode one item. Several threads may call it.
 
         Raises:
-            InvalidInput: this item cannot be served.
+            InvalidInput: this item cannot be served; its client reads the message.
         """
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Do what is cheaper for several items at once: tokenisation. Return one outcome for each."""
+        """Do the work that is cheaper for several items at once, such as tokenisation. Return one outcome per item."""
         return items
 
     def cost(self, item: Item) -> Cost:  # noqa: ARG002
-        """Return what the item asks of a micro-batch: its length, and the group that it may share one with."""
+        """Return the item's length in tokens, and the group of items with which it may share a micro-batch."""
         return UNIT_COST
 
     @abc.abstractmethod
@@ -102,22 +107,41 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
-        """Run the model once, again for each half of a micro-batch that failed: arrays of shape (B, ...)."""
+        """Run the model once, again for each half of a micro-batch that failed.
+
+        Args:
+            inputs: from `collate`.
+            items: of this micro-batch.
+
+        Returns:
+            Arrays of shape (B, ...) by name, for `split`.
+
+        Raises:
+            OutOfMemory: the micro-batch does not fit.
+            OutOfTime: the run was stopped after `longest_run_s`.
+        """
         return self.engine.run(inputs)
 
     def forward_reporting(self, inputs: Arrays, items: Sequence[Item], ended: Listener) -> Outputs:  # noqa: ARG002
-        """Run the model once, as `forward`, in adaptive mode; call `ended` for each item that ends before the others.
+        """Run the model once, as `forward`, in adaptive mode.
 
-        `split` gets the outputs of such an item alone.
+        Args:
+            inputs: from `collate`.
+            items: of this micro-batch.
+            ended: called with the index and the outputs, (1, ...), of an item that ends before the others; `split` then
+                gets these outputs and this item.
         """
         return self.forward(inputs, items)
 
     @abc.abstractmethod
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
-        """Take the outputs of a micro-batch apart: one result for each item, in order, that JSON can hold."""
+        """Divide the outputs of a micro-batch, arrays of shape (B, ...), into one result per item, in order.
+
+        JSON can represent a result; numpy arrays are lists.
+        """
 
     def tokens(self, item: Item) -> int:  # noqa: ARG002
-        """Count the tokens of an item, for answers that say how many a request had."""
+        """Return the number of an item's tokens, for responses that contain their request's sum."""
         return 0
 
 

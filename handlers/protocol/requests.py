@@ -116,8 +116,7 @@ class Request:
     terms: Mapping[str, Any] = field(default_factory=dict)  # what it asks of the scheduler, unchecked; see `Terms`
     slots: list[Slot] = field(default_factory=list)
     is_grpc: bool = False  # by TorchServe's own gRPC
-    came_s: float = 0.0  # when the worker began to unpack it
-    arrived_s: float = 0.0  # when it came to the server, as far as that is known
+    arrived_s: float = 0.0  # when it reached the server, or an estimate; 0 until it is submitted
 
     # The scheduler's. An item that can be served is decoding, queued or running, then none of these.
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default

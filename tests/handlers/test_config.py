@@ -6,7 +6,7 @@ import pytest
 import ts
 
 from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
-from handlers.continuous.mode import with_mode
+from handlers.continuous.mode import resolve_mode
 from handlers.errors import InvalidConfig, InvalidOption
 from handlers.tensor_models.config import TensorsConfig
 from handlers.text.config import LanguageIdOptions
@@ -115,7 +115,7 @@ def test_former_name_of_a_limit_is_refused_with_the_new_one(settings: dict[str, 
 def test_mode_left_open_is_adaptive_where_torchserve_lets_the_worker_choose(
     named: dict[str, str], settings: dict[str, Any], mode: str
 ) -> None:
-    config = with_mode(
+    config = resolve_mode(
         parse(HandlerConfig, {"scheduling": {"max_queue_items": 7, **named}, "max_batch_items": 3}), settings
     )
     assert (config.scheduling.mode, config.scheduling.max_queue_items, config.max_batch_items) == (mode, 7, 3)

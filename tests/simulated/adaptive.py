@@ -15,7 +15,7 @@ from math import inf
 
 from handlers.batching.engine import RunningBatch
 from handlers.batching.scheduler import Scheduler
-from handlers.continuous.timing import Situation, Timing
+from handlers.continuous.timing import Timing, WorkerState
 from handlers.protocol.requests import Cost, Request, Slot
 from tests.simulated.traffic import Clients, Machine, Outcome
 
@@ -115,7 +115,7 @@ class AdaptiveWorker:
         assert self._timing is not None
         room = self._timing.window - len(self._in_flight)
         newcomers = [self._at_frontend.popleft() for _ in range(min(room, len(self._at_frontend)))]
-        arrived_s = self._timing.arrived_s(now_s, len(self._in_flight))
+        arrived_s = self._timing.estimate_arrival_s(now_s, len(self._in_flight))
         self._timing.received_s = now_s
         self._admit(now_s, newcomers, arrived_s)
         self._has_turn = True
@@ -162,7 +162,7 @@ class AdaptiveWorker:
 
     def _decoded(self, _: float, request: _Request) -> None:
         for slot in request.slots:
-            self._scheduler.queue.decoded(slot)
+            self._scheduler.queue.end_decoding(slot)
 
     def _finished(self, now_s: float, running: _Running) -> None:
         if running not in self._running or now_s < running.ends_s:
@@ -197,8 +197,8 @@ class AdaptiveWorker:
 
     def _goes_if_due(self, now_s: float) -> None:
         assert self._timing is not None and self._machine.exchange_s is not None
-        situation = self._situation()
-        due_s = self._timing.due_s(situation)
+        state = self._read_state()
+        due_s = self._timing.due_s(state)
         if due_s > now_s:
             look_s = min(due_s, self._scheduler.queue.next_expiry_s())
             if look_s < inf:
@@ -226,17 +226,17 @@ class AdaptiveWorker:
             outcome.ends.append(request.how)
             outcome.ended_s = at_s
             if request.how == "done":
-                self._scheduler.answered(request, at_s)
+                self._scheduler.observe_response(request, at_s)
                 allowed_s = min(self._scheduler.policy.max_latency_s, outcome.arrival.timeout_s)
                 outcome.is_in_time = outcome.latency_s <= allowed_s
             for arrival in self._clients.after(outcome):
                 self._comes(Outcome(arrival))
         return at_s
 
-    def _situation(self) -> Situation:
+    def _read_state(self) -> WorkerState:
         complete = [request for request in self._in_flight.values() if _is_complete(request)]
         refused_s = [request.arrived_s for request in complete if request.retry_after_s is not None]
-        return Situation(
+        return WorkerState(
             in_flight=len(self._in_flight),
             complete=len(complete),
             refused=len(refused_s),

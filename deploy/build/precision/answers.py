@@ -26,7 +26,7 @@ from deploy.build.precision.comparisons import (
     compared_vectors,
 )
 from handlers.engines import Engine
-from handlers.pipeline.micro_batches import micro_batches
+from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
@@ -79,7 +79,7 @@ def _ask(task: Any, items: Sequence[Any], engine: Engine) -> list[Any]:
     kind = KINDS[type(task).__module__.rpartition(".")[2]]
     task.engine = engine
     found: dict[int, Any] = {}
-    for indices in micro_batches([task.cost(item) for item in items], BATCH, task.config.max_batch_tokens):
+    for indices in plan_micro_batches([task.cost(item) for item in items], BATCH, task.config.max_batch_tokens):
         some = [items[index] for index in indices]
         outputs = task.forward(task.collate(some), some)
         found |= dict(zip(indices, kind.read(task, outputs, some), strict=True))

@@ -32,7 +32,7 @@ from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, 
 from handlers.engines.decoding import foreign_settings
 from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig
-from handlers.pipeline.micro_batches import micro_batches
+from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
@@ -248,7 +248,7 @@ def translate(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> 
     if len(items) != len(texts):
         raise InvalidConfig(f"{SAMPLES}: a text is empty or too long for this model")
     found: dict[int, str] = {}
-    for indices in micro_batches([task.cost(item) for item in items], BATCH):
+    for indices in plan_micro_batches([task.cost(item) for item in items], BATCH):
         some = [items[index] for index in indices]
         results = task.split(task.forward(task.collate(some), some), some)
         found |= {index: result["translation_text"] for index, result in zip(indices, results, strict=True)}

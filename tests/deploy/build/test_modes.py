@@ -19,7 +19,7 @@ ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 def mode_of(config: dict[str, Any]) -> str:
     """The mode that a worker takes of such a model-config.yaml."""
     scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
-    return mode.with_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
+    return mode.resolve_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     assert config["maxWorkers"] == 4
     write(maxWorkers=4, **ADAPTIVE)
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
-    with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching: true is needed"):
+    with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching must be true"):
         with_mode("m", {"continuousBatching": False, **ADAPTIVE})

@@ -15,7 +15,7 @@ from handlers.batching.engine import LatencyModel, Streams
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
-from handlers.continuous.exchanges import InFlight, due
+from handlers.continuous.exchanges import OpenRequest, select_complete
 from handlers.metrics import ABANDONED, Recorder
 from handlers.protocol.requests import Cost, Payload, Request, Slot
 from tests.handlers.batching.frontend import Frontend
@@ -172,12 +172,12 @@ def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: Gate
 
 
 def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
-    refused, answered, running = (InFlight(Request(()), Future()) for _ in range(3))
+    refused, answered, running = (OpenRequest(Request(()), Future()) for _ in range(3))
     refused.request.is_complete = answered.request.is_complete = True
     refused.request.retry_after_s = 1.0
     in_flight = {"a": refused, "b": answered, "c": running}
-    assert due(in_flight, with_refused=False) == ["b"]
-    assert due(in_flight, with_refused=True) == ["a", "b"]
+    assert select_complete(in_flight, with_refused=False) == ["b"]
+    assert select_complete(in_flight, with_refused=True) == ["a", "b"]
 
 
 def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:
@@ -186,6 +186,6 @@ def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded()
     first, later = (Request((), slots=[Slot(Payload(b"x" * size)) for size in sizes]) for sizes in ([10], [100, 1]))
     arrivals.admit(first)
     first.slots[0].cost = Cost(length=20)
-    arrivals.note(first.slots)
+    arrivals.end_decoding(first.slots)
     arrivals.admit(later)
     assert later.work == 202

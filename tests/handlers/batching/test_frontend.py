@@ -11,7 +11,7 @@ import pytest
 from ts.protocol.otf_message_handler import create_predict_response, retrieve_msg
 from ts.service import Service
 
-from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, ProtocolError, Sent
+from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, NewRequest, ProtocolError
 from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
 from handlers.protocol.responses import Reply
@@ -39,9 +39,9 @@ class Pair:
         threading.Thread(target=self.ours.sendall, args=(data,), daemon=True).start()
 
 
-def received(link: Link) -> dict[str, Sent | None]:
+def received(link: Link) -> dict[str, NewRequest | None]:
     """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
-    newcomers: dict[str, Sent] = {}
+    newcomers: dict[str, NewRequest] = {}
     ids = link.receive(newcomers.__setitem__)
     return {id_: newcomers.get(id_) for id_ in ids}
 

@@ -21,7 +21,7 @@ def run(known: LatencyModel, times: float, count: int, sizes: Iterable[int] = SI
 
 def assert_knows(known: LatencyModel, times: float, within: float = 0.15) -> None:
     for tokens in SIZES:
-        assert known.line.at(tokens) == pytest.approx(times * true_s(tokens), rel=within), tokens
+        assert known.line.predict_s(tokens) == pytest.approx(times * true_s(tokens), rel=within), tokens
 
 
 @pytest.mark.parametrize("times", [1 / 3, 3.0])

@@ -14,7 +14,7 @@ import pytest
 from handlers.archive_files import Build
 from handlers.batching import trial
 from handlers.batching.measurements import Candidate
-from handlers.batching.trial import chosen
+from handlers.batching.trial import choose_candidate
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from tests.handlers.serving import DoublingHandler, context
 
@@ -91,8 +91,8 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     assert handler.made[-1] == "b 2"
     assert "a 2" not in handler.made
     assert handler.engine.description == "known cpu b"
-    (line,) = [each for each in caplog.messages if each.startswith("Runs ")]
-    assert line.startswith("Runs b in 2 streams: ms an item alone and among others") and "a whole " in line
+    (line,) = [each for each in caplog.messages if each.startswith("Selected ")]
+    assert line.startswith("Selected b in 2 streams; ms per item, single / concurrent") and "a whole " in line
     again = WayHandler(WAYS)
     with patch.object(trial, "measure", side_effect=AssertionError("measured again")):
         loaded(again, tmp_path)
@@ -123,7 +123,7 @@ def test_trial_begins_nothing_once_its_time_is_over_and_remembers_nothing_incomp
     with patch.object(trial, "TRIAL_S", -1.0), caplog.at_level(logging.WARNING):
         loaded(handler, tmp_path)
     assert not any(made.endswith("2") for made in handler.made)
-    assert "no time to try a in 2 streams" in caplog.text
+    assert "lack of time: a in 2 streams" in caplog.text
     # Another start may have it.
     assert not [*(tmp_path / ".cache").glob("*.json")]
 
@@ -164,7 +164,7 @@ def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(
     # Without the decoder, streams take as long for all items as the whole engine does.
     with caplog.at_level(logging.WARNING):
         loaded(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
-    assert "Runs a in 2 streams" in caplog.text
+    assert "Selected a in 2 streams" in caplog.text
 
 
 def test_the_whole_engine_has_as_many_tries_as_its_streams(tmp_path: Path) -> None:
@@ -219,4 +219,4 @@ BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int
 def test_chosen_has_the_least_product_of_an_items_times_and_is_the_likeliest_unless_it_is_clear(
     figures: dict[Candidate, tuple[float, float]], taken: Candidate
 ) -> None:
-    assert chosen(figures) == taken
+    assert choose_candidate(figures) == taken

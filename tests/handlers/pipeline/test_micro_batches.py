@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.pipeline.micro_batches import Cost, Overhead, micro_batches
+from handlers.pipeline.micro_batches import Cost, Overhead, plan_micro_batches
 
 costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_from([None, "fr", "de"])), max_size=80)
 
@@ -12,7 +12,7 @@ costs = st.lists(st.builds(Cost, length=st.integers(1, 300), group=st.sampled_fr
 def test_plan_holds_each_item_once_in_micro_batches_of_one_group_within_the_limits(
     costs: list[Cost], max_items: int, max_tokens: int | None
 ) -> None:
-    batches = micro_batches(costs, max_items, max_tokens)
+    batches = plan_micro_batches(costs, max_items, max_tokens)
     assert sorted(index for batch in batches for index in batch) == list(range(len(costs)))
     for batch in batches:
         assert 1 <= len(batch) <= max_items
@@ -34,18 +34,24 @@ def test_plan_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], 
                 yield [indices[:size], *rest]
 
     by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
-    planned = micro_batches([Cost(length) for length in lengths], max_items)
+    planned = plan_micro_batches([Cost(length) for length in lengths], max_items)
     assert price(planned) == min(price(batches) for batches in partitions(by_length))
 
 
 def test_plan_sorts_within_groups_and_keeps_the_order_of_arrival_among_equals() -> None:
     lengths = [Cost(9), Cost(2, "fr"), Cost(3), Cost(3), Cost(1, "fr")]
-    assert micro_batches(lengths, max_items=2) == [[2, 3], [0], [4, 1]]
-    assert [len(batch) for batch in micro_batches([Cost()] * 5000, max_items=1024)] == [1024, 1024, 1024, 1024, 904]
+    assert plan_micro_batches(lengths, max_items=2) == [[2, 3], [0], [4, 1]]
+    assert [len(batch) for batch in plan_micro_batches([Cost()] * 5000, max_items=1024)] == [
+        1024,
+        1024,
+        1024,
+        1024,
+        904,
+    ]
 
 
 def test_plan_with_an_overhead_in_items_splits_only_where_shorter_runs_save_more() -> None:
     # Together: 50 * (40 + 12). Apart: 10 * (30 + 12) + 50 * (10 + 12).
     lengths = [Cost(10)] * 30 + [Cost(50)] * 10
-    assert [len(batch) for batch in micro_batches(lengths, 64, overhead=Overhead(items=12))] == [30, 10]
-    assert [len(batch) for batch in micro_batches(lengths, 64, overhead=Overhead(items=200))] == [40]
+    assert [len(batch) for batch in plan_micro_batches(lengths, 64, overhead=Overhead(items=12))] == [30, 10]
+    assert [len(batch) for batch in plan_micro_batches(lengths, 64, overhead=Overhead(items=200))] == [40]

@@ -1,0 +1,63 @@
+"""Find the items at fault after a step failed, and replace them by errors.
+
+step on some items raises -> the step again on each half -> ... -> one item that fails alone -> its ItemError
+"""
+
+import logging
+from collections.abc import Callable
+
+from handlers.errors import (
+    INTERNAL_ERROR,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    InvalidInput,
+    ItemError,
+    OutOfMemory,
+    OutOfTime,
+    WrongOutput,
+    where,
+)
+from handlers.protocol.requests import Slot
+
+logger = logging.getLogger(__name__)
+
+
+def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Exception) -> None:
+    """Repeat a step that failed with `error` on halves of its slots, down to the slots that fail alone.
+
+    Slots that are over by then are left out. A step that raises must not have changed any other slot. If time is up,
+    all slots fail at once.
+    """
+    left = [slot for slot in slots if not slot.is_over]
+    if isinstance(error, OutOfTime):
+        # Halves would take longer still.
+        for slot in left:
+            fail(slot, error)
+    elif left and len(slots) == 1:
+        fail(left[0], error)
+    else:
+        middle = len(left) // 2
+        for half in (left[:middle], left[middle:]):
+            try:
+                if half:
+                    step(half)
+            except Exception as again:
+                isolate(half, step, again)
+
+
+def fail(slot: Slot, error: Exception) -> None:
+    """Replace an item by the ItemError of an exception that it alone has caused."""
+    if isinstance(error, OutOfMemory | MemoryError):
+        slot.outcome = OUT_OF_MEMORY
+    elif isinstance(error, OutOfTime):
+        slot.outcome = OUT_OF_TIME
+    elif isinstance(error, InvalidInput):
+        # Only the engine can find out that it cannot compute with the item.
+        slot.outcome = ItemError.of(error)
+    elif isinstance(error, WrongOutput):
+        # Its message contains names, datatypes and shapes, never a payload.
+        logger.error("An item failed: %s", error)
+        slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
+    else:
+        logger.error("An item failed: %s", where(error))
+        slot.outcome = INTERNAL_ERROR
