@@ -1,5 +1,6 @@
 """A task whose micro-batches and decodings wait for a test, served in adaptive mode."""
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -49,6 +50,10 @@ def state(handler: BatchHandler[Any, Any]) -> State:
     with core.lock:
         running = len(core.scheduler.streams.running)
         return State(len(core.pending), core.scheduler.queue.items, running, len(core.unsplit))
+
+
+def listed(*values: Any) -> bytes:
+    return json.dumps({"instances": [{"number": value} for value in values]}).encode()
 
 
 class Unwritable:

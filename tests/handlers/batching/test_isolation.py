@@ -1,6 +1,5 @@
 """One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
 
-import json
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,11 +11,7 @@ import pytest
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, state, wait_for
-
-
-def listed(*values: Any) -> bytes:
-    return json.dumps({"instances": [{"number": value} for value in values]}).encode()
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, listed, started, state, wait_for
 
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
