@@ -1,6 +1,6 @@
 """Find the items at fault after a step failed, and replace them by errors.
 
-step on some items raises -> the step again on each half -> ... -> one item that fails alone -> its ItemError
+step on some items raises -> the step again on each half -> ... -> a single item that fails -> its ItemError
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Exception) -> None:
-    """Repeat a step that failed with `error` on halves of its slots, down to the slots that fail alone.
+    """Repeat a step that failed with `error` on halves of its slots, down to single slots that fail.
 
     Slots that are over by then are left out. A step that raises must not have changed any other slot. If time is up,
     all slots fail at once.
@@ -46,7 +46,7 @@ def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Except
 
 
 def fail(slot: Slot, error: Exception) -> None:
-    """Replace an item by the ItemError of an exception that it alone has caused."""
+    """Replace an item by the ItemError of the exception that it has caused."""
     if isinstance(error, OutOfMemory | MemoryError):
         slot.outcome = OUT_OF_MEMORY
     elif isinstance(error, OutOfTime):

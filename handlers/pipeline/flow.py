@@ -213,7 +213,7 @@ class Pipeline:
     def run(
         self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
     ) -> list[FinishedMicroBatch]:
-        """Run a micro-batch, in halves if it fails; return the parts that ran, without the items that failed alone.
+        """Run a micro-batch, in halves if it fails; return the parts that ran, without the items at fault.
 
         After `ends_s`, of `time.perf_counter`, no part starts. `listener` is called on the engine's threads for each
         item that the engine ends before the others.

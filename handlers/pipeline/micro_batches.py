@@ -63,7 +63,7 @@ def _find_cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, o
     `max_items` predecessors).
     """
     if lengths[0] == lengths[-1]:
-        # There is no padding to save: each micro-batch takes as many as fit.
+        # There is no padding to save: each micro-batch has as many items as fit.
         size = max_items if max_tokens is None else max(1, min(max_items, max_tokens // lengths[0]))
         return [*range(size, len(lengths), size), len(lengths)]
     best: list[float] = [0.0]

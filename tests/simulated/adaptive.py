@@ -1,9 +1,9 @@
-"""An adaptive worker in simulated time: the real scheduler, the real rhythm of exchanges, and a clock of numbers.
+"""An adaptive worker in simulated time, with the real scheduler and timing of exchanges.
 
-    a request comes -> kept until an exchange -> admitted -> decoded -> micro-batch -> exchange -> answered
+    a request arrives -> waits for an exchange -> admitted -> decoded -> micro-batch -> exchange -> answered
 
-Without a frontend (`Machine.exchange_s` None) a request is admitted as it comes and answered as its micro-batch ends.
-What is decoded while the engine runs, and an exchange, take processor time from it.
+Without a frontend (`Machine.exchange_s` None) a request is admitted on arrival, and answered at the end of its
+micro-batch. Decoding beside the engine, and an exchange, use processor time of the engine.
 """
 
 import heapq
@@ -22,28 +22,23 @@ from tests.simulated.traffic import Clients, Machine, Outcome
 
 @dataclass
 class Simulated:
-    """What happened.
+    """The results of a simulation."""
 
-    Attributes:
-        outcomes: in the order in which requests came.
-        micro_batches: of each when it started, and the indices into `outcomes` of its items.
-        spans: of each when it started, when it ended, and whether it took the whole engine.
-        exchanges: how many there were with the frontend.
-    """
-
-    outcomes: list[Outcome]
+    outcomes: list[Outcome]  # in the order of arrival
+    # Start of each micro-batch, and the indices into `outcomes` of its items.
     micro_batches: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    # Start and end of each micro-batch, and whether it had the whole engine.
     spans: list[tuple[float, float, bool]] = field(default_factory=list)
     exchanges: int = 0
 
     def of(self, end: str) -> list[Outcome]:
-        """List those that ended so: done, expired or the reason of a refusal."""
+        """List the outcomes with one end: done, expired or the reason of a refusal."""
         return [outcome for outcome in self.outcomes if outcome.ends == [end]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Request(Request):
-    """A request that knows where its outcome stands."""
+    """A request with the index of its outcome."""
 
     index: int
     how: str = "done"
@@ -55,17 +50,17 @@ def _is_complete(request: Request) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A micro-batch in the engine, and when it really ends: what is decoded meanwhile moves that."""
+    """A micro-batch in the engine, and its end, which decoding beside it delays."""
 
     batch: RunningBatch
     ends_s: float
 
 
 class AdaptiveWorker:
-    """One run; see the module's first lines."""
+    """One simulation."""
 
     def __init__(self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: Timing | None = None) -> None:
-        """Run nothing yet; `timing` is needed where there is a frontend."""
+        """`timing` is needed with a frontend."""
         self._clients, self._scheduler, self._machine, self._timing = clients, scheduler, machine, timing
         self._pass_s = machine.passes()
         self.simulated = Simulated([])
@@ -75,7 +70,7 @@ class AdaptiveWorker:
         self._decode_free_s = [0.0] * machine.cores
         self._at_frontend: deque[int] = deque()
         self._in_flight: dict[int, _Request] = {}
-        # The worker's turn: it has the rows, and the frontend waits. Otherwise rows are on their way, or awaited.
+        # Whether the frontend waits for the worker.
         self._has_turn = False
         self._is_awaited = True
 
@@ -111,7 +106,7 @@ class AdaptiveWorker:
             self._at(now_s + self._machine.delay_s + self._machine.request_s, "rows")
 
     def _rows(self, now_s: float, _: object) -> None:
-        """Hand over what has come; the frontend waits for an answer from here on."""
+        """Send the worker an exchange; the frontend then waits for the answer."""
         assert self._timing is not None
         room = self._timing.window - len(self._in_flight)
         newcomers = [self._at_frontend.popleft() for _ in range(min(room, len(self._at_frontend)))]
@@ -155,7 +150,7 @@ class AdaptiveWorker:
         self._at(free_s, "decoded", request)
 
     def _delay_engine(self, seconds: float) -> None:
-        """Take so many seconds of a core from the micro-batches that run."""
+        """Delay the running micro-batches by so many seconds of a core."""
         for running in self._running:
             running.ends_s += seconds / self._machine.cores
             self._at(running.ends_s, "finished", running)
@@ -166,7 +161,7 @@ class AdaptiveWorker:
 
     def _finished(self, now_s: float, running: _Running) -> None:
         if running not in self._running or now_s < running.ends_s:
-            return  # it was moved
+            return  # it was delayed
         self._running.remove(running)
         batch = running.batch
         self._scheduler.finish(batch, now_s - batch.started_s)
@@ -178,7 +173,7 @@ class AdaptiveWorker:
     def _ask(self, now_s: float, _: object) -> None:
         """Look again."""
 
-    # -- what follows from them ------------------------------------------------------------------------------------
+    # -- reactions -------------------------------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
         expired = [request for request in self._scheduler.queue.expire(now_s) if isinstance(request, _Request)]
@@ -206,7 +201,7 @@ class AdaptiveWorker:
             return
         self.simulated.exchanges += 1
         self._has_turn = False
-        # Answers leave first; then the rest comes again with the new requests.
+        # Replies leave first; then the exchange sends the other requests again, with the new ones.
         half_s = self._machine.exchange_s / 2
         answered_s = self._answer(now_s + half_s, list(self._in_flight.values()), self._machine.request_s)
         left = len(self._in_flight) + min(len(self._at_frontend), self._timing.window)
@@ -217,7 +212,7 @@ class AdaptiveWorker:
             self._is_awaited = True
 
     def _answer(self, at_s: float, requests: Sequence[_Request], request_s: float = 0.0) -> float:
-        """Answer complete requests one after the other from then on, and return the time of the last."""
+        """Answer complete requests, `request_s` apart, and return the time of the last."""
         complete = [request for request in requests if _is_complete(request)]
         for request in complete:
             del self._in_flight[request.index]

@@ -1,8 +1,7 @@
-"""The two cases that are simulated: ResNet-152 and embeddings of texts of mixed lengths, with pinned pass times. Pure.
+"""The simulated cases: ResNet-152 and embeddings of texts of mixed lengths, with fixed pass times. Pure.
 
-Pinned, and chosen rather than measured: they fit what was served on two cores with avx512_bf16 (one client and
-the offline throughput in docs/reference/results.md), with OpenVINO in bf16. The durations between those, a stream's
-share and an exchange are assumed.
+The times are chosen, not measured. They fit the served results on two cores with avx512_bf16 and OpenVINO in bf16: one
+client, and the offline throughput. Times of other sizes, of a stream and of an exchange are assumed.
 """
 
 import random
@@ -24,7 +23,7 @@ Table = Sequence[tuple[int, float]]
 
 
 def between(table: Table, tokens: int) -> float:
-    """Read a table between its sizes by straight lines, and beyond them by the nearest line."""
+    """Interpolate a table linearly, and extrapolate it by the nearest line."""
     right = min(max(1, bisect_left(table, (tokens, 0.0))), len(table) - 1)
     (x0, y0), (x1, y1) = table[right - 1], table[right]
     return max(1e-6, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
@@ -32,40 +31,28 @@ def between(table: Table, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one machine of two cores, whose engine can be two streams.
+    """One model on a machine of two cores, whose engine can have two streams."""
 
-    Attributes:
-        name: of its archive.
-        wide: what micro-batches take that have the whole engine.
-        narrow: what they take on one of two streams while the other is busy.
-        lengths: of the items that are sent, in tokens.
-        decode_s: what a core needs to decode one item.
-        exchange_s: what an exchange with TorchServe takes, and its HTTP.
-        max_items, max_tokens: what a micro-batch may hold.
-        warm_up: sizes, in tokens, that warm-up measures.
-        offline_per_s: items a second where every micro-batch is full and nothing else takes time but decoding.
-    """
-
-    name: str
-    wide: Table
-    narrow: Table
-    lengths: Sequence[int]
-    decode_s: float
-    exchange_s: float
+    name: str  # of its archive
+    wide: Table  # of micro-batches on the whole engine
+    narrow: Table  # of micro-batches on one of two streams while the other is busy
+    lengths: Sequence[int]  # of the items, in tokens
+    decode_s: float  # of one item on one core
+    exchange_s: float  # of an exchange with TorchServe, HTTP included
     max_items: int
     max_tokens: int | None
-    warm_up: tuple[int, ...]
-    offline_per_s: float
+    warm_up: tuple[int, ...]  # sizes that warm-up measures, in tokens
+    offline_per_s: float  # items a second with full micro-batches and decoding only
 
     @property
     def kinds(self) -> list[Arrival]:
-        """Requests of one item, of one length after the other."""
+        """Requests of one item, one for each length."""
         return [Arrival(0.0, length=length, decode_s=self.decode_s) for length in self.lengths]
 
     def adaptive(
         self, clients: Clients, streams: int, *, max_latency_s: float = inf, window: int = 64, is_bare: bool = False
     ) -> Simulated:
-        """Run an adaptive worker with 5 % of noise, with that target or without any; a bare one without frontend."""
+        """Simulate an adaptive worker; `is_bare` means no frontend, and no noise instead of 5 %."""
         wide_s, narrow_s = partial(between, self.wide), partial(between, self.narrow if streams > 1 else self.wide)
         machine = Machine(wide_s, narrow_s, streams, None if is_bare else self.exchange_s, noise=0 if is_bare else 0.05)
         models = [LatencyModel((size, seconds(size)) for size in self.warm_up) for seconds in (wide_s, narrow_s)]
@@ -76,7 +63,7 @@ class Case:
 
 
 def mixed_lengths() -> list[int]:
-    """Return lengths of texts, lognormal about 38 tokens, rounded up to multiples of 8 as the engine pads them."""
+    """Return lengths of texts, lognormal with a mean of 38 tokens, rounded up to multiples of 8, as padding does."""
     chosen = random.Random(0)
     drawn = (chosen.lognormvariate(0.0, 0.6) * 38 / 1.2 for _ in range(997))
     return [min(256, 8 * int(1 + length // 8)) for length in drawn]

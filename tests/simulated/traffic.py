@@ -9,30 +9,22 @@ from math import inf
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of one item or more, each as long as the other.
-
-    Attributes:
-        at_s: when it comes.
-        length: of each item, in tokens; an image is one.
-        priority, timeout_s: what its client asks for.
-        items: how many it holds.
-        decode_s: what a processor core needs to decode all of them.
-    """
+    """A request of one or more items of equal length."""
 
     at_s: float
-    length: int = 10
+    length: int = 10  # of each item, in tokens; an image is one
     priority: int | None = None
     timeout_s: float = inf
     items: int = 1
-    decode_s: float = 0.0
+    decode_s: float = 0.0  # of all items, on one processor core
 
 
 @dataclass
 class Outcome:
-    """The outcome of a request: `ends` has how it ended, as often as it did."""
+    """The outcome of a request."""
 
     arrival: Arrival
-    ends: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)  # one entry, unless the simulation has a bug
     ended_s: float = inf
     is_in_time: bool = False
     retry_after_s: float = 0.0
@@ -45,26 +37,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a simulated worker.
+    """The clients of a simulated worker."""
 
-    Attributes:
-        arrivals: requests that do not depend on answers.
-        after: returns the requests that follow an answer.
-    """
-
-    arrivals: Sequence[Arrival]
-    after: Callable[[Outcome], Sequence[Arrival]] = lambda _: ()
+    arrivals: Sequence[Arrival]  # independent of responses
+    after: Callable[[Outcome], Sequence[Arrival]] = lambda _: ()  # requests that follow a response
 
 
 def closed_loop(clients: int, until_s: float, kinds: Iterable[Arrival]) -> Clients:
-    """Make so many clients, each of which sends the next request 0.3 ms after it is answered, until then."""
+    """Return clients that each send the next request 0.3 ms after a response, until `until_s`."""
     sent = iter(cycle(kinds))
 
     def after(outcome: Outcome) -> Sequence[Arrival]:
         at_s = outcome.ended_s + 0.0003
         return [replace(next(sent), at_s=at_s)] if at_s < until_s else ()
 
-    # The first requests come within 50 ms.
+    # The first requests arrive within 50 ms.
     return Clients([replace(next(sent), at_s=number * 0.05 / clients) for number in range(clients)], after)
 
 
@@ -80,31 +67,19 @@ def poisson(rate_per_s: float, seconds: float, seed: int, kinds: Iterable[Arriva
 
 @dataclass(frozen=True)
 class Machine:
-    """What takes time besides waiting.
+    """The durations of a machine."""
 
-    Attributes:
-        wide_s: seconds of a micro-batch of so many padded tokens that has the whole engine.
-        narrow_s: the same on one of `streams` streams, the others being busy.
-        streams: of the engine.
-        exchange_s: seconds from an answer to the next rows; None for a worker without a frontend, which sees each
-            request as it comes.
-        request_s: seconds that each request in flight adds to that.
-        cores: processor cores that the engine takes whole; what is decoded meanwhile takes its part of them.
-        noise: standard deviation of the logarithm of a micro-batch's time.
-        delay_s: TorchServe's max_batch_delay: what an idle worker waits for a second request.
-    """
-
-    wide_s: Callable[[int], float]
-    narrow_s: Callable[[int], float]
+    wide_s: Callable[[int], float]  # seconds of a micro-batch by its padded tokens, on the whole engine
+    narrow_s: Callable[[int], float]  # on one of `streams` streams while the others are busy
     streams: int = 1
-    exchange_s: float | None = None
-    request_s: float = 0.00005
-    cores: int = 2
-    noise: float = 0.0
-    delay_s: float = 0.001
+    exchange_s: float | None = None  # seconds from an answer to the next exchange; None without a frontend
+    request_s: float = 0.00005  # added to that by each request in flight
+    cores: int = 2  # all used by the engine, unless a core decodes
+    noise: float = 0.0  # standard deviation of the logarithm of a micro-batch's seconds
+    delay_s: float = 0.001  # TorchServe's max_batch_delay: an idle worker's wait for a second request
 
     def passes(self) -> Callable[[int, bool], float]:
-        """Return what gives the seconds of one micro-batch after the other, by padded tokens and whether it is wide."""
+        """Return a function from padded tokens and width to the seconds of the next micro-batch."""
         chosen = random.Random(0)
 
         def seconds(tokens: int, is_wide: bool) -> float:

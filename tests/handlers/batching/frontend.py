@@ -1,10 +1,10 @@
-"""TorchServe's side of its continuous-batching mode, in this process: one thread that exchanges, clients that wait.
+"""TorchServe's side of its continuous-batching mode, in this process: one thread for the exchanges.
 
-    submit -> queue -> exchange with everything in flight and what is new -> answers of some -> their futures
+    submit -> queue -> exchange with all requests in flight and the new ones -> some replies -> their futures
 
-Every exchange sends the worker all requests that it has not answered, payloads included, in the bytes of TorchServe
-0.12.0. With nothing in flight the thread waits for a first request, and a millisecond more for others. The first
-message is read by TorchServe's own code, which gives it to `handle`.
+Every exchange sends the worker all requests without a reply, payloads included, in the bytes of TorchServe 0.12.0. With
+none in flight the thread waits for a first request, and a millisecond more for others. TorchServe's own code reads the
+first message and calls `handle`.
 """
 
 import socket
@@ -31,7 +31,7 @@ MAX_BATCH_DELAY_S = 0.001
 
 
 class Field(NamedTuple):
-    """A field of a form, or the body, as the frontend hands it over."""
+    """A field of a form, or the body, as the frontend sends it."""
 
     name: str
     content_type: str
@@ -43,7 +43,7 @@ Body = bytes | Sequence[Field]
 
 
 class Sent(NamedTuple):
-    """A request in the frontend; a future takes one result and raises at a second."""
+    """A request in the frontend; its future raises at a second reply."""
 
     body: Body
     headers: dict[str, Any]
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
 
 
 class Frontend:
-    """Exchanges with a handler from `with` to its end."""
+    """Exchanges with a handler, in a `with` block."""
 
     def __init__(self, handler: BatchHandler[Any, Any], window: int = 64) -> None:
         self.exchanges = 0
@@ -68,7 +68,7 @@ class Frontend:
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Begin to exchange."""
+        """Start to exchange."""
         self._worker.start()
         self._thread.start()
 
@@ -89,7 +89,7 @@ class Frontend:
         self._theirs.close()
 
     def abandon(self) -> None:
-        """Leave although an answer is due, as TorchServe does when a worker is unregistered."""
+        """Close the connection while an answer is due, as TorchServe does when a worker is unregistered."""
         self._is_abandoned = True
         self._ours.shutdown(socket.SHUT_RDWR)
         # The worker notices with its next exchange, if it ever makes one.
@@ -101,18 +101,7 @@ class Frontend:
         return self.submit_together([(body, headers)])[0]
 
     def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
-        """Send several that an idle worker sees in one exchange."""
-        return [sent.answer for sent in self._sent(requests)]
-
-    def leave(self, answer: "Future[Answer]") -> None:
-        """Let the client of a request go away: the next exchange lacks it."""
-        self._left.append(answer)
-
-    def send(self, body: Body, **headers: str) -> Answer:
-        """Send one request, and return its answer."""
-        return self.submit(body, **headers).result(PATIENCE_S)
-
-    def _sent(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> list[Sent]:
+        """Send several requests, which an idle worker receives in one exchange."""
         sent = [
             Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
             for body, headers in requests
@@ -120,11 +109,19 @@ class Frontend:
         with self._is_something_there:
             self._queue.extend(sent)
             self._is_something_there.notify()
-        return sent
+        return [each.answer for each in sent]
+
+    def leave(self, answer: "Future[Answer]") -> None:
+        """Disconnect the client of a request: the next exchange lacks it."""
+        self._left.append(answer)
+
+    def send(self, body: Body, **headers: str) -> Answer:
+        """Send one request, and return its response."""
+        return self.submit(body, **headers).result(PATIENCE_S)
 
     def _work(self) -> None:
-        """TorchServe's worker: its reader, then the handler, which stays until the connection is closed."""
-        # Either way it ends so when the frontend is gone.
+        """Run TorchServe's worker: its reader, then the handler, which returns when the connection is closed."""
+        # Both end with SystemExit when the frontend is gone.
         with suppress(SystemExit):
             _, batch = retrieve_msg(self._theirs)
             context = self._handler.worker_context
@@ -160,16 +157,16 @@ class Frontend:
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
-            # TorchServe's worker thread fails where there is no such request.
+            # TorchServe's worker thread fails if no such request is in flight.
             sent = self._in_flight.pop(id_)
-            # Over HTTP it would begin a stream; a request by gRPC has no headers.
+            # Over HTTP this header would start a stream; a request by gRPC has no headers.
             assert not (sent.headers and "ts_stream_next" in received.headers)
             body = read(received.body, received.content_type)
             sent.answer.set_result(Answer(received.status, body, headers))
 
 
 def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:
-    """Write what the frontend sends: requests by id, their headers and bodies."""
+    """Write a message of the frontend: requests by id, their headers and bodies."""
     parts = [b"I"]
     for id_, (headers, body) in requests.items():
         parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
@@ -185,7 +182,7 @@ def field(value: str | bytes) -> bytes:
 
 
 class Received(NamedTuple):
-    """What the worker sends for one request."""
+    """A reply as the worker sends it."""
 
     content_type: str
     status: int
@@ -195,7 +192,7 @@ class Received(NamedTuple):
 
 
 def read_answers(stream: BinaryIO) -> dict[str, Received]:
-    """Read what the worker sends, by id."""
+    """Read an answer of the worker: replies by id."""
     assert integer(stream) == 200
     text(stream)
     answers = {}

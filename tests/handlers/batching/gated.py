@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,19 +30,12 @@ wait_for = partial(until, every_s=0.002)
 
 
 class State(NamedTuple):
-    """How much a worker has to do.
+    """The load of a worker."""
 
-    Attributes:
-        in_flight: requests without a reply.
-        waiting_items: items of theirs that have not started.
-        running_batches: micro-batches in the engine.
-        unsplit_items: items that ran and are not split into results yet.
-    """
-
-    in_flight: int
-    waiting_items: int
+    in_flight: int  # requests without a reply
+    waiting_items: int  # that have not started
     running_batches: int
-    unsplit_items: int
+    unsplit_items: int  # that ran and are not split into results yet
 
 
 def state(handler: BatchHandler[Any, Any]) -> State:
@@ -52,7 +45,7 @@ def state(handler: BatchHandler[Any, Any]) -> State:
         return State(len(core.pending), core.scheduler.queue.items, running, len(core.unsplit))
 
 
-def listed(*values: Any) -> bytes:
+def write_list(*values: Any) -> bytes:
     return json.dumps({"instances": [{"number": value} for value in values]}).encode()
 
 
@@ -64,14 +57,10 @@ class Unwritable:
 
 
 class GatedHandler(DoublingHandler):
-    """Doubles numbers, in micro-batches that take RUN_S and wait at a gate, as the decoding of "slow" numbers does.
-
-    Attributes:
-        decoding: how many slow numbers wait at their gate.
-    """
+    """Doubles numbers, in micro-batches that take RUN_S and wait at a gate; decoding "slow" numbers waits, too."""
 
     decodes_in_threads = False
-    decoding = 0
+    decoding = 0  # slow numbers that wait at their gate
 
     def load(self) -> Engine:
         self.gate, self.slow_gate, self._lock = threading.Event(), threading.Event(), threading.Lock()
@@ -114,13 +103,13 @@ class GatedHandler(DoublingHandler):
 
 
 class ThreadedHandler(GatedHandler):
-    """The same, every item decoded by a thread."""
+    """A GatedHandler that decodes every item on a thread."""
 
     decodes_in_threads = True
 
 
 class Whole:
-    """An engine of several streams, all the same model; `ran` has each micro-batch's stream, by its first number."""
+    """An engine with several streams; `ran` has each micro-batch's stream by its first number."""
 
     deals_out = False
     stream_counts = (1, 2)
@@ -140,7 +129,7 @@ class Whole:
 
 
 class Stream:
-    """One stream of it."""
+    """One stream of a Whole."""
 
     def __init__(self, whole: Whole, name: str) -> None:
         self.description, self.input_names = whole.description, whole.input_names
@@ -151,14 +140,18 @@ class Stream:
 
 
 class StreamedHandler(GatedHandler):
-    """The same on such an engine."""
+    """A GatedHandler on a Whole."""
 
     def load(self) -> Engine:
         self.whole = Whole(super().load())
         return self.whole
 
 
-def started(
+# `start_handler`, with the folder of the test.
+Start = Callable[..., GatedHandler]
+
+
+def start_handler(
     kind: type[GatedHandler],
     model_dir: Path,
     settings: dict[str, Any] | None = None,

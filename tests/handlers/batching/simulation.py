@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from hypothesis import strategies as st
+
 from handlers.batching.engine import LatencyModel, Streams
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
@@ -27,6 +29,20 @@ def model(times: float = 1.0) -> LatencyModel:
     return LatencyModel([(10, times * true_s(10)), (1000, times * true_s(1000))])
 
 
+def draw_arrivals(lengths: Sequence[int], **more: st.SearchStrategy[float]) -> st.SearchStrategy[list[Arrival]]:
+    """Return a strategy for at most 40 requests in 0.3 s."""
+    arrival = st.builds(
+        Arrival,
+        at_s=st.floats(0, 0.3),
+        length=st.sampled_from(lengths),
+        priority=st.sampled_from([None, 1, 2, 3]),
+        items=st.integers(1, 5),
+        decode_s=st.sampled_from([0.0, 0.001, 0.05]),
+        **more,
+    )
+    return st.lists(arrival, max_size=40)
+
+
 def simulate(
     arrivals: Sequence[Arrival],
     policy: Policy,
@@ -42,7 +58,7 @@ def simulate(
         policy: the scheduler's.
         engine_s: seconds of a micro-batch that has the engine to itself.
         streams: of the engine.
-        believed: factor by which the scheduler overestimates wide and narrow micro-batches at first.
+        believed: factors by which the scheduler overestimates wide and narrow micro-batches at first.
     """
     wide, narrow = believed
     engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)

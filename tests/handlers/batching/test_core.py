@@ -1,10 +1,8 @@
-"""The core without any server before it: requests from other threads and event loops, cancelled ones, and its end."""
+"""The core without a server: requests from other threads and event loops, cancelled requests, expiry and close."""
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,28 +17,26 @@ from handlers.continuous.exchanges import OpenRequest, select_complete
 from handlers.metrics import ABANDONED, Recorder
 from handlers.protocol.requests import Cost, Payload, Request, Slot
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, started, state, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for
 
 HEADERS = {"host": "localhost"}
 
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
-def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
-    handler = started(request.param, tmp_path, {"max_batch_items": 1})
+def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
+    handler = start(request.param, {"max_batch_items": 1})
     handler.reporter.stop()
-    # What running the model to be ready has left.
+    # Warm-up's metrics and micro-batches.
     handler.reporter.recorder.drain()
     handler.module.batches.clear()
-    yield handler
-    handler.gate.set()
-    handler.slow_gate.set()
+    return handler
 
 
-def unpacked(core: Core, body: bytes, **headers: str) -> Request:
+def unpack(core: Core, body: bytes, **headers: str) -> Request:
     return core.pipeline.unpack({"body": body}, {**HEADERS, **headers})
 
 
-def abandoned(handler: GatedHandler) -> float:
+def count_abandoned(handler: GatedHandler) -> float:
     return sum(each.value for each in handler.reporter.recorder.drain() if each.counter == ABANDONED)
 
 
@@ -55,7 +51,7 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
     handler.split = noting  # type: ignore[assignment,method-assign]
 
     async def ask(body: bytes) -> tuple[int, bytes]:
-        write = await asyncio.wrap_future(core.submit(unpacked(core, body)))
+        write = await asyncio.wrap_future(core.submit(unpack(core, body)))
         reply = write()
         return reply.status, reply.body
 
@@ -74,7 +70,7 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
     handler.split, own = lambda outputs, items: split.append([*items]) or own(outputs, items), handler.split  # type: ignore[method-assign,func-returns-value]
     handler.gate.clear()
     handler.slow_gate.clear()
-    requests = [unpacked(core, body) for body in (b"2", b"4", b"slow6", b"8")]
+    requests = [unpack(core, body) for body in (b"2", b"4", b"slow6", b"8")]
     futures = [core.submit(request) for request in requests[:2]]
     handler.wait(running=1, waiting=1)
     if isinstance(handler, ThreadedHandler):
@@ -92,15 +88,15 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
     wait_for(handler.forgets)
     assert handler.module.batches == [[2], [8]]
     assert split == [[8]]
-    assert abandoned(handler) == len(futures)
+    assert count_abandoned(handler) == len(futures)
 
 
 def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
     core = handler.core
     handler.gate.clear()
-    busy = core.submit(unpacked(core, b"2"))
+    busy = core.submit(unpack(core, b"2"))
     handler.wait()
-    late = core.submit(unpacked(core, b"4", **{"X-Timeout-Ms": "50"}))
+    late = core.submit(unpack(core, b"4", **{"X-Timeout-Ms": "50"}))
     assert late.result(TIMEOUT_S)().status == 504
     assert not busy.done()
     handler.gate.set()
@@ -111,7 +107,7 @@ def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
 def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(handler: GatedHandler) -> None:
     core, before = handler.core, {*threading.enumerate()}
     handler.gate.clear()
-    futures = [core.submit(unpacked(core, body)) for body in (b"2", b"4")]
+    futures = [core.submit(unpack(core, body)) for body in (b"2", b"4")]
     handler.wait(waiting=1)
     closing = threading.Thread(target=core.close)
     closing.start()
@@ -121,16 +117,14 @@ def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(han
     handler.gate.set()
     closing.join(TIMEOUT_S)
     with pytest.raises(RuntimeError, match="closed"):
-        core.submit(unpacked(core, b"6"))
+        core.submit(unpack(core, b"6"))
     assert handler.module.batches == [[2]]
     ended = {thread.name for thread in before - {*threading.enumerate()}}
     assert ended == {"decode", "engine", "watch"}
 
 
-def test_request_that_expires_while_the_core_closes_is_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler, may_cancel = started(ThreadedHandler, tmp_path), threading.Event()
+def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, may_cancel = start(ThreadedHandler), threading.Event()
     core, cancel = handler.core, handler.core.cancel
 
     def cancel_late(request: Request) -> None:
@@ -140,7 +134,7 @@ def test_request_that_expires_while_the_core_closes_is_cancelled(
     monkeypatch.setattr(core, "cancel", cancel_late)
     (watching,) = (thread for thread in threading.enumerate() if thread.name == "watch" and thread in core._threads)
     handler.slow_gate.clear()
-    request = unpacked(core, b"slow2")
+    request = unpack(core, b"slow2")
     future = core.submit(request)
     closing = threading.Thread(target=core.close)
     closing.start()
@@ -168,7 +162,7 @@ def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: Gate
         handler.gate.set()
         assert [busy.result(TIMEOUT_S).body, kept.result(TIMEOUT_S).body] == [4, 12]
     assert handler.module.batches == [[2], [6]]
-    assert abandoned(handler) == 1
+    assert count_abandoned(handler) == 1
 
 
 def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:

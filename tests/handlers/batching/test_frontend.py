@@ -39,7 +39,7 @@ class Pair:
         threading.Thread(target=self.ours.sendall, args=(data,), daemon=True).start()
 
 
-def received(link: Link) -> dict[str, NewRequest | None]:
+def receive(link: Link) -> dict[str, NewRequest | None]:
     """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
     newcomers: dict[str, NewRequest] = {}
     ids = link.receive(newcomers.__setitem__)
@@ -62,7 +62,7 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
         ours.sendall(sent)
         processors, rows, ids = Service.retrieve_data_for_inference(retrieve_msg(theirs)[1])
     pair.send(sent)
-    ours_read = received(pair.link)
+    ours_read = receive(pair.link)
     assert list(ours_read) == list(ids.values())
     for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
         assert read is not None
@@ -74,31 +74,31 @@ def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair,
     many = [Field(name.format(number), "text/plain", b"value") for number in range(20_000)]
     requests: dict[str, tuple[dict[str, str], Body]] = {"a": ({}, many), "b": ({}, b"small")}
     pair.send(message(requests))
-    first, second = received(pair.link).values()
+    first, second = receive(pair.link).values()
     assert first is not None and len(first.row) < MOST_FIELDS + 10 and len(first.headers) <= MOST_FIELDS + 1
     with pytest.raises(BodyTooLarge, match="more than 200 fields"):
         body_of(first.row, read_headers(first.headers), 10**9)
     assert second is not None and second.row["body"] == b"small"
     pair.send(message({**requests, "c": ({}, b"new")}))
-    assert [sent is not None for sent in received(pair.link).values()] == [False, False, True]
+    assert [sent is not None for sent in receive(pair.link).values()] == [False, False, True]
 
 
 def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgotten(pair: Pair) -> None:
     large: dict[str, Any] = {"a": ({}, LARGE), "b": ({}, b"small"), "c": ({}, LARGE[1:])}
     pair.send(message(large))
-    bodies = [sent and sent.row and sent.row["body"] for sent in received(pair.link).values()]
+    bodies = [sent and sent.row and sent.row["body"] for sent in receive(pair.link).values()]
     assert bodies == [LARGE, b"small", LARGE[1:]]
     pair.send(message({"a": large["a"], "c": large["c"], "d": ({}, b"new")}))
-    second = received(pair.link)
+    second = receive(pair.link)
     assert [(id_, sent is not None) for id_, sent in second.items()] == [("a", False), ("c", False), ("d", True)]
     pair.send(message({"b": large["b"], "d": ({}, b"new")}))
-    third = received(pair.link)
+    third = receive(pair.link)
     assert [(id_, sent is not None) for id_, sent in third.items()] == [("b", True), ("d", False)]
     pair.send(message({}))
-    assert received(pair.link) == {}
+    assert receive(pair.link) == {}
     # What was forgotten is read anew.
     pair.send(message({"d": ({}, b"new")}))
-    assert all(received(pair.link).values())
+    assert all(receive(pair.link).values())
 
 
 def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Pat
 def test_frontend_that_is_gone_is_noticed_in_both_directions(pair: Pair) -> None:
     pair.ours.close()
     with pytest.raises(Disconnected):
-        received(pair.link)
+        receive(pair.link)
     with pytest.raises(Disconnected):
         for _ in range(1000):
             pair.link.send({"a": Reply(200, b"x" * 100_000)})
@@ -141,7 +141,7 @@ def test_message_that_makes_no_sense_is_an_error(pair: Pair, messages: list[byte
     *good, broken = messages
     for each in good:
         pair.send(each)
-        received(pair.link)
+        receive(pair.link)
     pair.send(broken)
     with pytest.raises(ProtocolError):
-        received(pair.link)
+        receive(pair.link)

@@ -1,7 +1,7 @@
-"""Adaptive workers behind a simulated frontend, with pinned pass times and noise: answers in time, and exchanges.
+"""Adaptive workers behind a simulated frontend, with fixed pass times and noise: responses in time, and exchanges.
 
-What they are compared with is the machine's own most, the best order known afterwards, and TorchServe's classic mode;
-the latter two were simulated on the same arrivals (the last commit that could: ca8afef).
+The expected values are the machine's maximum, the best order known afterwards, and TorchServe's classic mode. Commit
+ca8afef simulated the last two on the same arrivals.
 """
 
 from statistics import fmean
@@ -21,7 +21,6 @@ TARGET_S = {RESNET.name: 0.5, EMBEDDING.name: 0.2}
 @pytest.mark.parametrize("case", [RESNET, EMBEDDING], ids=lambda case: case.name)
 def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_refusals(case: Case, share: float) -> None:
     seconds = SECONDS[case.name]
-    # Clients that come by chance, so many times as often as the case can serve.
     arrivals = poisson(share * case.offline_per_s, seconds, 1, case.kinds)
     simulated = case.adaptive(Clients(arrivals), streams=2, max_latency_s=TARGET_S[case.name], window=128)
     ended = [each for each in simulated.outcomes if each.ended_s < seconds]
@@ -29,12 +28,12 @@ def test_goodput_holds_under_overload_with_few_exchanges_few_late_and_timely_ref
     if share < 1:
         assert good >= 0.99 * len(ended)
     else:
-        # The first micro-batches find hardly anything to share them, and exchanges take their part of the processor.
+        # The first micro-batches are small, and exchanges use processor time.
         assert good / seconds >= 0.8 * case.offline_per_s
-    # The machine's noise, and what comes later and goes first, make a few late.
+    # Noise, and later requests that go first, make a few late.
     assert sum(not each.is_in_time for each in simulated.of("done")) <= 0.02 * len(simulated.outcomes)
     assert all(each.latency_s <= 0.1 for each in simulated.of("Overloaded"))
-    # At most one in 50 ms to look for newcomers, and two a micro-batch.
+    # At most one in 50 ms to look for new requests, and two per micro-batch.
     assert simulated.exchanges <= seconds / 0.05 + 2 * len(simulated.micro_batches)
 
 
@@ -55,7 +54,7 @@ def test_near_capacity_few_are_lost(share: float, most: float, streams: int) -> 
     ("case", "clients", "most"), [(RESNET, 1, 1.1), (EMBEDDING, 1, 1.1), (RESNET, 64, 0.2), (EMBEDDING, 64, 0.2)]
 )
 def test_exchanges_of_a_lone_client_are_one_a_request_and_of_many_shared(case: Case, clients: int, most: float) -> None:
-    """Without a target, nothing looks for newcomers while a micro-batch runs."""
+    """Without a target, no exchange looks for new requests while a micro-batch runs."""
     simulated = case.adaptive(closed_loop(clients, SECONDS[case.name], case.kinds), streams=2)
     assert simulated.exchanges <= most * len(simulated.outcomes)
 

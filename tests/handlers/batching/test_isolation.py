@@ -1,9 +1,7 @@
-"""One client's request does not keep an adaptive worker from another's: it looks, decodes and expires meanwhile."""
+"""A slow request does not delay others in an adaptive worker, which exchanges, decodes and expires meanwhile."""
 
 import threading
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +9,12 @@ import pytest
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, ThreadedHandler, listed, started, state, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
 
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
-def handler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GatedHandler]:
-    handler = started(request.param, tmp_path, {"max_request_items": 100, "max_groups": 1})
-    yield handler
-    handler.gate.set()
-    handler.slow_gate.set()
+def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
+    return start(request.param, {"max_request_items": 100, "max_groups": 1})
 
 
 SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
@@ -30,7 +25,7 @@ SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
     [
         (SLOW, 42.0),
         # Small texts, of which there are many.
-        (listed(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8), {"predictions": [42.0] * 8}),
+        (write_list(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8), {"predictions": [42.0] * 8}),
     ],
 )
 def test_request_that_is_long_in_decoding_delays_nobody_and_expires_meanwhile(
@@ -48,17 +43,17 @@ def test_request_that_is_long_in_decoding_delays_nobody_and_expires_meanwhile(
         handler.slow_gate.set()
         assert patient.result(TIMEOUT_S).body == answer
         assert frontend.send(b"6").body == 12
-    # What was decoded of the one that had expired goes nowhere.
+    # Decoded items of the expired request do not run.
     ran = [number for batch in handler.module.batches for number in batch]
     assert ran.count(21.0) == (1 if answer == 42.0 else 8)
     assert handler.forgets()
 
 
-def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_comes_later(tmp_path: Path) -> None:
-    handler = started(ThreadedHandler, tmp_path)
+def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_comes_later(start: Start) -> None:
+    handler = start(ThreadedHandler)
     handler.slow_gate.clear()
     with Frontend(handler) as frontend:
-        many = frontend.submit(listed(*["slow21"] * 10))
+        many = frontend.submit(write_list(*["slow21"] * 10))
         wait_for(lambda: handler.decoding == LEAST_THREADS // 2)
         for _ in range(4):
             assert frontend.send(b"2").body == 4
@@ -69,7 +64,7 @@ def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_come
     assert handler.forgets()
 
 
-def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(tmp_path: Path) -> None:
+def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(start: Start) -> None:
     class Stepped(ThreadedHandler):
         def decode(self, payload: Payload) -> float:
             if payload.value != self.sample().value:
@@ -84,7 +79,7 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(tm
 
     taken: list[Any] = []
     steps = threading.Semaphore(0)
-    handler = started(Stepped, tmp_path, {"decode_threads": 1})
+    handler = start(Stepped, {"decode_threads": 1})
     with Frontend(handler) as frontend:
         answers = [frontend.submit(b"2") for _ in range(LEAST_THREADS)]
         wait_for(lambda: len(taken) == LEAST_THREADS)
@@ -102,7 +97,7 @@ def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Ga
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
         # Odd and even ones are groups of their own.
-        together = frontend.submit_together([(listed(2, 3, "x"), {}), (listed(4, 6), {}), (b"8", {})])
+        together = frontend.submit_together([(write_list(2, 3, "x"), {}), (write_list(4, 6), {}), (b"8", {})])
         over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
     assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
     assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
@@ -111,13 +106,13 @@ def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Ga
 
 
 class Body(str):
-    """What a client sent, whose end can be seen."""
+    """A client's body; a weak reference shows when it is freed."""
 
     __slots__ = ("__weakref__",)
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
-def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_threaded: bool) -> None:
+def test_worker_keeps_no_body_of_a_request_that_is_decoded(start: Start, is_threaded: bool) -> None:
     class Noting(GatedHandler):
         decodes_in_threads = is_threaded
 
@@ -127,7 +122,7 @@ def test_worker_keeps_no_body_of_a_request_that_is_decoded(tmp_path: Path, is_th
             return Request((Payload({"number": body}),))
 
     bodies: list[weakref.ref[Body]] = []
-    handler = started(Noting, tmp_path)
+    handler = start(Noting)
     handler.gate.clear()
     with Frontend(handler) as frontend:
         answer = frontend.submit(b"2")

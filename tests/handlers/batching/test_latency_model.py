@@ -1,4 +1,4 @@
-"""What a latency model knows after an engine has changed, stood still, or run one size for long."""
+"""A latency model after the engine has changed speed, or run one size for long."""
 
 import random
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ SIZES = (10, 40, 160, 1000)
 
 
 def run(known: LatencyModel, times: float, count: int, sizes: Iterable[int] = SIZES) -> None:
-    """Let it see micro-batches of an engine that is so many times slower, with 5 % of noise."""
+    """Observe micro-batches of an engine that is so many times slower, with 5 % of noise."""
     chosen, tokens = random.Random(0), list(sizes)
     for number in range(count):
         size = tokens[number % len(tokens)]

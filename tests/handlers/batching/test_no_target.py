@@ -1,4 +1,4 @@
-"""The scheduler without a latency target, in simulated time: nobody is refused or overtaken for want of time."""
+"""The scheduler without a latency target, in simulated time: it refuses no request for lack of time."""
 
 from dataclasses import replace
 from math import inf
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from handlers.batching.policy import Policy
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
-from tests.handlers.batching.simulation import CAPACITY_PER_S, simulate
+from tests.handlers.batching.simulation import CAPACITY_PER_S, draw_arrivals, simulate
 from tests.simulated.traffic import Arrival
 
 POLICY = Policy(max_latency_s=inf, max_items=16, priority_levels=3, default_priority=2, max_queue_items=10**6)
@@ -40,17 +40,7 @@ def test_policy_has_the_middle_priority_and_the_limits_of_a_forward_pass() -> No
 
 
 @given(
-    st.lists(
-        st.builds(
-            Arrival,
-            at_s=st.floats(0, 0.3),
-            length=st.sampled_from([1, 8, 64, 5120]),
-            priority=st.sampled_from([None, 1, 2, 3]),
-            items=st.integers(1, 5),
-            decode_s=st.sampled_from([0.0, 0.001, 0.05]),
-        ),
-        max_size=40,
-    ),
+    draw_arrivals([1, 8, 64, 5120]),
     st.sampled_from([1, 2]),
     st.sampled_from([1.0, 1000.0]),
 )
@@ -74,7 +64,7 @@ def test_only_who_finds_the_queue_full_or_names_a_time_is_refused() -> None:
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_micro_batches_are_full_and_in_the_order_of_arrival_however_long_their_items_have_waited(streams: int) -> None:
-    """Twice as many come as can be served, for a second and a half: some have aged to another degree than others."""
+    """Requests at twice the capacity for a second and a half, which age to different degrees."""
     policy = replace(POLICY, priority_levels=1, default_priority=1)
     arrivals = [Arrival(number * 0.002, length=40) for number in range(750)]
     simulated = simulate(arrivals, policy, streams=streams)
@@ -86,7 +76,7 @@ def test_micro_batches_are_full_and_in_the_order_of_arrival_however_long_their_i
 
 
 def test_who_names_no_time_is_served_beside_those_who_do() -> None:
-    """Everybody else allows ten seconds, and they come faster than they can be served: nobody waits for all of them."""
+    """Others have a timeout of ten seconds, and arrive faster than the engine can serve them."""
     hurried = [Arrival(number * 0.9 / CAPACITY_PER_S, timeout_s=10.0) for number in range(1000)]
     simulated = simulate([*hurried, Arrival(0.1)], POLICY)
     (outcome,) = [each for each in simulated.outcomes if each.arrival.timeout_s == inf]

@@ -21,13 +21,13 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def given_back() -> Iterator[None]:
+def release_claims() -> Iterator[None]:
     yield
     while _claims:
         _claims.popitem()[1].close()
 
 
-def other(name: str) -> "subprocess.Popen[str]":
+def start_other(name: str) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -38,7 +38,7 @@ def other(name: str) -> "subprocess.Popen[str]":
 
 def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended() -> None:
     name = f"test {os.getpid()} m 1.0"
-    with other(name) as process:
+    with start_other(name) as process:
         with pytest.raises(InvalidConfig, match="another worker serves this model"):
             claim(name, 0.0)
         claim(f"{name}-other", 0.0)

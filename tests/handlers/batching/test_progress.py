@@ -10,7 +10,7 @@ import pytest
 
 from handlers.engines import Arrays, Engine, Listener, Outputs
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, listed, started
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, start_handler, write_list
 
 
 class ReportingHandler(GatedHandler):
@@ -34,7 +34,7 @@ class ReportingHandler(GatedHandler):
 @pytest.fixture
 def handler(tmp_path: Path) -> Iterator[ReportingHandler]:
     # A micro-batch costs far more than its items, so all that wait share one.
-    handler = started(ReportingHandler, tmp_path, took=[(1, 0.02), (1000, 0.021)])
+    handler = start_handler(ReportingHandler, tmp_path, took=[(1, 0.02), (1000, 0.021)])
     assert isinstance(handler, ReportingHandler)
     yield handler
     handler.turns.release(100)
@@ -44,7 +44,7 @@ def test_request_is_answered_when_the_last_of_its_items_has_ended_and_not_with_i
     handler: ReportingHandler,
 ) -> None:
     with Frontend(handler) as frontend:
-        first, both, last = frontend.submit_together([(b"2", {}), (listed(4, 6), {}), (b"8", {})])
+        first, both, last = frontend.submit_together([(b"2", {}), (write_list(4, 6), {}), (b"8", {})])
         handler.turns.release(2)
         assert first.result(TIMEOUT_S).body == 4
         assert not both.done()

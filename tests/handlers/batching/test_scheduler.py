@@ -12,23 +12,12 @@ from hypothesis import strategies as st
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN
-from tests.handlers.batching.simulation import CAPACITY_PER_S, FIXED_S, percentile_s, simulate, true_s
+from tests.handlers.batching.simulation import CAPACITY_PER_S, FIXED_S, draw_arrivals, percentile_s, simulate, true_s
 from tests.simulated.traffic import Arrival, poisson
 
 POLICY = Policy(max_latency_s=0.2, max_items=16, priority_levels=3, default_priority=2)
 
-ARRIVALS = st.lists(
-    st.builds(
-        Arrival,
-        at_s=st.floats(0, 0.3),
-        length=st.sampled_from([1, 8, 64, 512]),
-        priority=st.sampled_from([None, 1, 2, 3]),
-        timeout_s=st.sampled_from([0.001, 0.05, 0.5, inf]),
-        items=st.integers(1, 5),
-        decode_s=st.sampled_from([0.0, 0.001, 0.05]),
-    ),
-    max_size=40,
-)
+ARRIVALS = draw_arrivals([1, 8, 64, 512], timeout_s=st.sampled_from([0.001, 0.05, 0.5, inf]))
 POLICIES = st.builds(
     Policy,
     max_latency_s=st.sampled_from([0.01, 0.1, 1.0]),

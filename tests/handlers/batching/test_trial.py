@@ -1,4 +1,4 @@
-"""What a worker tries as it loads: every precision, then streams; measured as it serves, for a bounded time, once."""
+"""The trial while a worker loads: every precision, then streams; measured as in serving, for a bounded time, once."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ Taking = Mapping[tuple[str, int], float]
 
 
 class Way:
-    """An engine whose items take a known time, in each precision and number of streams; `made` has what was tried."""
+    """An engine whose items take a known time in each precision and number of streams; `made` lists its copies."""
 
     deals_out = False
     input_names = ("numbers",)
@@ -53,7 +53,7 @@ class Way:
 
 
 class WayHandler(DoublingHandler):
-    """Serves it."""
+    """Serves a Way."""
 
     def __init__(self, taking: Taking) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class WayHandler(DoublingHandler):
         return Way(self.taking, self.made)
 
 
-def loaded(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **scheduling: Any) -> WayHandler:
+def load(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **scheduling: Any) -> WayHandler:
     settings = {"max_batch_items": 8, "scheduling": {"mode": mode, **scheduling}}
     made = context(folder, settings, batch_size=8)
     made.model_yaml_config["continuousBatching"] = mode == "adaptive"
@@ -71,7 +71,7 @@ def loaded(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **sched
     return handler
 
 
-def build(folder: Path, fingerprint: str = "0123") -> None:
+def write_build(folder: Path, fingerprint: str = "0123") -> None:
     (folder / "build.json").write_text(Build(fingerprint, "none", False, {}).to_json())
 
 
@@ -83,10 +83,10 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    build(tmp_path)
+    write_build(tmp_path)
     handler = WayHandler(WAYS)
     with caplog.at_level(logging.WARNING):
-        loaded(handler, tmp_path)
+        load(handler, tmp_path)
     # Streams of b run side by side and take as long as b whole: twice as many in the same time.
     assert handler.made[-1] == "b 2"
     assert "a 2" not in handler.made
@@ -95,22 +95,22 @@ def test_every_precision_is_tried_then_the_best_one_in_streams_and_all_is_rememb
     assert line.startswith("Selected b in 2 streams; ms per item, single / concurrent") and "a whole " in line
     again = WayHandler(WAYS)
     with patch.object(trial, "measure", side_effect=AssertionError("measured again")):
-        loaded(again, tmp_path)
+        load(again, tmp_path)
     # One item on each engine that serves, so that no request pays for a first time.
     assert again.made == ["b", "b 2"]
-    # What is remembered is of this archive, and of no file that is broken.
+    # Another archive, or a broken file, has no measurements.
     (remembered,) = (tmp_path / ".cache").glob("*.json")
     remembered.write_text('[[["b", 1], [[[true, 0.1]], []]]]')
     for fingerprint in ("0123", "4567"):
-        build(tmp_path, fingerprint)
+        write_build(tmp_path, fingerprint)
         with patch.object(trial, "measure", return_value=[(1, 0.1)]) as measured:
-            loaded(WayHandler(WAYS), tmp_path)
+            load(WayHandler(WAYS), tmp_path)
         assert measured.called
 
 
 def test_classic_mode_has_no_streams_and_measures_nothing_where_there_is_no_choice(tmp_path: Path) -> None:
     with patch.object(trial, "measure", side_effect=AssertionError("measured")):
-        handler = loaded(WayHandler({("a", 1): 0.0, ("a", 2): 0.0}), tmp_path, mode="classic")
+        handler = load(WayHandler({("a", 1): 0.0, ("a", 2): 0.0}), tmp_path, mode="classic")
     assert not any(made.endswith("2") for made in handler.made)
 
 
@@ -118,13 +118,13 @@ def test_trial_begins_nothing_once_its_time_is_over_and_remembers_nothing_incomp
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    build(tmp_path)
+    write_build(tmp_path)
     handler = WayHandler({("a", 1): SLOW_S, ("a", 2): 0.0})
     with patch.object(trial, "TRIAL_S", -1.0), caplog.at_level(logging.WARNING):
-        loaded(handler, tmp_path)
+        load(handler, tmp_path)
     assert not any(made.endswith("2") for made in handler.made)
     assert "lack of time: a in 2 streams" in caplog.text
-    # Another start may have it.
+    # The next start tries again.
     assert not [*(tmp_path / ".cache").glob("*.json")]
 
 
@@ -132,16 +132,16 @@ def test_workers_that_start_together_measure_once_and_take_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    build(tmp_path)
+    write_build(tmp_path)
     # Each would find another precision the faster one.
     handlers = [WayHandler({("a", 1): a_s, ("b", 1): SLOW_S - a_s}) for a_s in (0.001, SLOW_S - 0.001)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda each: loaded(each, tmp_path, mode="classic"), handlers))
+        list(pool.map(lambda each: load(each, tmp_path, mode="classic"), handlers))
     assert len({each.engine.description for each in handlers}) == 1
 
 
 class BesideDecoders(Way):
-    """Its passes on all threads take three times as long while another thread decodes, and those in streams as ever."""
+    """Passes on all threads take three times as long while another thread decodes; passes in streams do not."""
 
     def run(self, inputs: Arrays) -> Outputs:
         is_shared = any(each.name == "trial-decoder" for each in threading.enumerate())
@@ -152,7 +152,7 @@ class BesideDecoders(Way):
 
 
 class BesideDecodersHandler(WayHandler):
-    """Serves it."""
+    """Serves BesideDecoders."""
 
     def load(self) -> Engine:
         return BesideDecoders(self.taking, self.made)
@@ -163,42 +163,34 @@ def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(
 ) -> None:
     # Without the decoder, streams take as long for all items as the whole engine does.
     with caplog.at_level(logging.WARNING):
-        loaded(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
+        load(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
     assert "Selected a in 2 streams" in caplog.text
 
 
-def test_the_whole_engine_has_as_many_tries_as_its_streams(tmp_path: Path) -> None:
-    tries: list[int] = []
-
-    def measured(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
-        tries.append(len(tasks))
-        return [(1, 0.1)]
-
-    with patch.object(trial, "measure", measured):
-        loaded(WayHandler({("a", 1): 0.0, ("a", 2): 0.0}), tmp_path)
-    assert tries == [1, 2] * trial.ROUNDS
-
-
 @pytest.mark.parametrize(
-    ("seconds", "tries"),
+    ("mode", "seconds", "tries"),
     [
-        # Twice as slow in both sizes, and by more.
-        ({"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
+        # The whole engine has as many tries as its streams.
+        ("adaptive", {"a": [0.1], "a a": [0.1]}, ["a", "a a"] * trial.ROUNDS),
+        # Twice as slow in both sizes, and by more: one try.
+        ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
         # The machine stalled during one of both.
-        ({"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
+        ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
     ],
 )
-def test_a_candidate_that_is_far_slower_in_both_sizes_has_one_try(
-    seconds: dict[str, list[float]], tries: list[str], tmp_path: Path
+def test_candidates_have_equal_tries_unless_one_is_far_slower_in_both_sizes(
+    mode: str, seconds: dict[str, list[float]], tries: list[str], tmp_path: Path
 ) -> None:
     tried: list[str] = []
 
-    def measured(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
-        tried.append(tasks[0].engine.description[-1])
-        return list(zip([1, 1], seconds[tried[-1]], strict=True))
+    def measure(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
+        # "a a" is two streams of a.
+        tried.append(" ".join(task.engine.description[-1] for task in tasks))
+        return list(zip([1, 1], seconds[tried[-1]], strict=False))
 
-    with patch.object(trial, "measure", measured):
-        loaded(WayHandler({("a", 1): 0.0, ("b", 1): 0.0}), tmp_path, mode="classic")
+    ways = {(name[0], name.count("a a") + 1): 0.0 for name in seconds}
+    with patch.object(trial, "measure", measure):
+        load(WayHandler(ways), tmp_path, mode=mode)
     assert tried == tries
 
 
@@ -211,7 +203,7 @@ BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int
         # ResNet-152 on a processor with AMX: int8 is slower for one, and faster by more for many.
         ({BF16: (0.0182, 0.0130), INT8: (0.0217, 0.0073)}, INT8),
         ({BF16: (0.004, 0.002), INT8: (0.002, 0.004)}, BF16),
-        # Less than what a shared machine's times are certain to is no reason to leave the likeliest.
+        # Less than the noise of a shared machine.
         ({BF16: (0.100, 0.100), INT8: (0.098, 0.098)}, BF16),
         ({BF16: (0.02, 0.02), INT8: (0.02, 0.012), STREAMS: (0.02, 0.009)}, STREAMS),
     ],

@@ -6,7 +6,6 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,35 +23,19 @@ from tests.handlers.batching.gated import (
     RUN_S,
     TIMEOUT_S,
     GatedHandler,
+    Start,
     StreamedHandler,
     ThreadedHandler,
-    listed,
-    started,
+    start_handler,
+    write_list,
 )
 from tests.handlers.protocol import test_grpc_inference
 from tests.handlers.serving import Answer, context, serve
 
-Start = Callable[..., GatedHandler]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a handler with a scheduling section; its gates are opened in the end."""
-    handlers: list[GatedHandler] = []
-
-    def make(kind: type[GatedHandler] = GatedHandler, **scheduling: Any) -> GatedHandler:
-        handlers.append(started(kind, tmp_path, **scheduling))
-        return handlers[-1]
-
-    yield make
-    for handler in handlers:
-        handler.gate.set()
-        handler.slow_gate.set()
-
 
 @pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, StreamedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GatedHandler:
-    return started(request.param, tmp_path_factory.mktemp("model"))
+    return start_handler(request.param, tmp_path_factory.mktemp("model"))
 
 
 def result_of(answer: Answer) -> Any:
@@ -74,7 +57,9 @@ def test_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> N
                 if len(values) == 1:
                     assert result_of(frontend.send(str(values[0]).encode())) == 2 * values[0]
                 else:
-                    assert result_of(frontend.send(listed(*values))) == {"predictions": [2 * each for each in values]}
+                    assert result_of(frontend.send(write_list(*values))) == {
+                        "predictions": [2 * each for each in values]
+                    }
                 time.sleep(chosen.choice([0, 0, 0.005]))
 
         with ThreadPoolExecutor(12) as clients:
@@ -87,8 +72,8 @@ BODIES = [
     b'{"instances": []}',
     b'{"instances": [{"number": 1}, {"number": "x"}, {"number": 666}, {}, {"number": 4}]}',
     b'{"instances": [{"number": "x"}, {"number": 555}]}',
-    listed(*range(10)),
-    listed(*range(11)),
+    write_list(*range(10)),
+    write_list(*range(11)),
     b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [3, 1], "data": [1, 2, 666]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": [5, 6]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": []}]}',
@@ -264,10 +249,10 @@ def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start)
 def test_bug_that_nothing_catches_and_an_engine_that_does_not_come_back_end_the_worker(
     start: Start, hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On a decoding thread, the engine's and the frontend's: TorchServe answers whoever waits, and starts another."""
+    """On a decode thread, an engine thread and the frontend's thread."""
 
     class Bug(BaseException):
-        """Worse than what anybody catches."""
+        """An exception that no step catches."""
 
     def fails(*_: Any) -> Any:
         raise Bug
@@ -282,19 +267,18 @@ def test_bug_that_nothing_catches_and_an_engine_that_does_not_come_back_end_the_
         handler.gate.clear()
     else:
         monkeypatch.setattr(handler, hook, fails)
-    # Not as a context: its request is never answered.
+    # Not as a context manager, since its request is never answered.
     frontend = Frontend(handler)
     frontend.start()
-    frontend.submit(listed(2, 4))
+    frontend.submit(write_list(2, 4))
     assert is_dead.wait(TIMEOUT_S)
     assert " failed: Stuck" in caplog.text if hook == "stuck" else " failed: Bug < fails" in caplog.text
-    # An engine that comes back after all has nobody to answer.
     frontend.abandon()
     handler.gate.set()
 
 
 def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    # Others' metrics come between, of handlers that tests before have started.
+    # Handlers of earlier tests write metrics, too.
     handler = start(settings={"max_batch_items": 1}, max_queue_items=3, version="counted")
     handler.reporter.stop()
     with caplog.at_level(logging.INFO, "ts.metrics"), Frontend(handler) as frontend:
@@ -330,5 +314,5 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
     }
     assert {name: totals.get(name) for name in counted} == counted
     assert totals["handler_exchanges_total"] >= 1
-    # One stood at the gate, and two behind it in the queue.
+    # One request waited at the gate, and two in the queue.
     assert all(totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_queue_seconds_total"))
