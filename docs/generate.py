@@ -26,7 +26,7 @@ NOTE = "<!-- Written by docs/generate.py. Change the code, then run `make docs`.
 EVERY_TASK = "handlers.config:HandlerConfig"
 # The most characters of a default; that of a section is `{}`.
 LONGEST_DEFAULT = 40
-# Each module has a `main` that parses its arguments.
+# Each module has a `main` that parses its arguments. load.bench is missing: it imports torch and every peer.
 COMMANDS = (
     "deploy.build.__main__",
     "deploy.run.__main__",
@@ -34,7 +34,6 @@ COMMANDS = (
     "deploy.container.__main__",
     "torchserve_client.cli",
     "load.__main__",
-    "load.bench.__main__",
 )
 
 
