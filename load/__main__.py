@@ -139,7 +139,7 @@ def tune(options: argparse.Namespace) -> int:
     if held is None:
         print(f"no rate that was tried has {target}")
     else:
-        print(f"meets {target} at up to {held['rate_per_s']:.1f} requests/s: p99 {held['p99_ms']:.1f} ms")
+        print(f"up to {held['rate_per_s']:.1f} requests/s with {target}: p99 {held['p99_ms']:.1f} ms")
     if options.out is not None:
         write(options.out, orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return DONE
