@@ -79,7 +79,7 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert re.search("^Stop +make stop CONFIG=production$", again.stdout, re.MULTILINE)
     other = site.run("make serve || exit 1")
     assert other.returncode == 1
-    assert re.search(r"already running with \S+production\.properties \(process \d+\); run `make stop`", other.stderr)
+    assert re.search(r"already running with \S+production\.properties \(pid \d+\); run `make stop`", other.stderr)
 
     assert "TorchServe: stopped" in site.run("make stop CONFIG=production").stdout
     assert not keys.exists()
@@ -104,7 +104,7 @@ def break_worker(site: Checkout) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (misspell_entry, rf"load_models holds {MOBILENET} 1\.0, which models= has no entry for"),
+        (misspell_entry, rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it"),
         (break_worker, r"Cannot load mobilenet-v2: InvalidConfig: this archive is not as it was .*model-config.yaml"),
     ],
 )
