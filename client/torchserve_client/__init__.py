@@ -10,7 +10,7 @@ Gateway           the gateway's control API: drain nodes, try canaries, withdraw
 
 from typing import TYPE_CHECKING, Any
 
-from torchserve_client.client import Client, Ranked
+from torchserve_client.client import Client, RankedDocument
 from torchserve_client.errors import (
     ChunksFailed,
     ClientError,
@@ -58,7 +58,7 @@ __all__ = [
     "Nodes",
     "NodesFailed",
     "NotReady",
-    "Ranked",
+    "RankedDocument",
     "Rejected",
     "RetryPolicy",
     "RolloutFailed",

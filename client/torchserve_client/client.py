@@ -27,7 +27,7 @@ TIMEOUT_HEADER = "X-Timeout-Ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedDocument:
     """The index of a document in the request, and its score."""
 
     index: int
@@ -153,7 +153,7 @@ class Client:
         top_n: int | None = None,
         version: str | None = None,
         timeout_s: float | None = None,
-    ) -> list[Ranked]:
+    ) -> list[RankedDocument]:
         """Sort documents by how well they answer a query.
 
         Args:
@@ -173,7 +173,7 @@ class Client:
         pairs = [{"document": each} for each in documents]
         answers = self.predict(model, pairs, version=version, timeout_s=timeout_s, query=query)
         raise_failed(answers)
-        ranked = (Ranked(index, answer["score"]) for index, answer in enumerate(answers))
+        ranked = (RankedDocument(index, answer["score"]) for index, answer in enumerate(answers))
         return sorted(ranked, key=lambda each: -each.score)[:top_n]
 
     def metadata(self, model: str, version: str | None = None, *, timeout_s: float | None = None) -> Metadata:

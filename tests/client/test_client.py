@@ -11,7 +11,7 @@ from torchserve_client import (
     InvalidPayload,
     ItemFailed,
     Management,
-    Ranked,
+    RankedDocument,
     Rejected,
     ServerFailed,
     raise_failed,
@@ -63,7 +63,7 @@ def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
     script = Script(predictions([0.5], [1]), predictions({"score": 0.1}, {"score": 0.9}), predictions([0.5], CORRUPT))
     asked = client(script)
     assert asked.embed("m", ("a", "b"), input_type="query") == [[0.5], [1]]
-    assert asked.rerank("m", "q", ["a", "b"], top_n=1) == [Ranked(1, 0.9)]
+    assert asked.rerank("m", "q", ["a", "b"], top_n=1) == [RankedDocument(1, 0.9)]
     with pytest.raises(ItemFailed, match="truncated"):
         asked.embed("m", ["a", "b"])
     assert [json.loads(request.body) for request, _ in script.sent[:2]] == [
