@@ -31,9 +31,9 @@ SERIES_CACHED = 1 << 16
 
 # The series that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's.
 READ = re.compile(
-    r"handler_(items|item_errors|requests|request_seconds|queue_seconds|executions|execution_seconds|refusals)_total"
+    r"handler_(items|item_errors|requests|outcome_seconds|worker_wait_seconds|executions|execution_seconds|refusals)_total"
     r"|handler_(request_seconds|batch_size)_bucket"
-    r"|handler_(batch_size|wait_seconds|queue_depth|queue_age_seconds)_(sum|count)"
+    r"|handler_(batch_size|engine_wait_seconds|queue_depth|queue_age_seconds)_(sum|count)"
     r"|ts_inference_requests_total|ts_queue_latency_microseconds"
 )
 
@@ -104,7 +104,7 @@ def _parse_series(series: str) -> Counter | None:
     # The handlers' label, then TorchServe's.
     model = found.get("ModelName", found.get("model_name", ""))
     version = found.get("ModelVersion", found.get("model_version", ""))
-    return Counter(model, version, name, *(found.get(each, "") for each in ("Outcome", "Size", "Phase", "Type", "le")))
+    return Counter(model, version, name, *(found.get(each, "") for each in ("outcome", "size", "phase", "type", "le")))
 
 
 def _split(line: str) -> tuple[str, float | None]:

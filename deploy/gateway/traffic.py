@@ -145,7 +145,7 @@ class Traffic:
             }
 
         outcomes = {
-            name: duration(total(REQUESTS, outcome=name), total("handler_request_seconds_total", outcome=name))
+            name: duration(total(REQUESTS, outcome=name), total("handler_outcome_seconds_total", outcome=name))
             for name in ("success", "fail")
         }
         sizes = {key.size for key in sums if key.name == "handler_executions_total" and key.size.isdecimal()}
@@ -155,7 +155,9 @@ class Traffic:
             "execution_count": round(total("handler_executions_total")),
             "inference_stats": {
                 **outcomes,
-                "queue": duration(total("handler_wait_seconds_count"), total("handler_queue_seconds_total")),
+                "queue": duration(
+                    total("handler_engine_wait_seconds_count"), total("handler_worker_wait_seconds_total")
+                ),
                 **computes(),
                 "cache_hit": duration(0, 0),
                 "cache_miss": duration(0, 0),
@@ -186,7 +188,7 @@ def _point(growth: Growth, seconds: float, window: Growth) -> dict[str, float | 
 
     requests = window.get((FRONTEND_REQUESTS, ""))
     frontend_ms = window.get(("ts_queue_latency_microseconds", ""), 0.0) / 1000 / requests if requests else None
-    waits = [each for each in (frontend_ms, mean("handler_wait_seconds", 1000)) if each is not None]
+    waits = [each for each in (frontend_ms, mean("handler_engine_wait_seconds", 1000)) if each is not None]
     latencies_s = _buckets(window, "handler_request_seconds")
     p50, p99 = (
         None if (latency_s := quantile(share, latencies_s)) is None else latency_s * 1000 + (frontend_ms or 0.0)

@@ -36,7 +36,7 @@ from handlers.metrics import (
     FAILED,
     OUTPUT,
     SUCCEEDED,
-    Happened,
+    Event,
     Recorder,
     execution_event,
     item_event,
@@ -350,7 +350,7 @@ def _set_times(slot: Slot, started_s: float, ended_s: float, size: int) -> None:
     slot.wait_s, slot.forward_s, slot.batch_size = started_s - slot.decoded_at, ended_s - started_s, size
 
 
-def _item_event(slot: Slot) -> Happened:
+def _item_event(slot: Slot) -> Event:
     error_type = slot.outcome.type if isinstance(slot.outcome, ItemError) else None
     if slot.batch_size:
         return item_event(error_type, has_run=True), (slot.decode_s, slot.wait_s)

@@ -43,10 +43,10 @@ def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
     samples = subject.drain()
     assert totals(samples) == {
         ("handler_requests_total", "success"): 1,
-        ("handler_request_seconds_total", "success"): 2.0,
+        ("handler_outcome_seconds_total", "success"): 2.0,
         ("handler_request_seconds_sum",): 2.0,
         ("handler_request_seconds_count",): 1,
-        ("handler_queue_seconds_total",): 0.25,
+        ("handler_worker_wait_seconds_total",): 0.25,
         ("handler_encode_seconds_sum",): 0.5,
         ("handler_encode_seconds_count",): 1,
         ("handler_items_total",): 4,
@@ -54,8 +54,8 @@ def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
         ("handler_item_errors_total", "CorruptInput"): 1,
         ("handler_decode_seconds_sum",): 0.625,
         ("handler_decode_seconds_count",): 2,
-        ("handler_wait_seconds_sum",): 0.25,
-        ("handler_wait_seconds_count",): 1,
+        ("handler_engine_wait_seconds_sum",): 0.25,
+        ("handler_engine_wait_seconds_count",): 1,
         ("handler_executions_total", "2"): 1,
         ("handler_execution_seconds_total", "2", "input"): 0.25,
         ("handler_execution_seconds_total", "2", "infer"): 0.5,

@@ -23,18 +23,18 @@ Values = Mapping[Counter, float]
 # -- Triton's statistics ------------------------------------------------------------------------------------------
 
 COUNTERS = """\
-handler_requests_total{{ModelName="m",ModelVersion="1.0",Outcome="success",Hostname="vm",}} {requests}
-handler_requests_total{{ModelName="m",ModelVersion="1.0",Outcome="fail",Hostname="vm",}} 2
-handler_requests_total{{ModelName="m",ModelVersion="2.0",Outcome="success",Hostname="vm",}} 99
-handler_request_seconds_total{{ModelName="m",ModelVersion="1.0",Outcome="success",Hostname="vm",}} 0.25
-handler_queue_seconds_total{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 0.125
-handler_wait_seconds_count{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 20
+handler_requests_total{{ModelName="m",ModelVersion="1.0",outcome="success",Hostname="vm",}} {requests}
+handler_requests_total{{ModelName="m",ModelVersion="1.0",outcome="fail",Hostname="vm",}} 2
+handler_requests_total{{ModelName="m",ModelVersion="2.0",outcome="success",Hostname="vm",}} 99
+handler_outcome_seconds_total{{ModelName="m",ModelVersion="1.0",outcome="success",Hostname="vm",}} 0.25
+handler_worker_wait_seconds_total{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 0.125
+handler_engine_wait_seconds_count{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 20
 handler_items_total{{ModelName="m",ModelVersion="1.0",Hostname="vm",}} 18
-handler_executions_total{{ModelName="m",ModelVersion="1.0",Size="8",Hostname="vm",}} 2
-handler_executions_total{{ModelName="m",ModelVersion="1.0",Size="2",Hostname="vm",}} 1
-handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="8",Phase="infer",Hostname="vm",}} 0.5
-handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="2",Phase="infer",Hostname="vm",}} 0.25
-handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",Size="8",Phase="input",Hostname="vm",}} 0.0625
+handler_executions_total{{ModelName="m",ModelVersion="1.0",size="8",Hostname="vm",}} 2
+handler_executions_total{{ModelName="m",ModelVersion="1.0",size="2",Hostname="vm",}} 1
+handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="8",phase="infer",Hostname="vm",}} 0.5
+handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="2",phase="infer",Hostname="vm",}} 0.25
+handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="8",phase="input",Hostname="vm",}} 0.0625
 """
 
 

@@ -299,7 +299,7 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
         match = pattern.search(record.getMessage())
         if match and "ModelVersion:counted" in match[3]:
             name, value, labels = match.groups()
-            series = name + "".join(re.findall(r"(?:Reason|Outcome|Size):(\w+)", labels))
+            series = name + "".join(re.findall(r"(?:reason|outcome|size):(\w+)", labels))
             totals[series] = totals.get(series, 0) + float(value)
     counted = {
         "handler_refusals_totalQueueTimeout": 1,
@@ -310,9 +310,9 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
         "handler_requests_totalsuccess": 3,
         "handler_requests_totalfail": 2,
         "handler_executions_total1": 3,
-        "handler_wait_seconds_count": 3,
+        "handler_engine_wait_seconds_count": 3,
     }
     assert {name: totals.get(name) for name in counted} == counted
     assert totals["handler_exchanges_total"] >= 1
     # One request waited at the gate, and two in the queue.
-    assert all(totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_queue_seconds_total"))
+    assert all(totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_worker_wait_seconds_total"))

@@ -61,7 +61,7 @@ def test_charts_move_with_the_traffic(page: Visit, node: StandIn) -> None:
     lines = [f"handler_request_seconds_bucket{{{of},{le}}} {n}" for le, n in zip(bounds, (0, 80, 80), strict=True)]
     sizes = zip((1, 4, 8, "+Inf"), (2, 6, 8, 8), strict=True)
     lines += [f'handler_batch_size_bucket{{{of},le="{size}"}} {count}' for size, count in sizes]
-    node.metrics = "\n".join([*lines, f'handler_requests_total{{{of},Outcome="success"}} 80', ""])
+    node.metrics = "\n".join([*lines, f'handler_requests_total{{{of},outcome="success"}} 80', ""])
     expect(latency).to_have_attribute("aria-label", "Latency over five minutes. Now: p50 55 ms, p99 99.1 ms.")
     chart = page.page.get_by_role("img", name="Batch sizes")
     expect(chart).to_have_attribute("aria-label", "Batch sizes of five minutes. 1: 25 %, 4: 50 %, 8: 25 %.")
