@@ -1,10 +1,10 @@
-"""The files of an archive: what the builder packed, and whether the worker finds just that.
+"""The files of an archive: the builder records them, and the worker checks that it finds exactly these.
 
     builder: packed files -> sums -> Build -> build.json
     worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
 
-This finds archives that were cut short, changed or mixed up. It is no signature: a program that can write to an archive
-can write to its build.json and its Python code, too.
+This finds archives that were cut short, changed or mixed up. It is not a signature: a program that can write to an
+archive can write to its build.json and its Python code, too.
 """
 
 import hashlib
@@ -22,14 +22,18 @@ from handlers.proofs import Proof, read_proofs
 
 logger = logging.getLogger(__name__)
 
+# The version of build.json, of settings and of metrics. It counts up with each change that older archives do not have.
+FORMAT = 2
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.
 TORCH_FILES = frozenset({"model.pt", "model.pt2"})
 # `Build.label` as a file, from the builder that converted the model.
 LABEL = "label.json"
-# The exported graph for OpenVINO in fp32, and the one in int8 where that was asked for; the weights of each in a .bin.
-GRAPH, INT8_GRAPH = "model.xml", "model-int8.xml"
+# The exported graph for OpenVINO in fp32; its weights are in a .bin.
+GRAPH = "model.xml"
+# The graph in int8, if the archive was built with it.
+INT8_GRAPH = "model-int8.xml"
 # `Build.proofs` as a file, from the builder that measured them.
 PROOFS = "proofs.json"
 # `Build.fidelity` as a file.
@@ -44,33 +48,24 @@ MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build says what an archive was made from, and what it holds.
+    """The sources and the contents of an archive."""
 
-    Attributes:
-        fingerprint: hash of everything that the archive was made from; equal ones hold the same.
-        weights: where they came from.
-        is_folder: whether it was built as a folder, to develop in, where code and settings may be edited.
-        files: SHA-256 of every file by its path in the archive, but for build.json and the manifest, which
-            torch-model-archiver and a rollout write after it.
-        label: what the builder says of a model that it made anew: engine, precision, how near its answers are to the
-            original's; empty where it made none.
-        proofs: how near its answers are to fp32's, by precision, as `handlers.proofs.Proof.to_json` gives it; empty
-            where nothing was compared.
-        fidelity: how near its answers in fp32 are to the model's own, and the settings that this needs; empty where
-            nothing was compared.
-    """
-
-    fingerprint: str
-    weights: str
-    is_folder: bool
+    fingerprint: str  # a hash of all inputs; archives with equal fingerprints are equal
+    weights: str  # their source
+    is_folder: bool  # whether it was built as a folder for development, in which code and settings may be edited
+    # SHA-256 of every file by its path in the archive, except build.json and the manifest, which torch-model-archiver
+    # and a rollout write later.
     files: Mapping[str, str]
+    # Properties of a converted model: engine, precision, and the difference of its answers from the original's.
     label: Mapping[str, str | float] = field(default_factory=dict)
+    # Agreement with fp32 by precision, as `handlers.proofs.Proof.to_json` returns it.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Write it as build.json has it, with a sum over itself."""
-        content = asdict(self)
+        """Return the text of build.json, which contains its format and a sum over itself."""
+        content = {**asdict(self), "format": FORMAT}
         return json.dumps({**content, "sum": _sum(content)})
 
     @classmethod
@@ -78,11 +73,15 @@ class Build:
         """Read build.json.
 
         Raises:
-            ValueError: it is not what `to_json` wrote.
+            InvalidConfig: it has another format.
+            ValueError: it is not the output of `to_json`.
         """
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
             raise ValueError("its own sum is another")
+        if (found := content.pop("format", 1)) != FORMAT:
+            problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
+            raise InvalidConfig(f"{problem}: build it again with ./archive.sh")
         try:
             return cls(**content)
         except TypeError:
@@ -94,11 +93,7 @@ def _sum(content: Mapping[str, object]) -> str:
 
 
 def sums(files: Mapping[str, Path]) -> dict[str, str]:
-    """Hash files, several at once.
-
-    Returns:
-        Their SHA-256 by the names given; a file that cannot be read is left out.
-    """
+    """Return the SHA-256 of files by their names, without those that cannot be read."""
     names = sorted(files)
     with ThreadPoolExecutor(HASHING_THREADS, "sums") as pool:
         found = zip(names, pool.map(lambda name: _sha256(files[name]), names), strict=True)
@@ -116,26 +111,24 @@ def _sha256(path: Path) -> str | None:
 def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     """Compare the files in an archive's folder with its build.json.
 
-    An added file is refused where Python's import or the checkpoint's loader would read it. Others are allowed: a task
-    may keep there what it computes. In an archive that was built as a folder, edits of code and settings are logged.
-
-    Args:
-        folder: the archive, unpacked.
-        is_torch_unread: whether PyTorch's weights need only exist where the archive has a graph: they are not read, and
-            hashing them would take longer than compiling the graph.
+    An added file is refused if Python's import or the checkpoint's loader would read it. Other added files are allowed:
+    a task may store its results there. In an archive that was built as a folder, edits of code and settings are logged.
+    With `is_torch_unread` and a graph, PyTorch's weights need only exist: hashing them would take longer than compiling
+    the graph.
 
     Returns:
-        The archive's fingerprint; None where it does not say what is served: there is no build.json, or code or
-        settings are edited.
+        The archive's fingerprint; None without a build.json, or after edits.
 
     Raises:
-        InvalidConfig: names the files that are changed, missing, or more than were built.
+        InvalidConfig: it has another format, or changed, missing or added files, which the message names.
     """
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
     except FileNotFoundError:
-        logger.warning("This archive has no %s, as archive.sh writes it: its files are not checked", BUILD)
+        logger.warning("This archive has no %s, which archive.sh writes: its files are not checked", BUILD)
         return None
+    except InvalidConfig:
+        raise
     except (OSError, ValueError) as error:
         raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
     unread = {name for name in build.files if _is_torch(name)} if is_torch_unread and GRAPH in build.files else set()
@@ -164,12 +157,12 @@ def checkpoint(folder: Path) -> Path:
     """
     found = folder / CHECKPOINT
     if not found.is_dir():
-        raise InvalidConfig(f"this archive has no {CHECKPOINT}/, where weights lie; name some, and build it again")
+        raise InvalidConfig(f"this archive has no {CHECKPOINT}/, the folder of weights: build it again with --weights")
     return found
 
 
 def proofs(folder: Path) -> dict[str, Proof]:
-    """Read the archive's proofs by precision; none where its build.json cannot be read."""
+    """Read the archive's proofs by precision; none if its build.json cannot be read."""
     try:
         return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)
     except (OSError, ValueError):
@@ -198,7 +191,7 @@ def _is_read(name: str) -> bool:
 
 
 def _is_source(name: str) -> bool:
-    """Whether a developer edits such a file in place, instead of building the archive again."""
+    """Whether developers edit such a file in place, instead of building the archive again."""
     return name == CONFIG or (_is_code(name) and PurePosixPath(name).parts[0] != CHECKPOINT)
 
 
@@ -207,7 +200,7 @@ def _is_code(name: str) -> bool:
 
 
 def _refusal(problems: Mapping[str, Iterable[str]]) -> str:
-    return f"this archive is not as it was built: {_listed(problems)}; copy it again, or build it with --force"
+    return f"the archive's files differ from its build: {_listed(problems)}; copy it again, or build it with --force"
 
 
 def _listed(problems: Mapping[str, Iterable[str]]) -> str:

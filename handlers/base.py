@@ -31,9 +31,12 @@ from handlers.warm_up import prepare
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's default of `responseTimeout`, in seconds, and shares of it: a batch begins nothing after a half, since a
-# run that begins by then may take as long again before TorchServe ends the worker; generate() is ended earlier.
-RESPONSE_TIMEOUT_S, BATCH_SHARE, RUN_SHARE = 120, 0.5, 0.4
+# TorchServe's default of `responseTimeout`, in seconds.
+RESPONSE_TIMEOUT_S = 120
+# The share of it after which a batch starts nothing: a run that starts by then may take the other half.
+BATCH_SHARE = 0.5
+# The share of it after which generate() is stopped.
+RUN_SHARE = 0.4
 
 
 class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
@@ -81,9 +84,10 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         Raises:
             InvalidConfig: the archive cannot be served.
         """
-        # TorchServe logs two lines for each batch on the root logger; metrics have a logger of their own.
+        # TorchServe logs two lines for each batch on the root logger. It reads metrics and our own lines at INFO.
         logging.getLogger().setLevel(logging.WARNING)
-        logging.getLogger("ts.metrics").setLevel(logging.INFO)
+        for name in ("ts.metrics", "handlers"):
+            logging.getLogger(name).setLevel(logging.INFO)
         name, version = context.model_name, context.manifest.get("model", {}).get("modelVersion")
         settings, properties = context.model_yaml_config or {}, context.system_properties
         window = properties.get("batch_size") or 1
@@ -118,7 +122,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             raise error from None
         self.reporter.start()
         self.initialized = True
-        logger.warning("Loaded %s: %s", name, self.engine.description)
+        logger.info("Loaded %s: %s", name, self.engine.description)
 
     def _read_config(self, settings: Mapping[str, Any]) -> Config:
         try:

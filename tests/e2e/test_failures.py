@@ -50,7 +50,7 @@ def test_archives_that_cannot_load_say_why_and_are_unregistered_and_the_others_s
 ) -> None:
     serve()
     reasons = {
-        variant("mobilenet-cut"): "this archive is not as it was built: changed: model.bin; copy it again",
+        variant("mobilenet-cut"): "the archive's files differ from its build: changed: model.bin; copy it again",
         variant("mobilenet-import"): "No module named 'a_module_nobody_has'",
         variant("mobilenet-silent", startupTimeout=15): "no ready worker after startupTimeout, 15 s",
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from handlers import archive_files
 from handlers.archive_files import Build, check, sums
 from handlers.errors import InvalidConfig
 
@@ -131,7 +132,7 @@ def test_damaged_archive_is_refused_by_its_files_names_and_edited_source_of_a_fo
         return
     with pytest.raises(InvalidConfig) as refused:
         check(folder)
-    expected = f"this archive is not as it was built: {words}; copy it again, or build it with --force"
+    expected = f"the archive's files differ from its build: {words}; copy it again, or build it with --force"
     assert str(refused.value) == expected
 
 
@@ -150,4 +151,22 @@ def test_damaged_build_json_is_refused_by_its_name(damage: Callable[[str], str],
     path = folder / "build.json"
     path.write_text(damage(path.read_text()))
     with pytest.raises(InvalidConfig, match=r"changed: build\.json;"):
+        check(folder)
+
+
+def test_archive_of_another_format_is_refused_with_the_command_that_builds_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as former:
+        former.setattr(archive_files, "FORMAT", 1)
+        folder = built(tmp_path)
+    expected = "this archive has format 1, and its handlers need format 2: build it again with ./archive.sh"
+    with pytest.raises(InvalidConfig, match=expected):
+        check(folder)
+    # Archives before the number have none.
+    content = json.loads((folder / "build.json").read_text())
+    del content["sum"], content["format"]
+    content["sum"] = archive_files._sum(content)
+    (folder / "build.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidConfig, match=expected):
         check(folder)

@@ -339,7 +339,7 @@ def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
         build = Build("f1", "no weights", False, sums({CONFIG: tmp_path / CONFIG}))
         (tmp_path / "build.json").write_text(build.to_json())
         (tmp_path / CONFIG).write_text("altered")
-        problem = "this archive is not as it was built: changed: model-config.yaml"
+        problem = "the archive's files differ from its build: changed: model-config.yaml"
     with pytest.raises(InvalidConfig, match=re.escape(problem)):
         DoublingHandler().initialize(context(tmp_path, {"max_batch_itms": 3}))
     (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
