@@ -2,7 +2,7 @@
 
     named arrays of a micro-batch -> Engine.run -> named arrays, whose first axis is the same
 
-An engine raises `OutOfMemory` when the micro-batch was too large for it; everything else it raises is a bug.
+An engine raises `OutOfMemory` if the micro-batch is too large for it; any other exception is a bug.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from handlers.engines.cores import usable_cores
 
-# A failed allocation has one of these in its message, in OpenVINO's errors and in ONNX Runtime's.
+# The message of a failed allocation contains one of these, in OpenVINO and in ONNX Runtime.
 ALLOCATION_FAILURES = ("alloc", "out of memory")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -25,11 +25,11 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """Library, device and precision, as the log names them: "openvino cpu bf16"."""
+        """Library, device and precision, for the log: "openvino cpu bf16"."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """The names of the arrays that `run` takes."""
+        """The names of the arrays that `run` needs."""
 
     def run(self, inputs: Arrays) -> Outputs:
         """Run the model once.
@@ -46,14 +46,10 @@ class Engine(Protocol):
 
 
 class Arrangement(NamedTuple):
-    """How an engine is used.
+    """An engine and its streams."""
 
-    Attributes:
-        whole: runs one micro-batch at a time, with all threads.
-        streams: run micro-batches side by side, each with its share of the threads, with the same results; may be none.
-    """
-
-    whole: Engine
+    whole: Engine  # runs one micro-batch at a time, with all threads
+    # Each runs a micro-batch beside the others, with its share of the threads and the same results. May be empty.
     streams: Sequence[Engine] = ()
 
 
@@ -61,30 +57,24 @@ class Arrangement(NamedTuple):
 class Divisible(Protocol):
     """An engine that can also run several micro-batches side by side, each on a stream with its share of the threads.
 
-    Whether streams serve better depends on the processor and the model, and is measured as a worker loads
+    The processor and the model decide whether streams serve better: a worker measures it as it loads
     (handlers.batching.trial).
-
-    Attributes:
-        deals_out: whether the whole engine divides a micro-batch among its streams, so that one item alone is as fast
-            on one of them.
-        stream_counts: the numbers of streams that are worth a trial; the first is that of the engine itself.
     """
 
+    # Whether the whole engine divides a micro-batch among its streams, so that one of them is as fast for one item.
     deals_out: bool
+    # The numbers of streams that are worth a trial; the first is the engine's own.
     stream_counts: Sequence[int]
 
     def divide(self, streams: int) -> Arrangement:
-        """Return the engine in so many streams, at most one for each thread; 1 for none beside the whole."""
+        """Return the engine in this number of streams, at most one for each thread; 1 for the whole engine only."""
 
 
 @runtime_checkable
 class Precise(Protocol):
-    """An engine that can run in several precisions, of which a trial may tell the fastest (handlers.batching.trial).
+    """An engine that can run in several precisions; a trial measures which is the fastest (handlers.batching.trial)."""
 
-    Attributes:
-        precisions: those to choose from, the likeliest first; only one where there is nothing to choose.
-    """
-
+    # The likeliest first; only one if the settings name it.
     precisions: Sequence[str]
 
     def in_precision(self, precision: str) -> Engine:
@@ -92,13 +82,13 @@ class Precise(Protocol):
 
 
 def stream_counts(threads: int) -> list[int]:
-    """List the numbers of streams that are worth a trial: one, two, more by powers of two, one for each thread."""
+    """List the numbers of streams that are worth a trial: the powers of two, and one for each thread."""
     powers = [2**power for power in range(1, threads.bit_length()) if 2**power < threads]
     return [1, *powers, threads] if threads > 1 else [1]
 
 
-# Called on any thread of an engine that ends some items before their micro-batch, never twice at a time for one
-# micro-batch: an item's index, and its outputs, (1, ...).
+# Receives the index of an item that ended before its micro-batch, and its outputs, (1, ...). Any thread of the engine
+# may call it; the calls for one micro-batch never overlap.
 Listener = Callable[[int, Outputs], None]
 
 
@@ -112,5 +102,5 @@ def padded(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left: b
 
 
 def available_threads(wanted: int) -> int:
-    """Return how many threads to use: `wanted`, or one for every core this process may use where it is 0."""
+    """Return the number of threads to use: `wanted`, or one for every core of this process if it is 0."""
     return wanted or usable_cores()

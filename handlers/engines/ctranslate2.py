@@ -1,11 +1,10 @@
 """CTranslate2 turns texts into texts: a converted model, in int8 on a CPU, with a stream for each share of the cores.
 
-    folder -> load -> CTranslate2Engine: (B, T) ids and arguments of generate() -> (B, U) ids
+    folder -> CTranslate2Engine: (B, T) ids and arguments of generate() -> (B, U) ids
     a greedy run -> its callback, token by token -> Listener: an item that has ended, and its ids
 
-Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer in any batch.
-A sentence that has ended leaves the run at once; the others go on without it. One model serves all streams, so their
-number costs no memory.
+Decoding is greedy or a search with beams and never sampled, so that a request gets the same answer in any batch. A
+sentence that has ended leaves the run at once; the others go on without it. All streams share one model's memory.
 """
 
 import json
@@ -24,40 +23,37 @@ from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_t
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
-# The folder of an archive that holds a converted model.
+# The folder of an archive that contains a converted model.
 CONVERTED = "ctranslate2"
-# CTranslate2's names of the precisions that other engines have too; it knows its own besides.
+# CTranslate2's names of the precisions that other engines have too; it has further ones.
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
 GREEDY_ONLY = "greedy_only"
 ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 
-# What an almost empty step of the decoder costs on a CPU, in items. Measured on Marian in int8 on one core: 5.7 ms and
-# 0.33 ms for each item.
+# The cost of an almost empty step of the decoder on a CPU, in items. Marian in int8 on one core takes 5.7 ms for a step
+# and 0.33 ms for each item.
 STEP_ITEMS = 16
-# Tokens of an answer where neither the request nor the model says.
+# The most tokens of an answer if neither the request nor the model states a limit.
 MAX_NEW_TOKENS = 256
-# Seconds between two looks at a search with beams, which tells nothing while it runs; little beside the tenths of a
-# second that one takes.
+# Seconds between two looks at a search with beams, which takes tenths of a second and has no callback.
 _POLL_S = 0.002
 
 
 def device_name(device: Any) -> str | None:
-    """Where CTranslate2 can run for a worker on a device: "cpu" or "cuda"; None where it cannot."""
+    """Return CTranslate2's name of a worker's device, "cpu" or "cuda"; None if it cannot use the device."""
     if device.type == "cpu":
         return "cpu"
     return "cuda" if device.type == "cuda" and ctranslate2.get_cuda_device_count() > 0 else None
 
 
 def compute_type(device: str, precision: str) -> str:
-    """Name the arithmetic as CTranslate2 does.
+    """Return CTranslate2's name of a precision on "cpu" or "cuda".
 
-    Args:
-        device: "cpu" or "cuda".
-        precision: the setting; `auto` is int8 on a CPU, and on a GPU bf16 where it has that, else fp16.
+    `auto` is int8 on a CPU; on a GPU it is bf16 if the GPU has it, else fp16.
 
     Raises:
-        InvalidConfig: the processor has no such arithmetic; the message names what it has.
+        InvalidConfig: the processor does not have the precision; the message names those that it has.
     """
     known = ctranslate2.get_supported_compute_types(device)
     if precision == "auto":
@@ -65,17 +61,17 @@ def compute_type(device: str, precision: str) -> str:
         return next((name for name in wanted if name in known), "float32")
     name = COMPUTE_TYPES.get(precision, precision)
     if name not in known:
-        raise InvalidConfig(f"precision: this processor has no {precision} in CTranslate2; it has {_listed(known)}")
+        raise InvalidConfig(f"precision: this processor has no {precision} in CTranslate2; use one of {_join(known)}")
     return name
 
 
-def _listed(known: Any) -> str:
+def _join(known: Any) -> str:
     back = {name: precision for precision, name in COMPUTE_TYPES.items()}
     return ", ".join(sorted({back.get(name, name) for name in known}))
 
 
 class Stream:
-    """One stream of an engine, or several that share each micro-batch; see `handlers.engines.Engine`."""
+    """One stream of an engine, or several that share each micro-batch."""
 
     input_names = ("input_ids", "attention_mask")
     description: str
@@ -89,9 +85,9 @@ class Stream:
 
         Args:
             inputs: `input_ids` and `attention_mask`, (B, T) int64, right-padded.
-            arguments: those of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
+            arguments: arguments of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
                 `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
-                where decoding is greedy, one for each. Without any, decoding is greedy.
+                if decoding is greedy, one for each. Without any, decoding is greedy.
             ended: called for each item that ends; never in a search with beams.
 
         Returns:
@@ -107,8 +103,8 @@ class Stream:
 class CTranslate2Engine(Stream):
     """All streams of a converted model, which is Divisible."""
 
-    # A text alone is no faster on two cores than on one: a step of one item multiplies a row, and threads wait for each
-    # other at every one of it.
+    # One text is no faster on two cores than on one: each step multiplies one row, and threads wait for each other at
+    # every step.
     deals_out = True
 
     def __init__(
@@ -123,26 +119,23 @@ class CTranslate2Engine(Stream):
         streams: int = 1,
         longest_run_s: float = inf,
     ) -> None:
-        """Load a converted model.
+        """Load a converted model, with its GenerationConfig.
 
         Args:
-            folder: `ctranslate2/` of an archive.
-            generation: the model's GenerationConfig.
             pad_id: the token that answers are padded with.
-            device: of torch: where TorchServe wants the worker.
-            precision: see `compute_type`.
-            threads: how many threads all streams have together; 0 for one on every core.
+            device: torch's device of the worker.
+            threads: the number of threads of all streams together; 0 for one on every core.
             streams: how many micro-batches, or parts of one, run side by side; at most one for each thread.
             longest_run_s: the most seconds of one `run`.
 
         Raises:
-            InvalidConfig: the folder holds no model, or the device or processor cannot run it so.
+            InvalidConfig: the folder contains no model, or the device or processor cannot run it.
         """
         where = device_name(device)
         if where is None:
             raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")
         arithmetic = compute_type(where, precision)
-        self._remade = partial(
+        self._load_again = partial(
             CTranslate2Engine,
             folder,
             generation,
@@ -168,24 +161,24 @@ class CTranslate2Engine(Stream):
             self._vocabulary = read_vocabulary(folder)
             converted = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (RuntimeError, OSError, ValueError) as error:
-            raise InvalidConfig(f"{folder.name}: no converted model: {str(error).partition(chr(10))[0]}") from error
+            raise InvalidConfig(f"{folder.name}: not a converted model: {str(error).partition(chr(10))[0]}") from error
         self._ids = {token: number for number, token in enumerate(self._vocabulary)}
         has_start = converted.get("decoder_start_token") is not None
         self.is_greedy_only = bool(converted.get(GREEDY_ONLY))
         self.vocabulary_size = len(self._vocabulary)
         self._decoding = Decoding.read(generation, self._vocabulary, has_start=has_start)
         self._pad_id, self._longest_run_s = pad_id, longest_run_s
-        self.description = f"ctranslate2 {where} {_listed([arithmetic])}"
+        self.description = f"ctranslate2 {where} {_join([arithmetic])}"
         super().__init__(self, streams)
 
     def divide(self, streams: int) -> Arrangement:
-        """Another number of streams is an engine of its own, loaded anew."""
+        # Another number of streams needs the model to be loaded again.
         streams = min(streams, self._threads)
-        whole = self if streams == self._streams else self._remade(streams=streams)
+        whole = self if streams == self._streams else self._load_again(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 
     def translate(self, inputs: Arrays, sent: Mapping[str, Any] | None, parts: int, ended: Listener | None) -> Outputs:
-        """Translate a micro-batch in so many parts side by side; see `Stream.run`."""
+        """Translate a micro-batch in `parts` side by side; see `Stream.run`."""
         arguments = sent or {}
         lengths = inputs["attention_mask"].sum(axis=1)
         sources = [
@@ -201,7 +194,7 @@ class CTranslate2Engine(Stream):
         ends_s = time.perf_counter() + self._longest_run_s
         run = _Run(limits, ends_s, ended)
         try:
-            # Texts come sorted by length: every part has some of each, so that they end at about the same time.
+            # Texts are sorted by length: every part has some of each length, so that parts end at about the same time.
             running: list[tuple[int, Any]] = []
             for part in range(min(parts, len(sources))):
                 indices = range(part, len(sources), parts)
@@ -228,23 +221,16 @@ class CTranslate2Engine(Stream):
 
 
 class _Run:
-    """Watches a greedy run step by step: which item has reached its limit, and whether time is up.
-
-    Attributes:
-        error: what ended the run early: OutOfTime, or an error of the listener.
-    """
+    """Watches a greedy run step by step: reports items that have ended, and ends the run when its time is up."""
 
     def __init__(self, limits: Sequence[int], ends_s: float, ended: Listener | None) -> None:
         self._limits, self._ends_s, self._ended = limits, ends_s, ended
         self._tokens: list[list[int]] = [[] for _ in limits]
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # that ended the run early: OutOfTime, or an error of the listener
         self._lock = threading.Lock()
 
     def step(self, indices: Sequence[int], result: Any) -> bool:
-        """Note one token, of the item at `indices[result.batch_id]`; True ends its sequence.
-
-        Called on a thread of CTranslate2's with its GenerationStepResult.
-        """
+        """Note a token of the item at `indices[result.batch_id]`, on CTranslate2's thread; True ends its sequence."""
         if self.error is None and time.perf_counter() > self._ends_s:
             self.error = OutOfTime()
         if self.error is not None:
@@ -265,6 +251,6 @@ class _Run:
 
 
 def read_vocabulary(folder: Path) -> list[str]:
-    """Read the tokens of a converted model by their ids, which are the tokenizer's: the builder checks that."""
+    """Read the tokens of a converted model by their ids, which equal the tokenizer's: the builder checks this."""
     tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
     return tokens

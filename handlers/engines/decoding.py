@@ -1,19 +1,20 @@
 """Translate the arguments of transformers' generate() into CTranslate2's. Pure.
 
-GenerationConfig of a checkpoint + the archive's vocabulary -> Decoding          what holds for every text
-Decoding + arguments of generate()                          -> Decoding.options  what holds for one micro-batch
+GenerationConfig of a checkpoint + the archive's vocabulary -> Decoding          for every text of a model
+Decoding + arguments of generate()                          -> Decoding.options  for one micro-batch
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Settings of a GenerationConfig that this module translates, and those that cannot change an answer without sampling.
+# Settings of a GenerationConfig that this module translates.
 _FOLLOWED = (
     "bad_words_ids suppress_tokens decoder_start_token_id forced_bos_token_id forced_eos_token_id eos_token_id "
     "bos_token_id pad_token_id no_repeat_ngram_size repetition_penalty length_penalty min_length min_new_tokens "
     "max_length max_new_tokens num_beams early_stopping renormalize_logits"
 )
+# Settings that cannot change an answer without sampling.
 _WITHOUT_EFFECT = (
     "transformers_version do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff "
     "num_return_sequences use_cache low_memory return_dict_in_generate remove_invalid_values output_attentions "
@@ -21,10 +22,10 @@ _WITHOUT_EFFECT = (
     "disable_compile prefill_chunk_size text_decoder_lang_to_code_id"
 )
 HARMLESS = frozenset([*_FOLLOWED.split(), *_WITHOUT_EFFECT.split()])
-# Values that ask for nothing, of settings whose neutral value is not 0, false or empty.
+# Neutral values that are not 0, false or empty.
 NEUTRAL: Mapping[str, float] = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "num_beam_groups": 1}
-# A search ends with as many finished answers as beams; with `early_stopping: false`, the default of transformers, with
-# twice as many (https://arxiv.org/abs/2204.05424), where transformers goes on until no better one is likely.
+# A search ends when it has as many finished answers as beams. With `early_stopping: false`, transformers' default, it
+# ends with twice as many (https://arxiv.org/abs/2204.05424); transformers stops when a better one is unlikely.
 PATIENCE = 2.0
 
 
@@ -32,29 +33,19 @@ def foreign_settings(generation: Any) -> list[str]:
     """List the settings of a GenerationConfig that CTranslate2 cannot follow, by name."""
     settings = {name: value for name, value in generation.to_diff_dict().items() if not name.startswith("_")}
     found = [name for name, value in settings.items() if name not in HARMLESS and value and value != NEUTRAL.get(name)]
-    # Several tokens that end an answer; a heuristic of transformers.
+    # Not several end tokens, and not transformers' heuristic of stopping.
     kinds = {"eos_token_id": int, "early_stopping": bool}
     return found + [name for name, kind in kinds.items() if not isinstance(settings.get(name, False), kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What holds for every text of a model.
+    """The rules of decoding for every text of a model; a request may set the four of generate()'s names."""
 
-    Attributes:
-        start: the token that the decoder starts with, if the converted model does not name one.
-        forced_bos: the token that comes first where no language decides; None for any.
-        is_eos_forced: whether an answer that reaches its limit ends with the token of ends, which counts as one.
-        suppressed: sequences of tokens that are never said.
-        no_repeat_ngram_size, repetition_penalty, length_penalty: where a request does not say.
-        early_stopping: whether a search ends with as many answers as beams, if a request does not say.
-        min_tokens: the fewest tokens of an answer.
-    """
-
-    start: int | None = None
-    forced_bos: int | None = None
-    is_eos_forced: bool = False
-    suppressed: tuple[tuple[str, ...], ...] = ()
+    start: int | None = None  # the decoder's first token, if the converted model does not name one
+    forced_bos: int | None = None  # the answer's first token, if no language decides; None for any
+    is_eos_forced: bool = False  # whether an answer that reaches its limit ends with the end token, which counts
+    suppressed: tuple[tuple[str, ...], ...] = ()  # sequences of tokens that no answer contains
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
     length_penalty: float = 1.0
@@ -63,12 +54,10 @@ class Decoding:
 
     @classmethod
     def read(cls, generation: Any, vocabulary: Sequence[str], *, has_start: bool) -> "Decoding":
-        """Read a model's own files.
+        """Read a model's GenerationConfig, with its tokens by their ids.
 
-        Args:
-            generation: its GenerationConfig.
-            vocabulary: its tokens by their ids; those that conversion left out are never said in any case.
-            has_start: whether the converted model knows the token that its decoder starts with.
+        `has_start` is whether the converted model names its decoder's first token. Answers never contain tokens that
+        conversion omitted.
         """
         unsaid = [*(generation.bad_words_ids or []), *([number] for number in generation.suppress_tokens or [])]
         sequences = (tuple(vocabulary[i] for i in ids) for ids in unsaid if max(ids) < len(vocabulary))
@@ -86,16 +75,11 @@ class Decoding:
         )
 
     def limit(self, max_new_tokens: int) -> int:
-        """How many tokens may be generated, so that an answer has no more than `max_new_tokens` with a forced end."""
+        """Return the most tokens to generate, so that an answer with a forced end has at most `max_new_tokens`."""
         return max(1, max_new_tokens - self.is_eos_forced)
 
     def options(self, arguments: Mapping[str, Any], limit: int) -> dict[str, Any]:
-        """Return the arguments of CTranslate2's `translate_batch`.
-
-        Args:
-            arguments: those of generate(); only those of the search count.
-            limit: the most tokens of any answer of the micro-batch.
-        """
+        """Return the arguments of CTranslate2's `translate_batch`, for answers of at most `limit` tokens."""
         beams, ends_early = arguments.get("num_beams", 1), arguments.get("early_stopping", self.early_stopping)
         return {
             "beam_size": beams,
@@ -106,14 +90,14 @@ class Decoding:
             "suppress_sequences": [list(sequence) for sequence in self.suppressed] or None,
             "min_decoding_length": min(self.min_tokens, limit),
             "max_decoding_length": limit,
-            # Texts that are too long are refused before, and never cut here.
+            # Texts that are too long have been refused before, and are never cut here.
             "max_input_length": 0,
-            # The end counts in the length that a score is divided by, as in transformers.
+            # The end token counts in the length that a score is divided by, as in transformers.
             "return_end_token": True,
         }
 
     def prefix(self, arguments: Mapping[str, Any]) -> list[int]:
-        """Return the ids that an answer begins with: where the decoder starts, and the language's token."""
+        """Return the ids that an answer begins with: the decoder's first token, and the language's token."""
         start = arguments.get("decoder_start_token_id", self.start)
         first = arguments.get("forced_bos_token_id", self.forced_bos)
         return [each for each in (start, first) if each is not None]

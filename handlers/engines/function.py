@@ -17,29 +17,29 @@ import numpy as np
 from handlers.engines import Arrays, Outputs
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# The folder of an archive that holds the function, and its file.
-FOLDER, FILE = "function", "infer.py"
-# The module's name, under which pickles of its classes know it.
+# The folder of an archive that contains the function's file.
+FOLDER = "function"
+FILE = "infer.py"
+# The module's name, which pickles of its classes contain.
 MODULE = "infer"
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class FunctionEngine:
-    """Runs a function once per micro-batch."""
+    """Runs a function once per micro-batch, with arrays (B, ...) by name; it returns named arrays (B, ...)."""
 
     def __init__(self, function: Callable[..., Outputs], input_names: Sequence[str]) -> None:
-        """Run a function, called with the micro-batch's arrays (B, ...) by name; it returns named arrays (B, ...)."""
         self._function = function
         self.input_names = tuple(input_names)
         self.description = f"function {getattr(function, '__qualname__', type(function).__name__)}"
 
     def run(self, inputs: Arrays) -> Outputs:
-        """Outputs are copied, since the function may use the same arrays for its next run."""
         try:
             outputs: Any = self._function(**inputs)
             if not isinstance(outputs, Mapping):
                 return outputs  # type: ignore[no-any-return] # the caller refuses it
+            # Copies: the function may use the same arrays for its next run.
             return {
                 name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in outputs.items()
             }
@@ -52,53 +52,46 @@ class FunctionEngine:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What infer.py defines.
+    """The definitions of infer.py."""
 
-    Attributes:
-        infer: arrays by name, with the batch dimension -> arrays by name, likewise.
-        inputs: the names of its parameters, in order.
-        load: called once before, with the folder and the device ("cpu", "cuda:0"); None where there is nothing to load.
-    """
-
-    infer: Callable[..., Any]
-    inputs: tuple[str, ...]
-    load: Callable[[Path, str], Any] | None = None
+    infer: Callable[..., Any]  # arrays (B, ...) by name -> arrays (B, ...) by name
+    inputs: tuple[str, ...]  # the names of its parameters, in order
+    load: Callable[[Path, str], Any] | None = None  # called once before, with the folder and the device ("cuda:0")
 
 
 def load_function(folder: Path) -> Function:
     """Import infer.py from a folder, whose other modules it may import.
 
     Raises:
-        InvalidConfig: it cannot be imported, or defines no such functions.
+        InvalidConfig: the module cannot be imported, or its functions are missing or not callable.
     """
     path = folder / FILE
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InvalidConfig(f"{FILE}: there is none")
+        raise InvalidConfig(f"{FILE}: the file is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    # Last: what lies beside it must not take the place of a module that anything else imports.
+    # Last, so that a module of the folder never replaces one that other code imports.
     sys.path.append(str(folder))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise InvalidConfig(f"{FILE}: it cannot be imported: {type(error).__name__}: {reason}") from error
+        raise InvalidConfig(f"{FILE}: the import failed: {type(error).__name__}: {reason}") from error
     infer, load = getattr(module, "infer", None), getattr(module, "load", None)
     if not callable(infer):
-        raise InvalidConfig(f"{FILE}: it defines no infer(**inputs)")
+        raise InvalidConfig(f"{FILE}: infer(**inputs) is missing or not a function")
     if load is not None and not callable(load):
-        raise InvalidConfig(f"{FILE}: load is no function; load(folder, device) is called once")
+        raise InvalidConfig(f"{FILE}: load is not a function; load(folder, device) is called once")
     return Function(infer, _inputs(infer), load)
 
 
 def _inputs(infer: Callable[..., Any]) -> tuple[str, ...]:
-    """Read the names of the inputs from a function's parameters."""
     if inspect.iscoroutinefunction(infer) or inspect.isgeneratorfunction(infer):
         raise InvalidConfig(f"{FILE}: infer must be a plain function, neither async nor a generator")
     parameters = inspect.signature(infer).parameters.values()
     if wrong := [parameter.name for parameter in parameters if parameter.kind not in _NAMED]:
-        raise InvalidConfig(f"{FILE}: infer: {', '.join(wrong)}: each input is a parameter with a name of its own")
+        raise InvalidConfig(f"{FILE}: infer: {', '.join(wrong)}: each input needs a named parameter, not * or **")
     if not parameters:
-        raise InvalidConfig(f"{FILE}: infer has no parameters; they name its inputs")
+        raise InvalidConfig(f"{FILE}: infer has no parameters; name each input as a parameter")
     return tuple(parameter.name for parameter in parameters)

@@ -1,4 +1,4 @@
-"""ONNX Runtime runs an ONNX file on the CPU as it is, where OpenVINO cannot, or computes something else.
+"""ONNX Runtime runs an ONNX file on the CPU if OpenVINO cannot run it, or computes something else.
 
 onnx/model.onnx, its external data beside it -> session -> outputs that are tensors
 """
@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
 from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
-# The file of an archive; its external data lies below the same folder.
+# The file of an archive; its external data is in the same folder or below.
 FILE = "onnx/model.onnx"
-# ONNX Runtime's names of the datatypes of tensors; a sequence or a map has none.
+# Datatypes by ONNX Runtime's names of tensors; sequences and maps are not served.
 DATATYPES = {
     "tensor(bool)": "BOOL",
     **{f"tensor({kind}int{bits})": f"{kind.upper()}INT{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
     **{"tensor(float16)": "FP16", "tensor(bfloat16)": "BF16", "tensor(float)": "FP32", "tensor(double)": "FP64"},
     "tensor(string)": "BYTES",
 }
-# The error of a file of a newer version, with the newest that is known; and the tag of that field, the file's first.
-NEWER, VERSION = re.compile(r"max supported IR version: (\d+)"), b"\x08"
-# The start of an error, which has its place in ONNX Runtime's code.
+# The error of a file in a newer version of the format, with the newest known version.
+NEWER = re.compile(r"max supported IR version: (\d+)")
+# The tag of the version, the first field of a file.
+VERSION = b"\x08"
+# The start of an error, which names its place in ONNX Runtime's code.
 WHERE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(/\S+ onnxruntime::.*?\) )?", re.S
 )
@@ -38,24 +40,15 @@ BFLOAT16 = 16
 
 
 def onnxruntime() -> Any:
-    """Import the library, which workers with another engine do without."""
+    """Import the library, which workers with another engine do not need."""
     return import_module("onnxruntime")
 
 
 class OnnxEngine:
-    """An ONNX file that takes all of its threads for one run."""
+    """Runs an ONNX file on all of its threads, in the file's own datatypes."""
 
     def __init__(self, path: Path, *, precision: str = "auto", threads: int = 0) -> None:
-        """Read a file.
-
-        Args:
-            path: the .onnx, its external data where it names them.
-            precision: of the settings; a file computes in the datatypes that it has.
-            threads: how many threads a run has; 0 for one on every core.
-
-        Raises:
-            InvalidConfig: the file is missing, or ONNX Runtime cannot run it.
-        """
+        """Read a file; InvalidConfig if it is missing or ONNX Runtime cannot run it."""
         if precision not in ("auto", "fp32"):
             raise InvalidConfig(f"precision: ONNX Runtime computes in the file's own datatypes, not in {precision}")
         if not path.is_file():
@@ -64,9 +57,9 @@ class OnnxEngine:
         options.intra_op_num_threads = available_threads(threads)
         # Threads that wait without work would take the cores of TorchServe and of other workers.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # The arena keeps the most that any micro-batch took, for each of its sizes.
+        # The arena would keep the largest amount of memory that any micro-batch needed, for each of its sizes.
         options.enable_cpu_mem_arena = False
-        # Fatal: what is wrong with a file or a run is raised.
+        # Only fatal messages: errors of a file or a run are raised.
         options.log_severity_level = 4
         self.session = _session(path, options)
         self._value = onnxruntime().OrtValue
@@ -78,18 +71,14 @@ class OnnxEngine:
         self.description = "onnxruntime cpu"
 
     def run(self, inputs: Arrays) -> Outputs:
-        """See `Engine.run`; what ONNX Runtime refuses of one row, such as an index outside a table, is its input's.
-
-        Raises:
-            InvalidText, OutOfRange: the model cannot compute with the values.
-        """
+        """Run the model once; raise InvalidText or OutOfRange if it cannot compute with the values."""
         try:
             if self._has_bf16:
                 return self._run_bf16(inputs)
             feeds = {name: _text(array) if array.dtype.kind == "O" else array for name, array in inputs.items()}
             return dict(zip(self._outputs, self.session.run(self._outputs, feeds), strict=True))
         except UnicodeDecodeError:
-            raise InvalidText("There is text that is not UTF-8, which ONNX Runtime does not take.") from None
+            raise InvalidText("A text is not valid UTF-8, which ONNX Runtime needs.") from None
         except Exception as error:
             if any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error
@@ -97,7 +86,7 @@ class OnnxEngine:
             raise OutOfRange(message) from RuntimeError(_cause(error))
 
     def _run_bf16(self, inputs: Arrays) -> Outputs:
-        """Run with the values that hold BF16, of which numpy has none."""
+        """Run with ONNX Runtime's own values, since numpy has no BF16."""
         feeds = {}
         for name, array in inputs.items():
             if self._datatypes[name] == "BF16":
@@ -110,7 +99,7 @@ class OnnxEngine:
 
 
 def _session(path: Path, options: Any) -> Any:
-    """Open a file, and one of a newer version of the format as of the newest that ONNX Runtime knows."""
+    """Open a file; open one in a newer version of the format as the newest version that ONNX Runtime knows."""
     open_with = partial(onnxruntime().InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     try:
         try:
@@ -134,7 +123,7 @@ def _text(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Copy an output of any datatype but text; numpy cannot read BF16, so that is read where it lies."""
+    """Copy an output of any datatype but text; BF16 is read from its memory, since numpy cannot read it."""
     if value.data_type() != "tensor(bfloat16)":
         return np.array(value.numpy())
     shape = tuple(value.shape())

@@ -1,6 +1,6 @@
 """OpenVINO runs an exported graph on the CPU, with a dynamic batch, in int8, bf16 or fp32.
 
-model.xml, model-int8.xml, what the processor has, which proofs hold -> precisions to choose from -> a compiled graph
+model.xml, model-int8.xml, the processor's capabilities, the proofs -> precisions to choose from -> a compiled graph
 """
 
 import logging
@@ -23,23 +23,25 @@ logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
-# The byte that marks an output which has been read, and how many of its bytes: no eight bytes of an output are these by
-# chance.
-UNWRITTEN, LEAST_MARK, MOST_MARK = 0xA5, 8, 64
-# Graphs that are kept since they cannot be freed, each with a copy of the weights; with one more the worker ends.
+# The byte that marks an output that has been read.
+UNWRITTEN = 0xA5
+# The fewest bytes of a mark: no eight bytes of an output have this value by chance.
+LEAST_MARK = 8
+MOST_MARK = 64
+# The most graphs that are kept because they cannot be freed, each with a copy of the weights. With one more the worker
+# ends.
 MOST_BROKEN = 8
 
 
 def int8_graph(graph: Path) -> Path:
-    """Return the path of an archive's graph in int8, beside the one in fp32."""
     return graph.with_name(INT8_GRAPH)
 
 
 def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, has_int8: bool) -> tuple[str, ...]:
-    """List the precisions that `auto` may take, the likeliest first.
+    """List the precisions that `auto` may choose, the likeliest first, without those whose proofs failed.
 
-    A processor that has bf16 may be faster in fp32: a Xeon with AVX-512 but without AMX takes 1.8 times as long for
-    ResNet-152 in bf16. A precision whose proof is refuted is left out.
+    A processor with bf16 may be faster in fp32: a Xeon with AVX-512 but without AMX needs 1.8 times as long for
+    ResNet-152 in bf16.
     """
     existing = {"bf16": "BF16" in capabilities, "fp32": True, "int8": has_int8}
     refuted = {precision for precision, proof in proven.items() if proof.is_refuted}
@@ -47,26 +49,20 @@ def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, ha
 
 
 class Stream:
-    """One infer request of a compiled graph, which is an engine by itself beside the graph's others.
+    """One infer request of a compiled graph, an engine beside the graph's other requests.
 
-    A run that fails leaves its state in the graph (OpenVINO 2026.4): after a shape that the graph refuses, a good one
-    is refused in its place. So a graph that has failed is not used again: the next run compiles another. With one
-    thread, or without memory, a run that fails may even end without an error, and leave the outputs of the run before
-    it, which are other clients' answers: outputs are marked when they have been read, and a mark that is still there
-    is an error. After MOST_BROKEN of them the worker ends, so that TorchServe starts another; likewise where the graph
-    cannot be compiled again, since the process has no memory or no threads left, and could answer nobody.
+    A run that fails leaves its state in the graph (OpenVINO 2026.4): after a shape that the graph refuses, it refuses a
+    good one. So a graph that has failed is not used again: the next run compiles another one, with `compile_again`.
+
+    With one thread, or without memory, a run that fails may even end without an error and leave the outputs of the
+    previous run, which are other clients' results. Outputs are therefore marked when they have been read, and a mark
+    that is still there is an error. After MOST_BROKEN of these errors the worker ends, so that TorchServe starts
+    another. It also ends if the graph cannot be compiled again: the process has no memory or no threads left.
     """
 
     def __init__(
         self, compiled: openvino.CompiledModel, description: str, compile_again: Callable[[], openvino.CompiledModel]
     ) -> None:
-        """Make an infer request.
-
-        Args:
-            compiled: a graph whose inputs and outputs carry the names that the handler uses.
-            description: see `Engine.description`.
-            compile_again: compiles the graph for this stream alone.
-        """
         self.description = description
         self._compile_again = compile_again
         self._request: openvino.InferRequest | None = compiled.create_infer_request()
@@ -75,7 +71,7 @@ class Stream:
         self._output_names = [output.any_name for output in compiled.outputs]
 
     def run(self, inputs: Arrays) -> Outputs:
-        request, self._request = self._request or self._made_again(), None
+        request, self._request = self._request or self._make_again(), None
         try:
             # Inputs are read in place; outputs live in the request until its next run, so they are copied.
             results = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
@@ -86,10 +82,10 @@ class Stream:
         shared = {name: results[index] for index, name in enumerate(self._output_names)}
         starts = [start for array in shared.values() if (start := _start(array, inputs)) is not None]
         if any((start == UNWRITTEN).all() for start in starts):
-            # A graph in this state can neither run nor be freed: to free it ends the process without a word.
+            # A graph in this state can neither run nor be freed: freeing it ends the process without a message.
             self._broken.append(request)
             if len(self._broken) > MOST_BROKEN:
-                _end_worker(f"OpenVINO ended {len(self._broken)} runs without outputs and without an error")
+                _end_worker(f"OpenVINO ended {len(self._broken)} runs without outputs; TorchServe starts a new worker")
             raise RuntimeError("OpenVINO ended a run without outputs and without an error")
         outputs = {name: np.array(array) for name, array in shared.items()}
         for start in starts:
@@ -97,11 +93,11 @@ class Stream:
         self._request = request
         return outputs
 
-    def _made_again(self) -> openvino.InferRequest:
+    def _make_again(self) -> openvino.InferRequest:
         try:
             return self._compile_again().create_infer_request()
         except RuntimeError as error:
-            _end_worker(f"OpenVINO cannot compile a graph again that it has compiled before: {error}")
+            _end_worker(f"OpenVINO cannot compile the model's graph again: {error}; TorchServe starts a new worker")
 
 
 def _end_worker(reason: str) -> NoReturn:
@@ -111,7 +107,7 @@ def _end_worker(reason: str) -> NoReturn:
 
 
 def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:
-    """Return the first bytes of an output; None where too few can be marked, or where it is the memory of an input."""
+    """Return the first bytes of an output; None if too few can be marked, or if it shares the memory of an input."""
     if array.dtype.kind not in "fiu" or array.nbytes < LEAST_MARK or not array.flags.c_contiguous:
         return None
     if any(np.may_share_memory(array, each) for each in inputs.values()):
@@ -120,18 +116,15 @@ def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:
 
 
 class OpenVinoEngine:
-    """A graph that takes all of its threads for one run. It is compiled when it is first used."""
+    """Runs a graph on all of its threads. The graph is compiled when it is first used."""
 
     deals_out = False
 
     def __init__(self, graph: Path, *, precision: Precision = "auto", threads: int = 0) -> None:
-        """Read a graph.
+        """Read the .xml of an OpenVINO IR, with its .bin and its `int8_graph` beside it.
 
-        Args:
-            graph: the .xml of an OpenVINO IR, its .bin beside it; the same in int8 is `int8_graph` of it.
-            precision: the arithmetic; `auto` leaves the choice to a trial (see `candidates`), and without one takes the
-                first. What int8 leaves in floating point runs in bf16 where the processor has that, else in fp32.
-            threads: how many threads this engine has; 0 for one on every core.
+        With precision `auto` a trial chooses among `precisions`; without a trial the first one is used. The operations
+        of an int8 graph that stay in floating point run in bf16 if the processor has it, else in fp32.
 
         Raises:
             InvalidConfig: the graph is missing, or the processor has no instructions for the precision.
@@ -147,7 +140,9 @@ class OpenVinoEngine:
         if precision not in ("auto", "fp32", "int8") and precision.upper() not in capabilities:
             raise InvalidConfig(f"precision: this processor has no {precision} instructions; use fp32 or auto")
         if not graph.is_file() and precision != "int8":
-            raise InvalidConfig(f"engine: openvino needs {graph.name}, which this archive lacks")
+            raise InvalidConfig(
+                f"engine: openvino needs {graph.name}, which this archive lacks; build it with --engine openvino"
+            )
         self.precisions: Sequence[str] = (
             candidates(capabilities, proofs(graph.parent), has_int8=has_int8) if precision == "auto" else (precision,)
         )
@@ -159,7 +154,7 @@ class OpenVinoEngine:
         self.input_names = tuple(port.any_name for port in self.model.inputs)
         shapes = {port.any_name: port.partial_shape for port in self.model.outputs}
         sizes = {name: [*shape][-1] for name, shape in shapes.items() if shape.rank.is_static and len(shape)}
-        # Of the last axes, but for free ones.
+        # The sizes of the last axes, without free ones.
         self.output_sizes = {name: size.get_length() for name, size in sizes.items() if size.is_static}
         self.description = f"openvino cpu {self._precision}"
         if len(self.precisions) == 1:
@@ -170,11 +165,7 @@ class OpenVinoEngine:
         return self._whole.run(inputs)
 
     def expect_accepted(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Hold the shapes of all inputs against the graph, without running it.
-
-        Raises:
-            RuntimeError: the graph refuses them.
-        """
+        """Raise RuntimeError if the graph refuses these shapes of all inputs; the graph does not run."""
         self.model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
 
     def in_precision(self, precision: str) -> "OpenVinoEngine":
@@ -183,12 +174,12 @@ class OpenVinoEngine:
         return OpenVinoEngine(self._graph, precision=cast(Precision, precision), threads=self._threads)
 
     def divide(self, streams: int) -> Arrangement:
-        """The streams share one more copy of the weights."""
         streams = min(streams, self._threads)
         if streams < 2:
             return Arrangement(self)
         compiled = self._compiled(streams, self._threads)
         one = partial(self._compiled, 1, self._threads // streams)
+        # The streams share a second copy of the weights.
         return Arrangement(self, [Stream(compiled, self.description, one) for _ in range(streams)])
 
     @cached_property

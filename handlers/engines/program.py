@@ -1,4 +1,4 @@
-"""A PyTorch program of the user's own, exported (.pt2) or TorchScript (.pt), on a GPU or where torch is asked for."""
+"""A PyTorch program that the user exported (.pt2) or scripted (.pt), on a GPU or with `engine: torch`."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -11,18 +11,17 @@ from handlers.engines import available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, torch_precision
 from handlers.errors import InvalidConfig
 
-# The files of an archive that hold a program.
-EXPORTED, SCRIPTED = "model.pt2", "model.pt"
-# The name of a program's only output, and of each of several.
-ONLY_OUTPUT, OUTPUT = "output", "output_{}"
+# The files of an archive that contain a program.
+EXPORTED = "model.pt2"
+SCRIPTED = "model.pt"
+# The name of a program's only output.
+ONLY_OUTPUT = "output"
+# The names of several outputs.
+OUTPUT = "output_{}"
 
 
 def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
-    """Load the program of an archive.
-
-    Raises:
-        InvalidConfig: there is none, or PyTorch cannot read it.
-    """
+    """Load the program of an archive; InvalidConfig if it is missing or PyTorch cannot read it."""
     exported, scripted = folder / EXPORTED, folder / SCRIPTED
     try:
         if exported.is_file():
@@ -32,13 +31,13 @@ def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
             return torch.jit.load(scripted, map_location=device).eval()  # type: ignore[no-any-return,no-untyped-call]
     except (RuntimeError, ValueError, OSError) as error:
         raise InvalidConfig(f"PyTorch cannot read the model: {str(error).partition(chr(10))[0]}") from error
-    raise InvalidConfig(f"engine: torch needs {EXPORTED} or {SCRIPTED}, which this archive lacks; ONNX has neither")
+    raise InvalidConfig(f"engine: torch needs {EXPORTED} or {SCRIPTED}, which this archive lacks; use engine: auto")
 
 
 def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Name what a program returned: a tensor, a list or tuple of tensors, or a dictionary of them.
+    """Name the tensors that a program returned, alone, in a list, a tuple or a dictionary.
 
-    Without names they are `output`, or `output_0` and so on.
+    Without `names` they are `output`, or `output_0` and so on.
     """
     if isinstance(results, Mapping):
         return dict(results)
@@ -48,7 +47,7 @@ def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 class ProgramEngine(TorchEngine):
-    """Runs a program, whose inputs are given in their order; numbers of BF16 come as float32."""
+    """Runs a program with its inputs in their order; outputs in BF16 become float32."""
 
     def __init__(
         self,
@@ -60,14 +59,12 @@ class ProgramEngine(TorchEngine):
         precision: str = "fp32",
         threads: int = 0,
     ) -> None:
-        """Run a program, which is on its device already.
+        """Run a program that is on its device already.
 
-        Args:
-            program, device, outputs, threads: see `TorchEngine`.
-            inputs: by name in the order of the program's parameters, the dtype that each is converted to, or None.
-            precision: `fp32` leaves the program as it is, whatever its weights are; others run it under autocast.
+        `inputs` has the dtype that each input is converted to, or None, in the order of the program's parameters.
+        With `precision` `fp32` the program runs unchanged, whatever its weights are; others run it under autocast.
         """
-        # Not by TorchEngine's: an exported program has no eval().
+        # Without TorchEngine's constructor: an exported program has no eval().
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = program, device, tuple(outputs)
         self.input_names = tuple(inputs)
@@ -82,11 +79,8 @@ class ProgramEngine(TorchEngine):
             return flat_outputs(self._module(*arguments), self._outputs)
 
     def _array(self, result: Any) -> Any:
-        """Copy an output, since the program may use the same memory for its next run; widen what autocast narrowed.
-
-        What is no tensor is left for the caller to refuse.
-        """
         if not isinstance(result, torch.Tensor):
-            return result
+            return result  # the caller refuses it
+        # A copy: the program may use the same memory for its next run.
         own = result.to("cpu", copy=True)
         return (own.float() if own.dtype in (torch.bfloat16, self._cast) else own).numpy()

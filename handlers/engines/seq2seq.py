@@ -1,10 +1,9 @@
 """Turn text into text with transformers' generate(), for models and GPUs that CTranslate2 does not have.
 
-One call of it is for a micro-batch whose items share their options.
-
 folder -> load_model -> Generator: (B, T) ids and the arguments of generate() -> (B, U) ids
 
-Decoding is greedy or a search with beams and never sampled, so that the same request gets the same answer in any batch.
+One call runs a micro-batch whose items share their options. Decoding is greedy or a search with beams and never
+sampled, so that a request gets the same answer in any batch.
 """
 
 import time
@@ -23,23 +22,23 @@ from handlers.engines import Arrays, Listener, Outputs, available_threads
 from handlers.engines.torch import Precision, dtype_for, memory_errors
 from handlers.errors import OutOfTime
 
-# What an almost empty step of the decoder costs, in items, by device: a generate() of their own for a batch's shorter
-# texts pays from there on. Measured on Marian in bf16 on two cores: 8 ms for a step of one item, 24 ms for one of 32.
-# Not measured on a GPU, where a step of one item should take about as long as one of many: batches stay whole.
+# The cost of an almost empty step of the decoder, in items, by device: from this number on, a separate generate() for a
+# batch's shorter texts is faster. Marian in bf16 on two cores takes 8 ms for a step of one item, 24 ms for one of 32. A
+# GPU was not measured; a step should take about as long for one item as for many, so batches stay whole.
 _STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# Tokens of an answer where neither the request nor the model says.
+# The most tokens of an answer if neither the request nor the model states a limit.
 MAX_NEW_TOKENS = 256
 
 
 def step_items(device: torch.device) -> int:
-    """Return what an almost empty step of the decoder costs on a device, in items; 0 where that is not known."""
+    """Return the cost of an almost empty step of the decoder on a device, in items; 0 if it is unknown."""
     return _STEP_ITEMS.get(device.type, 0)
 
 
-class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
+class TokenBan(transformers.LogitsProcessor):  # type: ignore[misc]
     """Keeps single tokens out of the answer.
 
-    For a step of 32 items of Marian it takes 6 us, transformers' `suppress_tokens` 9 ms, `bad_words_ids` more.
+    For a step of 32 items of Marian it takes 6 us; transformers' `suppress_tokens` takes 9 ms, `bad_words_ids` more.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -51,10 +50,10 @@ class Banned(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Reports each end of an item of a greedy run, and ends any run that takes too long.
+class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
+    """Reports each item of a greedy run that has ended, and ends any run that takes too long.
 
-    `max_time` of generate() would return what is written by then as the answer.
+    `max_time` of generate() would return unfinished texts as answers.
     """
 
     def __init__(self, ends_s: float, ended: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
@@ -63,13 +62,9 @@ class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
         self._reported: set[int] = set()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Report the items whose last token ends them, of `input_ids`, (B, U) int64.
+        """Report the items of `input_ids`, (B, U) int64, whose last token ends them; raise OutOfTime if time is up.
 
-        Returns:
-            (B,) bool: False for all, since generate() ends them by itself.
-
-        Raises:
-            OutOfTime: time is up.
+        The return value, (B,) bool, is False for all: generate() ends items by itself.
         """
         if time.perf_counter() > self._ends_s:
             raise OutOfTime
@@ -83,22 +78,17 @@ class Watch(transformers.StoppingCriteria):  # type: ignore[misc]
 
 
 class Generator:
-    """An engine (see `handlers.engines.Engine`) of a model with an encoder and a decoder, which generates."""
+    """The engine of a model with an encoder and a decoder."""
 
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:
-        """Run a model of transformers, on its device and in its precision; its generation config is changed.
-
-        Args:
-            model, device, threads: see `handlers.engines.torch.TorchEngine`.
-            longest_run_s: the most seconds of one `run`.
-        """
+        """Run a model of transformers that is on its device and in its precision; changes its generation config."""
         self._longest_run_s = longest_run_s
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
-        self._processors = [Banned(banned)] if (banned := _prepare(model.generation_config)) else []
+        self._processors = [TokenBan(banned)] if (banned := _prepare(model.generation_config)) else []
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
     @torch.inference_mode()
@@ -107,8 +97,8 @@ class Generator:
 
         Args:
             inputs: `input_ids` and `attention_mask`, (B, T) int64.
-            arguments: further ones of generate(), for all B; without any, decoding is greedy.
-            ended: called for each item that ends; only where decoding is greedy.
+            arguments: further arguments of generate(), for all B; without any, decoding is greedy.
+            ended: called for each item that ends, if decoding is greedy.
 
         Returns:
             `sequences`, (B, U) int64, right-padded.
@@ -119,11 +109,11 @@ class Generator:
         """
         arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:
-            # The likeliest token stays so; normalising would go over the vocabulary for nothing.
+            # Normalising would not change the likeliest token, and would take a pass over the vocabulary.
             arguments["renormalize_logits"] = False
         ends = self.model.generation_config.eos_token_id
         end_ids = {ends} if isinstance(ends, int) else set(ends or ())
-        watch = Watch(time.perf_counter() + self._longest_run_s, ended, end_ids, arguments["max_new_tokens"])
+        watch = RunWatch(time.perf_counter() + self._longest_run_s, ended, end_ids, arguments["max_new_tokens"])
         with memory_errors(self._device):
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
             sequences = self.model.generate(
@@ -133,7 +123,7 @@ class Generator:
 
 
 def _prepare(generation: Any) -> list[int]:
-    """Make greedy decoding of any length the default; return the single tokens that must not occur."""
+    """Make greedy decoding of any length the default; return the single tokens that no answer may contain."""
     generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
     generation.temperature = generation.top_k = generation.top_p = None
     generation.max_length = generation.max_new_tokens = None
@@ -143,29 +133,22 @@ def _prepare(generation: Any) -> list[int]:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a folder, with the Python that the folder brings where that is trusted."""
+    """Load the tokenizer of a folder, with its Python code if that is trusted."""
     with warnings.catch_warnings():
-        # Marian's recommends a package whose result it does not use.
+        # Marian's tokenizer recommends a package whose result it does not use.
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
         return checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
-    """Load any model that AutoModelForSeq2SeqLM knows: config.json, model.safetensors and generation_config.json.
-
-    Raises:
-        InvalidConfig: the folder holds no such model, or torch has no such precision.
-    """
+    """Load any model of AutoModelForSeq2SeqLM: config.json, model.safetensors and generation_config.json."""
     dtype = dtype_for(device, precision)
     model = checkpoints.load_strictly("AutoModelForSeq2SeqLM", folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return model.to(device)
 
 
 def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, int | None]:
-    """Read a checkpoint's GenerationConfig, without its weights, and the number of its decoder's positions.
-
-    That number is None where there is no limit.
-    """
+    """Read a checkpoint's GenerationConfig, and the number of its decoder's positions, or None without a limit."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     has_own = (folder / "generation_config.json").is_file()
     generation = (

@@ -1,4 +1,4 @@
-"""PyTorch runs modules eagerly: it is the engine of GPUs, and the oracle of OpenVINO."""
+"""PyTorch runs modules eagerly: the engine of GPUs, and the tests' oracle of OpenVINO."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,23 +15,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def torch_precision(precision: str) -> Precision:
-    """Check that torch has a precision.
-
-    Raises:
-        InvalidConfig: it is another engine's.
-    """
+    """Check that torch has a precision; InvalidConfig if only another engine has it."""
     if precision == "auto" or precision in DTYPES:
         return cast(Precision, precision)
     known = ", ".join(DTYPES)
-    raise InvalidConfig(f"precision: torch, which runs this model, has no {precision}; it has {known}")
+    raise InvalidConfig(f"precision: torch, the engine of this model, has no {precision}; use auto or one of {known}")
 
 
 def dtype_for(device: torch.device, precision: str) -> torch.dtype:
-    """Choose the arithmetic to load weights in; `auto` is bf16 where the device has it, else fp16 (GPU) or fp32 (CPU).
-
-    Raises:
-        InvalidConfig: torch has no such precision.
-    """
+    """Return the dtype to load weights in; `auto` is bf16 if the device has it, else fp16 (GPU) or fp32 (CPU)."""
     if torch_precision(precision) != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
@@ -41,7 +33,7 @@ def dtype_for(device: torch.device, precision: str) -> torch.dtype:
 
 @contextmanager
 def memory_errors(device: torch.device) -> Iterator[None]:
-    """Raise OutOfMemory where PyTorch has no memory left on a device."""
+    """Raise OutOfMemory if PyTorch has no memory left on a device."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -52,7 +44,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
 
 
 class TorchEngine:
-    """A module in evaluation mode, which is on its device and in its precision already."""
+    """Runs a module that is on its device and in its precision already."""
 
     def __init__(
         self,
@@ -62,14 +54,9 @@ class TorchEngine:
         outputs: Sequence[str],
         threads: int = 0,
     ) -> None:
-        """Run a module.
+        """Run a module: it has `inputs` as keyword arguments, and returns one tensor or a tuple, named `outputs`.
 
-        Args:
-            module: called with the micro-batch's arrays as keyword arguments; it returns one tensor or a tuple.
-            device: where the module's weights are.
-            inputs: the names of its arguments.
-            outputs: the names of the returned tensors, in their order.
-            threads: how many threads PyTorch's operators have on the CPU; 0 for one on every core.
+        PyTorch's operators have so many `threads` on the CPU; 0 for one on every core.
         """
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = module.eval(), device, tuple(outputs)

@@ -43,8 +43,8 @@ def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_no
         ("def infer(x):\n    return {'y': x - x.mean()}", "outputs.y: 3 rows together give other values than each"),
         ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 was returned; FP32 is expected."),
         ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
-        ("def infer(x:", "infer.py: it cannot be imported: SyntaxError: "),
-        ("def infer(**inputs): ...", "infer.py: infer: inputs: each input is a parameter with a name of its own"),
+        ("def infer(x:", "infer.py: the import failed: SyntaxError: "),
+        ("def infer(**inputs): ...", "infer.py: infer: inputs: each input needs a named parameter, not * or **"),
         ("def load(folder, device):\n    raise OSError('no disk')\ndef infer(x): ...", "load failed: OSError: no disk"),
     ],
 )

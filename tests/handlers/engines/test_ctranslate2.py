@@ -139,9 +139,9 @@ def test_int8_is_what_a_cpu_takes_and_its_scores_follow_those_of_fp32(
 
 def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert (compute_type("cpu", "auto"), compute_type("cpu", "fp32")) == ("int8", "float32")
-    with pytest.raises(InvalidConfig, match=r"no int4 in CTranslate2; it has .*fp32.*int8"):
+    with pytest.raises(InvalidConfig, match=r"no int4 in CTranslate2; use one of .*fp32.*int8"):
         compute_type("cpu", "int4")
-    with pytest.raises(InvalidConfig, match="no converted model"):
+    with pytest.raises(InvalidConfig, match="not a converted model"):
         CTranslate2Engine(tmp_path, transformers.GenerationConfig(), pad_id=0, device=CPU)
 
 

@@ -188,7 +188,7 @@ def test_openvino_that_cannot_compile_its_graph_again_ends_the_worker(graph: Pat
     command = [sys.executable, "-c", COMPILES_AGAIN, str(graph)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "refused\n")
-    assert done.stderr.startswith("OpenVINO cannot compile a graph again that it has compiled before: ")
+    assert done.stderr.startswith("OpenVINO cannot compile the model's graph again: ")
 
 
 def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Path, images: NDArray[np.float32]) -> None:
@@ -230,7 +230,7 @@ def test_openvino_auto_chooses_among_what_the_processor_has_and_no_proof_refutes
 def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidConfig, match=r"int8 needs model-int8\.xml, which this archive lacks"):
         OpenVinoEngine(graph, precision="int8")
-    with pytest.raises(InvalidConfig, match="torch, which runs this model, has no int8"):
+    with pytest.raises(InvalidConfig, match="torch, the engine of this model, has no int8"):
         dtype_for(CPU, "int8")
     with pytest.raises(InvalidConfig, match=r"openvino needs other\.xml, which this archive lacks"):
         OpenVinoEngine(graph.with_name("other.xml"))
