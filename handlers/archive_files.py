@@ -92,7 +92,7 @@ def _sum(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def sums(files: Mapping[str, Path]) -> dict[str, str]:
+def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
     """Return the SHA-256 of files by their names, without those that cannot be read."""
     names = sorted(files)
     with ThreadPoolExecutor(HASHING_THREADS, "sums") as pool:
@@ -132,7 +132,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     except (OSError, ValueError) as error:
         raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
     unread = {name for name in build.files if _is_torch(name)} if is_torch_unread and GRAPH in build.files else set()
-    found = sums({name: folder / name for name in build.files.keys() - unread})
+    found = hash_files({name: folder / name for name in build.files.keys() - unread})
     found |= {name: build.files[name] for name in unread if (folder / name).is_file()}
     problems = {
         "changed": [name for name, value in found.items() if value != build.files[name]],
@@ -149,7 +149,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     return build.fingerprint
 
 
-def checkpoint(folder: Path) -> Path:
+def find_checkpoint(folder: Path) -> Path:
     """Return the folder of weights in an archive.
 
     Raises:
@@ -161,7 +161,7 @@ def checkpoint(folder: Path) -> Path:
     return found
 
 
-def proofs(folder: Path) -> dict[str, Proof]:
+def load_proofs(folder: Path) -> dict[str, Proof]:
     """Read the archive's proofs by precision; none if its build.json cannot be read."""
     try:
         return read_proofs(Build.from_json((folder / BUILD).read_bytes()).proofs)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from handlers import archive_files
 from handlers.batching.core import Core
 from handlers.batching.trial import Trial
@@ -20,13 +22,13 @@ from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.continuous.exchanges import Exchanges
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
-from handlers.description import described, precision_of
+from handlers.description import describe, precision_of
 from handlers.engines import available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
-from handlers.torchserve import BaseHandler, device, reporter
+from handlers.torchserve import BaseHandler, make_reporter
 from handlers.warm_up import prepare
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ RUN_SHARE = 0.4
 
 
 class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
-    """The base class of tasks. A task is one class on it, alone in its file; this one doubles numbers:
+    """The base class of tasks. A task is one subclass in a file of its own; this one doubles numbers:
 
         from handlers.base import BatchHandler
         from handlers.config import HandlerConfig
@@ -72,17 +74,20 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             def split(self, outputs, items):
                 return outputs["doubles"].tolist()
 
-    Both modes call the same hooks. In adaptive mode several threads do, on copies of the task with an engine of their
-    own (`streams`); `prepare` then gets the items that one thread decodes together, and not all of a batch.
-    `load` may set attributes that depend on the model. What the archive's list or `--weights` names lies in
-    `checkpoint_dir`, and staged files lie in `model_dir`.
+    Both modes call the same hooks. In adaptive mode several threads call them, on copies of the task with an engine
+    each (`streams`), and `prepare` gets the items that one thread decodes together, not all of a batch. `load` may set
+    attributes that depend on the model. `checkpoint_dir` contains the weights that the archive's list or `--weights`
+    names, and `model_dir` the staged files.
     """
 
     def initialize(self, context: Any) -> None:
-        """Load the model and run it at the sizes that matter, so that no request pays for a first time.
+        """Load the model and run it at its likely sizes, so that no request waits for a first run.
+
+        Args:
+            context: TorchServe's, with the model's name, settings and `system_properties`.
 
         Raises:
-            InvalidConfig: the archive cannot be served.
+            InvalidConfig: the archive cannot be served; the log has the reason in one line.
         """
         # TorchServe logs two lines for each batch on the root logger. It reads metrics and our own lines at INFO.
         logging.getLogger().setLevel(logging.WARNING)
@@ -91,10 +96,10 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         name, version = context.model_name, context.manifest.get("model", {}).get("modelVersion")
         settings, properties = context.model_yaml_config or {}, context.system_properties
         window = properties.get("batch_size") or 1
-        self.model_dir, self.device = Path(properties["model_dir"]), device(properties.get("gpu_id"))
+        self.model_dir, self.device = Path(properties["model_dir"]), _device(properties.get("gpu_id"))
         self._timeout_s = settings.get("responseTimeout") or RESPONSE_TIMEOUT_S
         self.longest_run_s = RUN_SHARE * self._timeout_s
-        self.reporter = reporter(context, version)
+        self.reporter = make_reporter(context, version)
         try:
             self.config = self._read_config(settings)
             if (target_ms := self.config.scheduling.max_latency_ms) is not None:
@@ -103,7 +108,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             self.engine = self.load()
             trial = Trial(self, window)
             self.engine = trial.engine
-            self.shape, self.metadata = described(self, name, version)
+            self.shape, self.metadata = describe(self, name, version)
             if self.config.scheduling.mode == "adaptive":
                 claim_worker(name, version)
                 check_mode(settings)
@@ -117,7 +122,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             is_known = isinstance(error, InvalidConfig)
             cause = f"InvalidConfig: {error}" if is_known else f"{reason(error)}; raised in {where(error)}"
             logger.error("%s %s: %s", LOAD_FAILED, name, cause)
-            # TorchServe logs what is raised; the line has all that a traceback has.
+            # TorchServe logs the exception; the line above has everything that its traceback has.
             sys.tracebacklimit = 0
             raise error from None
         self.reporter.start()
@@ -129,7 +134,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
         except InvalidConfig:
-            # In an archive that was altered, that is the first problem.
+            # If the archive was altered, report that instead.
             archive_files.check(self.model_dir)
             raise
         return resolve_mode(config, settings)
@@ -147,16 +152,23 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
     @property
     def checkpoint_dir(self) -> Path:
         """The folder of the checkpoint, or of other weights that the list or `--weights` names."""
-        return archive_files.checkpoint(self.model_dir)
+        return archive_files.find_checkpoint(self.model_dir)
 
     @property
     def uses_torch(self) -> bool:
-        """Whether `load` is to build a torch engine: asked for, or `auto` on a device other than the CPU."""
+        """Whether `load` must return a torch engine: with `engine: torch`, or `auto` on a GPU."""
         return self.config.engine == "torch" or (self.config.engine == "auto" and self.device.type != "cpu")
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """Answer TorchServe: return one body for each row, with statuses and headers in its context."""
+        """Return one body for each row of TorchServe's, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
             self.exchanges.serve(context.cl_socket)
         with self.keeper:
             return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)
+
+
+def _device(gpu_id: int | None) -> torch.device:
+    """Return the GPU that TorchServe assigned to this worker, or the CPU."""
+    if gpu_id is not None and torch.cuda.is_available():
+        return torch.device("cuda", int(gpu_id))
+    return torch.device("cpu")

@@ -1,7 +1,8 @@
-"""Checkpoints of transformers, loaded strictly: each weight of the model is read from the checkpoint, and none is new.
+"""Checkpoints of transformers, loaded strictly: every weight of the model is read from the checkpoint.
 
-folder -> load_strictly -> model, or InvalidConfig with the first names of the weights that are missing
-       -> load_tokenizer, checked_labels -> what else an answer depends on
+folder -> load_strictly  -> model, or InvalidConfig with the first names of the missing weights
+       -> load_tokenizer -> tokenizer
+config.json -> check_labels -> labels in the order of the model's outputs
 """
 
 import re
@@ -13,29 +14,27 @@ from handlers.errors import InvalidConfig
 
 # The most names in a message; it counts the others.
 MOST_NAMES = 3
-# Files that tokenizers read their vocabularies from; and the kinds that need none, of bytes and characters.
-VOCABULARIES, WITHOUT = ("tokenizer.json", "vocab*", "*.model", "*.spm"), ("byt5", "canine", "perceiver")
+# Files that tokenizers read their vocabularies from.
+VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm")
+# Kinds of tokenizers without a vocabulary, of bytes and characters.
+WITHOUT_VOCABULARY = ("byt5", "canine", "perceiver")
 
 
-def listed(names: Collection[str]) -> str:
+def join_names(names: Collection[str]) -> str:
     """Join the first names, and count the others."""
     first = sorted(names)[:MOST_NAMES]
     return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
 
 
 def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: Any) -> Any:
-    """Load a model of config.json and safetensors, in evaluation mode.
+    """Load a model of config.json and safetensors, in evaluation mode, by the name of a class of transformers.
 
-    Args:
-        auto_class: the name of the class of transformers.
-        folder: the checkpoint.
-        unused: a pattern of weights that the task does not use, so that they may be missing.
-        options: more of `from_pretrained`.
+    Weights that match the pattern `unused` may be missing. `options` are further arguments of `from_pretrained`.
 
     Raises:
         InvalidConfig: weights are missing, have another shape, or belong to more layers than config.json has.
     """
-    # Seconds, which a worker on OpenVINO does not need.
+    # The import takes seconds, and a worker on OpenVINO does not need it.
     import transformers  # noqa: PLC0415
 
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
@@ -43,8 +42,9 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
     if missing := [name for name in found["missing_keys"] if not re.search(unused, name)]:
         saved = ", ".join(model.config.architectures or ["no class"])
         raise InvalidConfig(
-            f"the weights lack {listed(missing)}, which {auto_class} needs; config.json names {saved}; use the task of "
-            "that model, save a fine-tuned one with save_pretrained, or, if names have a prefix, name their file itself"
+            f"the weights lack {join_names(missing)}, which {auto_class} needs; config.json names {saved}; use the "
+            "task of that model, save a fine-tuned model with save_pretrained, or, if names of weights have a prefix, "
+            "pass their file"
         )
     for name, given, needed in sorted(found["mismatched_keys"]):
         if needed[0] == model.config.num_labels and given[1:] == needed[1:]:
@@ -54,32 +54,34 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
         raise InvalidConfig(f"{name} has shape {list(given)} in the weights, and {list(needed)} by config.json")
     kinds = {re.sub(r"\d+", "0", name) for name in model.state_dict()}
     if more := [name for name in found["unexpected_keys"] if re.sub(r"\d+", "0", name) in kinds]:
-        raise InvalidConfig(f"config.json has fewer layers than the weights, which have {listed(more)} too")
+        raise InvalidConfig(f"config.json has fewer layers than the weights, which also have {join_names(more)}")
     return model.eval()
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Load a tokenizer; InvalidConfig if there is none, of which transformers makes one without a vocabulary."""
+    """Load a tokenizer; InvalidConfig if its vocabulary is missing, without which transformers makes an empty one."""
     import transformers  # noqa: PLC0415
 
-    said = "".join(path.read_text(encoding="utf-8").lower() for path in folder.glob("*config.json"))
-    if not any(any(folder.glob(name)) for name in VOCABULARIES) and not any(kind in said for kind in WITHOUT):
+    configs = "".join(path.read_text(encoding="utf-8").lower() for path in folder.glob("*config.json"))
+    if not any(any(folder.glob(name)) for name in VOCABULARIES) and not any(
+        kind in configs for kind in WITHOUT_VOCABULARY
+    ):
         raise InvalidConfig("the checkpoint has no tokenizer; save one beside it with tokenizer.save_pretrained")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
-def checked_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:
+def check_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:
     """Return the labels of config.json in the order of the model's outputs.
 
     Raises:
         InvalidConfig: an output has no label, or an exported graph has another number of outputs.
     """
     if not labels:
-        raise InvalidConfig("config.json names no labels; add id2label, numbered from 0 on")
+        raise InvalidConfig("config.json has no labels; add id2label, numbered from 0 on")
     outputs = getattr(engine, "output_sizes", {}).get("logits", len(labels))
     if outputs != len(labels):
-        raise InvalidConfig(f"the archive names {len(labels)} labels, the model has {outputs} outputs; build it again")
+        raise InvalidConfig(f"the archive has {len(labels)} labels, and its model {outputs} outputs; build it again")
     if gaps := [str(index) for index in range(outputs) if index not in labels]:
-        raise InvalidConfig(f"id2label names {outputs} labels, but none for {listed(gaps)}; number them from 0 on")
+        raise InvalidConfig(f"id2label has {outputs} labels, but none for {join_names(gaps)}; number them from 0 on")
     return {index: labels[index] for index in range(outputs)}

@@ -13,43 +13,42 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from handlers.errors import InvalidConfig, InvalidOption, shown
+from handlers.errors import InvalidConfig, InvalidOption, show_name
 
 T = TypeVar("T")
 
-# The most options of an item. Those beside "instances" hold for every item of the list, which then has them all.
+# The most options of an item, including those beside "instances", which hold for every item of the list.
 MOST_OPTIONS = 100
-TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are taken."
+TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are accepted."
 
-# A client is told so many of its mistakes: an item may have as many options as its body has room for, and every item of
-# a list its own list of them.
+# The most problems of an item's options in a message: every item of a list has its own message.
 MOST_PROBLEMS = 5
 
-# Parsing is strict, since YAML already has types: `max_batch_items: true` is a mistake, not a one.
+# Parsing is strict, since YAML has types: `max_batch_items: true` is a mistake, not 1.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
 Count = Annotated[int, Field(ge=1)]
 Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
-# A duration may be a whole number or not; an hour is the longest.
+# At most an hour.
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
-# A YAML list is a list; only its length and values are checked.
+# Not strict, since YAML has lists and no tuples.
 Labels = Annotated[tuple[str, ...], Strict(False)]
 Channels = Annotated[tuple[float, float, float], Strict(False)]
 _Positive = Annotated[float, Field(gt=0)]
 Deviations = Annotated[tuple[_Positive, _Positive, _Positive], Strict(False)]
 
 
-# Names of a model-config.yaml that TorchServe 0.12.0 reads: its frontend's (`ModelConfig.build`).
+# The names that TorchServe 0.12.0's frontend reads in a model-config.yaml (`ModelConfig.build`).
 FRONTEND_NAMES = frozenset({
     "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout", "jobQueueSize",
     "useJobTicket", "clientTimeoutInMills", "maxRetryTimeoutInSec", "deviceType", "deviceIds", "parallelLevel",
     "parallelType", "torchrun", "continuousBatching", "asyncCommunication", "sequenceBatching", "sequenceMaxIdleMSec",
     "sequenceTimeoutMSec", "maxSequenceJobQueueSize", "maxNumSequence", "useVenv",
 })  # fmt: skip
-# And its Python package's (ts/), with those that its documentation has for handlers of one's own.
+# The names that its Python package (ts/) or its documentation has for handlers.
 WORKER_NAMES = frozenset({"handler", "pt2", "pippy", "deepspeed", "dali", "micro_batching"})
 
 # Settings by their former names, with what an archive has in their place.
@@ -121,14 +120,14 @@ class TensorNames:
     outputs: dict[str, str] = Field(default_factory=dict, description="Names of outputs.")
 
 
-def nested(cls: Callable[..., Any]) -> BeforeValidator:
-    """Turn YAML's mapping into the settings it stands for, since strict settings take no mapping for an object."""
+def from_mapping(cls: Callable[..., Any]) -> BeforeValidator:
+    """Return a validator that turns YAML's mapping into settings, which strict parsing would refuse."""
 
     def read(value: Any) -> Any:
         if isinstance(cls, type) and isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise PydanticCustomError("nested", "a mapping of names to values is needed")
+            raise PydanticCustomError("nested", "must be a mapping of names to values")
         try:
             return cls(**value)
         except ValidationError as error:
@@ -180,10 +179,10 @@ class HandlerConfig:
         description="The most bytes of one response; TorchServe ends a worker whose response exceeds its own "
         "`max_response_size`.",
     )
-    scheduling: Annotated[SchedulingConfig, nested(SchedulingConfig)] = Field(
+    scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = Field(
         default=SchedulingConfig(), description="What decides which items run together, and when."
     )
-    tensors: Annotated[TensorNames, nested(TensorNames)] = Field(
+    tensors: Annotated[TensorNames, from_mapping(TensorNames)] = Field(
         default=TensorNames(), description="Names of tensors in the Open Inference Protocol that replace the task's."
     )
 
@@ -198,15 +197,15 @@ def check_names(
     known: Set[str] = FRONTEND_NAMES | WORKER_NAMES,
     otherwise: str = "settings of a task belong under handler:",
 ) -> None:
-    """Check the names at the top of a model-config.yaml, where TorchServe ignores others, or of another mapping.
+    """Check the names at the top of a model-config.yaml, of which TorchServe ignores unknown ones.
 
     Raises:
-        InvalidConfig: lists every unknown name, with the nearest known one, or else with `otherwise`.
+        InvalidConfig: lists every unknown name, with the nearest known one, or with the advice `otherwise`.
     """
     if not isinstance(settings, Mapping):
         raise InvalidConfig("expected a mapping of names to values")
     problems = [
-        f"{shown(str(name))}: unknown name ({_meant(str(name), known) or otherwise})"
+        f"{show_name(str(name))}: unknown name ({_suggest(str(name), known) or otherwise})"
         for name in settings
         if name not in known
     ]
@@ -221,8 +220,8 @@ def _place(name: str) -> str | None:
     return "it belongs directly under handler:" if name in LIMITS else RENAMED.get(name)
 
 
-def _meant(name: str, known: Iterable[str]) -> str | None:
-    """Ask whether the nearest known name was meant; None where none is near."""
+def _suggest(name: str, known: Iterable[str]) -> str | None:
+    """Return advice with the nearest known name; None if no name is near."""
     names = {_fold(each): each for each in sorted(known)}
     similar = get_close_matches(_fold(name), names, n=1, cutoff=0.75)
     return f"did you mean {names[similar[0]]}?" if similar else None
@@ -233,7 +232,7 @@ def _fold(name: str) -> str:
 
 
 def parse(cls: Callable[..., T], values: Any) -> T:
-    """Build a configuration from YAML's values.
+    """Parse settings.
 
     Args:
         cls: a settings class, such as HandlerConfig.
@@ -244,7 +243,7 @@ def parse(cls: Callable[..., T], values: Any) -> T:
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise InvalidConfig("handler: a mapping of names to values is needed")
+        raise InvalidConfig("handler: must be a mapping of names to values")
     try:
         return cls(**values)
     except ValidationError as error:
@@ -252,14 +251,14 @@ def parse(cls: Callable[..., T], values: Any) -> T:
 
 
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Build one item's options.
+    """Parse one item's options.
 
     Args:
         cls: an options class, such as NoOptions.
-        values: what the client sent beside its input.
+        values: the fields that the client sent beside its input.
 
     Raises:
-        InvalidOption: lists the first problems, and the options that there are.
+        InvalidOption: lists the first problems, and the known options.
     """
     if len(values) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(values)))
@@ -270,25 +269,25 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
         problems = _problems(error, MOST_PROBLEMS)
         raise InvalidOption(f"Options: {problems}. Known options: {known or 'none'}.") from None
     except TypeError:
-        # Named like a parameter of the class's own making, `self` say.
+        # An option has the name of another parameter of the constructor, such as `self`.
         known = ", ".join(signature(cls).parameters)
-        raise InvalidOption(f"Options: one has a name that is none. Known options: {known or 'none'}.") from None
+        raise InvalidOption(f"Options: an option has an invalid name. Known options: {known or 'none'}.") from None
 
 
 def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., Any] | None = None) -> str:
-    """Name the field and the reason of each problem, or of so many, never the value that was sent.
+    """List the field and the reason of each problem, or of the first `most`, never the value.
 
-    With `cls`, whose settings they are, an unknown name comes with the one that may have been meant.
+    With `cls`, a class of settings, an unknown name comes with advice.
     """
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in problems:
         if cls is not None and problem["type"] == "unexpected_keyword_argument":
             name = str(problem["loc"][-1])
-            advice = _place(name) or _meant(name, signature(cls).parameters)
+            advice = _place(name) or _suggest(name, signature(cls).parameters)
             problem["msg"] = f"unknown name ({advice})" if advice else "unknown name"
-    told = [
-        f"{'.'.join(shown(str(part)) for part in problem['loc']) or 'all'}: {problem['msg']}"
+    lines = [
+        f"{'.'.join(show_name(str(part)) for part in problem['loc']) or 'all'}: {problem['msg']}"
         for problem in problems[:most]
     ]
-    more = len(problems) - len(told)
-    return "; ".join([*told, f"{more} more"] if more else told)
+    more = len(problems) - len(lines)
+    return "; ".join([*lines, f"{more} more"] if more else lines)

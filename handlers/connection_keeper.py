@@ -1,10 +1,10 @@
 """Keep a classic worker's connection open for a moment after the worker was killed.
 
-TorchServe's frontend forgets the requests of a batch that it is filling when the connection closes, and answers them if
-the connection closes after the batch was sent. A process of its own, of Python alone, shares the connection:
+If the connection closes while TorchServe's frontend fills a batch, its requests get no answer; if it closes after the
+batch was sent, TorchServe answers them. So a small process, the keeper, shares the connection:
 
     the worker is killed while it runs a batch -> the keeper ends at once: TorchServe answers that batch
-    the worker is killed between two batches   -> the keeper ends as a batch comes, or after WAIT_S
+    the worker is killed between two batches   -> the keeper ends when a batch arrives, or after WAIT_S
     the frontend closes the connection         -> the keeper ends at once
 """
 
@@ -18,9 +18,9 @@ from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
-# Seconds for a batch to come: the longest `max_batch_delay` whose requests are answered.
+# The longest wait for a batch, in seconds: the longest `max_batch_delay` whose requests are answered.
 WAIT_S = 1.0
-# Polling `state` for no event reports only that its last writer is gone. A byte in it means that a batch runs.
+# Polling `state` without an event reports only that its last writer has ended. A byte in it means that a batch runs.
 KEEPER = """
 import os, select, sys
 connection, state, wait_ms = map(int, sys.argv[1:])
@@ -35,25 +35,28 @@ if connection not in dict(ends.poll()) and not os.read(state, 1):
 
 
 class ConnectionKeeper:
-    """The keeper of one worker; a batch runs inside `with`."""
+    """The keeper of one worker; a batch runs inside `with`. If it cannot be started, the connection is not kept."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Start the process; where none can be started, nothing is kept."""
-        self._state, self._told = os.pipe()
+        self._state, self._batches = os.pipe()
         shared = connection.fileno(), self._state
         command = [sys.executable, "-I", "-S", "-c", KEEPER, *map(str, shared), str(int(1000 * WAIT_S))]
         null = subprocess.DEVNULL
         try:
-            # Its output is not the worker's, whose end TorchServe waits for.
+            # Not the worker's output, whose end TorchServe waits for.
             self._process = subprocess.Popen(
                 command, pass_fds=shared, stdin=null, stdout=null, stderr=null, start_new_session=True
             )
         except OSError as error:
-            logger.warning("No keeper of the connection: %s. Requests of a batch being filled may be lost.", error)
+            logger.warning(
+                "The connection's keeper cannot start: %s. If this worker is killed, requests of a batch that "
+                "TorchServe is filling get no answer; raise the limit of processes",
+                error,
+            )
 
     def __enter__(self) -> None:
         """Note that a batch runs."""
-        os.write(self._told, b"b")
+        os.write(self._batches, b"b")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -63,7 +66,7 @@ class ConnectionKeeper:
 
 
 def frontend_connection() -> socket.socket | None:
-    """Return TorchServe's connection to this worker, which its caller has while it loads a model; None elsewhere."""
+    """Return TorchServe's connection to this worker, a variable of the caller that loads a model; None elsewhere."""
     frame = inspect.currentframe()
     while frame is not None:
         if isinstance(connection := frame.f_locals.get("cl_socket"), socket.socket):

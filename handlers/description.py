@@ -1,6 +1,6 @@
 """Describe the inputs, outputs and options of a loaded task, for the code that unpacks requests and for clients.
 
-task's class, its settings, a run of its sample -> described -> Shape, Metadata
+task's class, its settings, its decoded sample -> describe -> Shape, Metadata
 """
 
 import re
@@ -23,27 +23,24 @@ from handlers.protocol.responses import encode
 from handlers.protocol.rows import Shape
 from handlers.warm_up import decode_items
 
-# The precisions that engines' descriptions end with: those of the settings, CTranslate2's own, and torch's.
+# The precision at the end of an engine's description: a setting's or CTranslate2's name.
 ARITHMETIC = re.compile(r"(fp|bf|int)[0-9]+(_[a-z]+[0-9]+)?")
+# The settings' names of torch's precisions.
 TORCH_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# The words of an option's JSON Schema that metadata has.
+# The words of an option's JSON Schema in metadata.
 SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
-def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
-    """Describe a task, under the names that its archive's owner gave to tensors.
-
-    Args:
-        task: loaded; its sample is decoded.
-        name, version: as registered.
+def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
+    """Describe a loaded task, with its registered name and version and the settings' names of tensors.
 
     Raises:
-        InvalidConfig: the settings name tensors that there are not, or two alike.
+        InvalidConfig: the settings name an unknown tensor, or two tensors alike.
     """
     config = task.config
     inputs = _inputs(task)
-    given = _names_given("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
-    outputs = task.output_tensors.renamed(given) if config.tensors.outputs else task.output_tensors
+    names = _choose_names("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
+    outputs = task.output_tensors.rename(names) if config.tensors.outputs else task.output_tensors
     own = Fields(
         task.inputs,
         config.max_request_items,
@@ -51,7 +48,7 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         item_dimensions=task.item_dimensions,
         tensors={tensor.name: key for key, tensor in inputs.items()},
     )
-    model = Model(name, version, outputs, {given[name]: dimension for name, dimension in task.batch_dims.items()})
+    model = Model(name, version, outputs, {names[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)
     shape = Shape(
         items, config.max_body_bytes, model, task.inputs, config.max_request_items, task.api, task.media_types
@@ -70,75 +67,61 @@ def described(task: Task, name: str, version: str | None) -> tuple[Shape, Metada
         max_request_items=config.max_request_items,
         options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
-        proofs={precision: proof.to_json() for precision, proof in archive_files.proofs(task.model_dir).items()},
+        proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
         device=task.device.type,
     )
     return shape, metadata
 
 
 def precision_of(engine: Engine) -> str | None:
-    """Return an engine's precision, by the settings' name of it; None where its description has none."""
+    """Return the settings' name of an engine's precision; None if its description has none."""
     word = engine.description.rpartition(" ")[2]
     return TORCH_PRECISIONS.get(word) or (word if ARITHMETIC.fullmatch(word) else None)
 
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
     """Return the tensor of each input by the input's name."""
-    # Clients' positional arguments follow this order: the model's own, where the task has one.
+    # The order of clients' positional arguments: the model's own, if the task has one.
     known = task.input_tensors.keys()
     names = known if known >= task.inputs else sorted(task.inputs)
     own = {name: task.input_tensors.get(name) or _tensor(name, task.item_dimensions) for name in names}
     options = [field.name for field in fields(task.options_class)]
-    given = _names_given("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
+    given = _choose_names("inputs", [tensor.name for tensor in own.values()], task.config.tensors.inputs, options)
     return {key: replace(tensor, name=given[tensor.name]) for key, tensor in own.items()}
 
 
 def _tensor(name: str, dimensions: int) -> TensorMetadata:
-    """Return the tensor of an input. A row of BYTES has one element: tools that read metadata want a dimension."""
+    """Return the tensor of an input. A row of BYTES has one element: tools that read metadata need a dimension."""
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
 def _most_rows(task: Task, item: Any) -> int:
-    """Return how many rows like this item one request may have."""
+    """Return the most rows like this item in one request."""
     most: int = task.config.max_request_items
     tokens: int | None = task.config.max_request_tokens
     return most if tokens is None or item is None else max(1, min(most, tokens // task.cost(item).tokens))
 
 
-def _names_given(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
-    """Return the name of each tensor: the one that the archive's owner chose, or the task's.
-
-    Args:
-        kind: `inputs` or `outputs`, for the message.
-        own: the task's names.
-        given: the owner's name by the task's.
-        reserved: names that mean something else.
-
-    Returns:
-        The name of each tensor by the task's name, in the order of `own`.
+def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
+    """Return the name of each tensor, `given` by the settings or its `own`, in the order of `own`.
 
     Raises:
-        InvalidConfig: a tensor there is not, or a name twice, empty, or reserved.
+        InvalidConfig: the settings name an unknown tensor, or a name is used twice, empty or reserved.
     """
     names = {name: given.get(name, name) for name in own}
     if unknown := sorted(given.keys() - names.keys()):
-        raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: this task has {', '.join(names)}")
+        raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: unknown; this task has {', '.join(names)}")
     if len(set(names.values())) < len(names) or not all(name.strip() for name in names.values()):
-        raise InvalidConfig(f"tensors.{kind}: every tensor needs a name of its own")
+        raise InvalidConfig(f"tensors.{kind}: every tensor needs another name, which is not empty")
     if taken := sorted(set(names.values()) & set(reserved)):
-        raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)} is taken already, by an option or the errors")
+        raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)}: an option or the errors have this name; use another")
     return names
 
 
 def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
-    """Describe the options of an item.
+    """Return the SCHEMA_WORDS, "default" and "description" of each option of an item.
 
-    Args:
-        options_class: their dataclass.
-        config: the settings; one with the name of an option is its default.
-
-    Returns:
-        By option "type", "default", its SCHEMA_WORDS, and its "description" if it has one.
+    A setting with the name of an option is its default.
     """
     properties = _properties(options_class)
     options = {}
@@ -154,7 +137,7 @@ def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _properties(options_class: Any) -> Mapping[str, Any]:
-    """Return the JSON Schema of each field; none where a field's type has none."""
+    """Return the JSON Schema of each field; an empty one if a field's type has none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -165,7 +148,7 @@ def _properties(options_class: Any) -> Mapping[str, Any]:
 
 
 def _is_json(default: Any) -> bool:
-    """Whether a default is there and JSON can hold it."""
+    """Whether there is a default, and JSON can represent it."""
     try:
         encode(default)
     except (TypeError, ValueError):
@@ -174,7 +157,7 @@ def _is_json(default: Any) -> bool:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value other than None, which stands for the default."""
+    """Return the schema of a value other than None, which means the default."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     (choice,) = choices if len(choices) == 1 else ({},)
     return {"type": "any", **{word: choice[word] for word in SCHEMA_WORDS if word in choice}}

@@ -1,4 +1,4 @@
-"""Errors of the handlers, each with its HTTP status, and how an exception becomes the outcome of an item.
+"""Errors of the handlers with their HTTP statuses, and the way from an exception to the outcome of an item.
 
     InvalidInput, raised while one item is decoded     -> ItemError, the outcome of that item alone
     OutOfMemory, WrongOutput, raised for a micro-batch -> tried again in halves, then an ItemError of one item
@@ -14,30 +14,30 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-# The start of the log line with the reason why a model does not load; torchserve_client.worker_log looks for it.
+# The start of the log line with the reason why a model cannot be loaded; torchserve_client.worker_log searches for it.
 LOAD_FAILED = "Cannot load"
 
 
 class InvalidInput(Exception):
-    """One client's input cannot be served. `args[0]` is shown to that client alone."""
+    """One client's input cannot be served. Only that client gets `args[0]`."""
 
     code: ClassVar[int] = 400
 
 
 class EmptyInput(InvalidInput):
-    """Nothing was sent."""
+    """The body, a form, a list or a text is empty."""
 
 
 class MalformedJson(InvalidInput):
-    """The body says it is JSON and is not."""
+    """The body is not valid JSON, although its type is JSON."""
 
 
 class MalformedMessage(InvalidInput):
-    """The body says it is a protobuf message and is not."""
+    """The body is not a valid protobuf message, although its type is."""
 
 
 class InvalidBody(InvalidInput):
-    """The body is not one of the accepted shapes."""
+    """The body has none of the accepted forms."""
 
 
 class MalformedTensor(InvalidInput):
@@ -45,11 +45,11 @@ class MalformedTensor(InvalidInput):
 
 
 class TensorMismatch(InvalidInput):
-    """A tensor is not what the model's signature says."""
+    """A tensor does not agree with the model's signature."""
 
 
 class BatchTooLarge(InvalidInput):
-    """The request has more rows than `max_request_items` of a model of tensors; Triton answers it with 400 too."""
+    """The request has more rows than `max_request_items` of a model of tensors; 400, as with Triton."""
 
 
 class InvalidOption(InvalidInput):
@@ -57,11 +57,11 @@ class InvalidOption(InvalidInput):
 
 
 class UnknownLanguage(InvalidInput):
-    """The text is in a language that the model does not have, or its language is not certain."""
+    """The model does not have the text's language, or the language is not certain."""
 
 
 class InvalidText(InvalidInput):
-    """The text is not UTF-8, or has null characters."""
+    """The text is not valid UTF-8, or contains null characters."""
 
 
 class InvalidPriority(InvalidInput):
@@ -73,19 +73,19 @@ class InvalidTimeout(InvalidInput):
 
 
 class UnsupportedMedia(InvalidInput):
-    """The bytes are of no accepted format."""
+    """The bytes have none of the accepted formats."""
 
     code = 415
 
 
 class CorruptInput(InvalidInput):
-    """The format is right, the content is truncated or broken."""
+    """The content is truncated or broken, in an accepted format."""
 
     code = 422
 
 
 class OutOfRange(CorruptInput):
-    """A whole number is outside the range that the model computes with, such as the rows of a table."""
+    """A whole number is outside the model's range, such as the rows of a table."""
 
 
 class NonFiniteInput(CorruptInput):
@@ -107,15 +107,15 @@ class ImageTooLarge(TooLarge):
 
 
 class TextTooLong(TooLarge):
-    """The text has more characters or tokens than the model takes."""
+    """The text has more characters or tokens than the model accepts."""
 
 
 class TooManyInstances(TooLarge):
-    """The request holds more items than `max_request_items`."""
+    """The request has more items than `max_request_items`."""
 
 
 class WorkTooLarge(TooLarge):
-    """The items of a request ask for more together than one request may."""
+    """All items of a request together exceed a limit of one request."""
 
 
 class ResponseTooLarge(TooLarge):
@@ -123,17 +123,17 @@ class ResponseTooLarge(TooLarge):
 
 
 class OutOfMemory(Exception):
-    """The engine could not hold the micro-batch."""
+    """The micro-batch did not fit into the engine's memory."""
 
 
 class WrongOutput(Exception):
-    """An output is not what the model's signature says; the message names the tensor, and clients read it."""
+    """An output does not agree with the model's signature; the message, for clients, names the tensor."""
 
     code: ClassVar[int] = 500
 
 
 class OutOfTime(Exception):
-    """The batch has taken as long as it may; later TorchServe would end the worker."""
+    """The batch has reached its time limit; TorchServe would soon end the worker."""
 
 
 class InvalidConfig(ValueError):
@@ -141,7 +141,7 @@ class InvalidConfig(ValueError):
 
 
 class Unfaithful(InvalidConfig):
-    """The engine cannot run the model, or answers otherwise than it does; another engine, `instead`, may."""
+    """The engine cannot run the model, or its results differ; the engine `instead` may succeed."""
 
     def __init__(self, message: str, instead: str = "torch") -> None:
         super().__init__(message)
@@ -150,17 +150,11 @@ class Unfaithful(InvalidConfig):
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """The reason why one item has no result.
+    """The reason why one item has no result."""
 
-    Attributes:
-        code: the item's HTTP status, 400..599.
-        type: the error's name, stable for programs.
-        message: one sentence for people.
-    """
-
-    code: int
-    type: str
-    message: str
+    code: int  # its HTTP status, 400..599
+    type: str  # the error's name, stable for programs
+    message: str  # for people
 
     def to_json(self) -> dict[str, Any]:
         """Return the body of a failed request: {"code", "type", "message"}."""
@@ -168,36 +162,35 @@ class ItemError:
 
     @classmethod
     def of(cls, error: InvalidInput) -> "ItemError":
-        """Return the value for an exception."""
         return cls(error.code, type(error).__name__, str(error))
 
 
-# The most characters of a client's own name that a message repeats.
+# The most characters of a client's name that a message repeats.
 LONGEST_NAME = 40
 
 
-def shown(name: str) -> str:
-    """Return a client's own name for a message, or only its length where it is long or not printable ASCII."""
+def show_name(name: str) -> str:
+    """Return a client's name for a message, or only its length if it is long or not printable ASCII."""
     is_plain = len(name) <= LONGEST_NAME and name.isascii() and name.isprintable()
     return name if is_plain else f"a name of {len(name)} characters"
 
 
-INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log says where.")
-OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this input alone.")
+INTERNAL_ERROR = ItemError(500, "InternalError", "The model failed on this input; the server's log has the place.")
+OUT_OF_MEMORY = ItemError(507, "OutOfMemory", "The model ran out of memory on this single input.")
 OUT_OF_TIME = ItemError(
-    503, "BatchTimeout", "Its batch had taken too long, and this input was left out; send fewer at once, or try again."
+    503, "BatchTimeout", "The batch reached its time limit before this input ran; send fewer inputs at once, or retry."
 )
-EXPIRED = ItemError(504, "QueueTimeout", "The request waited longer than it may; no work was spent on it.")
+EXPIRED = ItemError(504, "QueueTimeout", "The request reached its queue timeout and was not run; retry later.")
 
 
-# A message of a library has so many characters of use.
+# The most characters of a library's message.
 REASON_LENGTH = 240
 
 
 def reason(error: BaseException) -> str:
-    """Take from an error the line that says what is wrong; libraries write theirs into pages."""
+    """Return the line of an error that states the cause; libraries write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # OpenVINO's reader of PyTorch goes on after the cause.
+    # OpenVINO's reader of PyTorch writes more after the cause.
     named = [line for line in lines if line.startswith("-- No conversion rule")]
     named += [line for before, line in pairwise(lines) if before == "Exception:"]
     line = (named or lines[-1:] or [""])[0].removeprefix("-- ")
@@ -206,6 +199,6 @@ def reason(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return where a bug was raised, for the log: type and frames, not the message, which may quote a payload."""
+    """Return an error's type and frames for the log, without its message, which may quote a payload."""
     frames = traceback.extract_tb(error.__traceback__)
     return " < ".join([type(error).__name__, *(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))])

@@ -1,55 +1,46 @@
-"""How near an archive's answers in one precision are to those in fp32: measured as it is built, told by it. Pure.
+"""Proofs: the measured agreement of a precision with fp32, stored in the archive. Pure.
 
 builder: answers in fp32, answers in a precision -> Proof -> build.json
-worker:  build.json -> Proof by precision -> `precision: auto` takes none that it refutes; metadata tells all
+worker:  build.json -> Proof by precision -> candidates of `precision: auto`; metadata
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; either against
+# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; accuracy against
 # known labels; vectors; boxes, by COCO's mean average precision; maps, by the mean intersection over union of a class;
 # the order of pairs, by Spearman's correlation.
 Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks"]
-# Those whose agreement is no share of samples that did not change.
+# The measures whose agreement is not a share of unchanged samples.
 AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks")
-# So many samples must count: 300 that agree bear a share of 0.99 with a confidence of 95 % (the rule of three); of
-# accuracies, one sample in a hundred is the least change that they show.
+# The fewest samples: 300 agreeing samples support 0.99 at 95 % confidence (the rule of three); 100 samples show a
+# change of accuracy of 0.01.
 FEWEST_SAMPLES: Mapping[str, int] = {"top-1": 300, "labels": 300, "accuracy": 100}
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One precision held against fp32, on inputs that its making has not seen.
-
-    Attributes:
-        measure: what is compared.
-        agreement: share of the samples, 0..1, with the same answer; of AVERAGES see deploy.build.precision.comparisons.
-        largest_change: the most that a probability moved, 0..1; of vectors 1 - the least cosine; of maps the largest
-            share of an image's pixels that changed; None where the task gives neither.
-        samples: how many answers were compared; of top-1 and labels those where fp32's first label leads clearly.
-        least: the agreement that was asked for.
-        detail: further figures, for people.
-        broken: how many answers hold NaN or infinity, in fp32 or in this precision.
-    """
+    """The comparison of one precision with fp32, on inputs that were not used to make it."""
 
     measure: Measure
-    agreement: float
+    agreement: float  # share of samples, 0..1, with equal answers; for AVERAGES see deploy.build.precision.comparisons
+    # The largest change of a probability, 0..1; for vectors 1 - the least cosine; for maps the largest share of an
+    # image's pixels that changed; None if the task has none of these.
     largest_change: float | None
-    samples: int
-    least: float
-    detail: str = ""
-    broken: int = 0
+    samples: int  # compared answers; for top-1 and labels only those whose first label leads clearly in fp32
+    least: float  # the required agreement
+    detail: str = ""  # further figures, for people
+    broken: int = 0  # answers with NaN or infinity, in fp32 or in this precision
 
     @property
     def holds(self) -> bool:
-        """Whether it is as near as was asked for."""
+        """Whether the required agreement was reached."""
         return not self.broken and self.agreement >= self.least
 
     @property
     def is_refuted(self) -> bool:
-        """Whether more answers differ than was asked for, and more than one: one of twenty says little of 0.99."""
+        """Whether too many answers differ, and more than one: one of twenty samples is weak evidence against 0.99."""
         if self.broken:
             return True
         if self.measure in AVERAGES:
@@ -57,7 +48,7 @@ class Proof:
         return not self.holds and round((1 - self.agreement) * self.samples) > 1
 
     def __str__(self) -> str:
-        """Write it as archive.sh prints it, and the log."""
+        """Return the line that archive.sh prints and workers log."""
         change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
         detail = f", {self.detail}" if self.detail else ""
         if self.broken:
@@ -68,23 +59,18 @@ class Proof:
 
     @property
     def weakness(self) -> str:
-        """Say what too few samples show at most, by the rule of three; empty if there are enough."""
+        """A note of the highest agreement that too few samples support; empty if there are enough."""
         fewest = FEWEST_SAMPLES.get(self.measure, 0)
         if not 0 < self.samples < fewest:
             return ""
         return f", weak: so few show {max(0.0, 1 - 3 / self.samples):.2f} at most; --validate with {fewest} or more"
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
         return asdict(self)
 
 
 def read_proofs(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Proof]:
-    """Read what `Proof.to_json` gave, by precision.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Read outputs of `Proof.to_json` by precision; raise ValueError for anything else."""
     try:
         return {precision: Proof(**values) for precision, values in content.items()}
     except (TypeError, AttributeError):

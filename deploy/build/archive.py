@@ -32,7 +32,7 @@ from deploy.build.sources import Source, source
 from deploy.build.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, ModelEntry
 from deploy.progress import step
-from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, sums
+from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
 from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
@@ -158,7 +158,7 @@ class Recipe:
                 fingerprint=self._fingerprint(origin),
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
-                files=sums({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                files=hash_files({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,

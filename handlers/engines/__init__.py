@@ -92,7 +92,7 @@ def stream_counts(threads: int) -> list[int]:
 Listener = Callable[[int, Outputs], None]
 
 
-def padded(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left: bool = False) -> NDArray[np.int64]:
+def pad_array(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left: bool = False) -> NDArray[np.int64]:
     """Pad B rows of at most `length` numbers, on the right or on the left: (B, length) int64."""
     array = np.full((len(rows), length), value, np.int64)
     for row, numbers in zip(array, rows, strict=True):

@@ -19,7 +19,7 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
-from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_threads, padded, stream_counts
+from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_threads, pad_array, stream_counts
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
@@ -217,7 +217,7 @@ class CTranslate2Engine(Stream):
             raise
         if run.error is not None:
             raise run.error
-        return {"sequences": padded(tokens, max(map(len, tokens), default=0), self._pad_id)}
+        return {"sequences": pad_array(tokens, max(map(len, tokens), default=0), self._pad_id)}
 
 
 class _Run:

@@ -14,7 +14,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from handlers.archive_files import INT8_GRAPH, proofs
+from handlers.archive_files import INT8_GRAPH, load_proofs
 from handlers.engines import ALLOCATION_FAILURES, Arrangement, Arrays, Outputs, available_threads, stream_counts
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
@@ -144,7 +144,9 @@ class OpenVinoEngine:
                 f"engine: openvino needs {graph.name}, which this archive lacks; build it with --engine openvino"
             )
         self.precisions: Sequence[str] = (
-            candidates(capabilities, proofs(graph.parent), has_int8=has_int8) if precision == "auto" else (precision,)
+            candidates(capabilities, load_proofs(graph.parent), has_int8=has_int8)
+            if precision == "auto"
+            else (precision,)
         )
         self._precision, *_ = self.precisions
         self._has_bf16 = "BF16" in capabilities

@@ -46,12 +46,12 @@ from handlers.pipeline.limits import find_excess
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
-from handlers.protocol.headers import GRPC_HEADERS
+from handlers.protocol.headers import read_headers
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
-from handlers.protocol.responses import Form, OneItem, Reply
-from handlers.protocol.rows import failed, read_headers
-from handlers.protocol.terms import TERMS
+from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
+from handlers.protocol.rows import fail_request
+from handlers.protocol.terms import TERMS_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,12 @@ class Pipeline:
             _import_grpc()
             return Request((), self._task.metadata, arrived_s=arrived_s)
         try:
-            request = failed(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
+            request = fail_request(headers, NO_EXPLANATION) if explain == "True" else self._task.unpack(row, headers)
         except Exception as error:
             logger.error("A request failed: %s", where(error))
-            request = failed(headers, INTERNAL_ERROR)
-        request.arrived_s, request.is_grpc = arrived_s, not headers
-        if terms := {each: headers[each] for each in TERMS if each in headers}:
+            request = fail_request(headers, INTERNAL_ERROR)
+        request.arrived_s, request.is_grpc = arrived_s, headers.is_grpc
+        if terms := {each: headers[each] for each in TERMS_HEADERS if each in headers}:
             request.terms = {**request.terms, **terms}
         if len(request.payloads) > 1:
             allowance = Allowance()
@@ -319,7 +319,7 @@ class Pipeline:
     def _write_body(self, request: Request, slots: Sequence[Slot]) -> Reply:
         form, limit = request.form, self._task.config.max_response_bytes
         if isinstance(form, retrieval.Answer):
-            form = form.counted(sum(slot.tokens for slot in slots))
+            form = form.with_tokens(sum(slot.tokens for slot in slots))
         # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
         # that cannot write errors either has a bug itself.
         for _ in ("results", "errors"):

@@ -1,4 +1,4 @@
-"""The readers of bodies by their media types, character sets, and JSON. Pure."""
+"""Read bodies: media types, character sets, JSON. Pure."""
 
 import json
 import re
@@ -21,7 +21,7 @@ BOM = "\ufeff"
 
 Reader = Literal["json", "form", "text", "unknown", "other"]
 # Media types (RFC 9110, section 8.3.1; RFC 6839 for +json) and their readers; the first pattern that matches decides.
-# A client that states no type, or application/octet-stream, does not state what the body contains.
+# A client without a type, or with application/octet-stream, does not state what the body contains.
 READERS: tuple[tuple[re.Pattern[str], Reader], ...] = (
     (re.compile(r"(application|text)/json|[^/]+/.+\+json"), "json"),
     (re.compile(r"multipart/.*|application/x-www-form-urlencoded"), "form"),
@@ -29,7 +29,7 @@ READERS: tuple[tuple[re.Pattern[str], Reader], ...] = (
     (re.compile(r"|application/octet-stream"), "unknown"),
     (re.compile(r".*"), "other"),
 )
-# Character sets that a text or JSON may have besides UTF-8, as Python names them; no other codec decodes client bytes.
+# Character sets of texts and JSON besides UTF-8, by Python's names; no other codec decodes clients' bytes.
 CHARSETS = re.compile(
     r"utf-?(8|16|32)([-_]?[bl]e)?|(us-)?ascii|iso-8859-\d+|latin-?\d|(windows-|cp)125\d|koi8-[ru]|"
     r"shift_jis|euc-(jp|kr)|gb18030|gbk|gb2312|big5"
@@ -38,22 +38,16 @@ CHARSETS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BodyInfo:
-    """What came with a body.
+    """The options and the media type of a body."""
 
-    Attributes:
-        options: the other fields of its form.
-        content_type: the body's media type, in lower case and without parameters; "" if its client stated none.
-        reader: the reader that the media type selects.
-    """
-
-    options: Mapping[str, Any]
-    content_type: str
+    options: Mapping[str, Any]  # the other fields of its form
+    content_type: str  # the media type, in lower case and without parameters; "" if its client stated none
     reader: Reader = "unknown"
 
 
 @lru_cache(maxsize=256)
 def reader_of(media_type: str) -> Reader:
-    """Return the reader of a media type, which has no parameters and is in lower case."""
+    """Return the reader of a media type in lower case, without parameters."""
     return next(reader for pattern, reader in READERS if pattern.fullmatch(media_type))
 
 
@@ -69,7 +63,7 @@ def decode(body: bytes | bytearray, charset: str) -> str:
 
 
 def form_value(value: Any) -> Any:
-    """Read a value of a form, which has only text: `top_k=3` means the number."""
+    """Read a value of a form: `top_k=3` is a number."""
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
@@ -77,21 +71,21 @@ def form_value(value: Any) -> Any:
 
 
 def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
-    """Read JSON; a byte order mark before it is skipped, as RFC 8259, section 8.1, allows."""
+    """Read JSON, without the byte order mark that RFC 8259, section 8.1, allows to skip."""
     mark = BOM if isinstance(body, str) else BOM.encode()
     try:
         return orjson.loads(body[len(mark) :] if body[: len(mark)] == mark else body)
     except orjson.JSONDecodeError as error:
-        # The error says what was expected and where, and quotes nothing.
+        # The error has the place and what was expected, and no part of the body.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
 
 
 def check_count(options: Mapping[str, Any]) -> None:
-    """Refuse more options than any item has."""
+    """Refuse more than MOST_OPTIONS."""
     if len(options) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(options)))
 
 
 def is_inference(document: Any) -> bool:
-    """Whether a JSON document is a request of the Open Inference Protocol, well-formed or not."""
+    """Whether a JSON document is an Open Inference request, valid or not."""
     return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)

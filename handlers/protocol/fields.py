@@ -1,9 +1,9 @@
 """Items of the tasks whose inputs are named fields: a text, an image, a question with its context. Pure.
 
 raw bytes                                   one item; the whole body is its value
-{"b64": ..., "top_k": 3}                    one item; names the task calls inputs are its value, others options
+{"b64": ..., "top_k": 3}                    one item; the task's inputs are its value, other fields are options
 {"instances": [..., ...], "top_k": 3}       items in order; outer options are defaults for each
-tensors of the Open Inference Protocol      an item for each row of theirs
+tensors of the Open Inference Protocol      one item for each row
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, shown
+from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Instances
@@ -27,7 +27,7 @@ def instances_of(
     read: Callable[[Any, Mapping[str, Any]], Payload],
     form: Form,
 ) -> Request:
-    """Read {"instances": [...]}; an instance that is wrong is an item's error."""
+    """Read {"instances": [...]}; a wrong instance is an item's error."""
     shared = {**options, **{name: value for name, value in document.items() if name != "instances"}}
     check_count(shared)
     instances = document["instances"]
@@ -49,24 +49,16 @@ def instances_of(
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a task's items; see `handlers.protocol.requests.Items`.
+    """Makes items of named fields; see `handlers.protocol.requests.Items`."""
 
-    Attributes:
-        inputs: the names of the fields of a JSON object that are its value.
-        max_request_items: the most items of one request.
-        options: the names of the options of an item.
-        item_dimensions: how many dimensions one item has in a tensor of numbers; a tensor of so many holds one item.
-        tensors: the field of each input by the name of its tensor; nothing where tensors are named like the fields.
-    """
-
-    inputs: frozenset[str]
+    inputs: frozenset[str]  # the fields of a JSON object that are its value
     max_request_items: int
-    options: frozenset[str] = frozenset()
-    item_dimensions: int = 0
-    tensors: Mapping[str, str] = field(default_factory=dict)
+    options: frozenset[str] = frozenset()  # the options of an item
+    item_dimensions: int = 0  # of one item in a tensor of numbers; a tensor with this number of dimensions is one item
+    tensors: Mapping[str, str] = field(default_factory=dict)  # tensor -> input; empty if the names are equal
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
-        # Of a task that takes more than texts, a body is one where its media type says so.
+        # If a task has other inputs besides texts, the media type decides whether a body is a text.
         is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.reader == "text"
         return Request((Payload({"text": body} if is_text else body, sent.options),))
 
@@ -106,7 +98,7 @@ class Fields:
         return tuple(self._item(values, own, index, options) for index in range(size))
 
     def _inputs_of(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Map names of tensors to the inputs they are; where a task has one input, clients may call it by any name."""
+        """Map names of tensors to inputs; if a task has one input, its tensor may have any name."""
         fields = self.tensors or {name: name for name in self.inputs}
         named = {name: fields[name] for name in names if name in fields}
         if named:
@@ -117,18 +109,18 @@ class Fields:
         known = ", ".join(sorted(self.options)) or "none"
         if len(self.inputs) > 1:
             raise InvalidBody(f"The inputs must be named {', '.join(sorted(fields))}; options: {known}.")
-        raise InvalidBody(f"{len(others)} tensors are no options; one must be the input. Options: {known}.")
+        raise InvalidBody(f"{len(others)} tensors are not options; exactly one must be the input. Options: {known}.")
 
     def _item(
         self, values: Mapping[str, Any], own: Mapping[str, Any], index: int, shared: Mapping[str, Any]
     ) -> Payload | ItemError:
-        """Make an item of one row: text from JSON is a field of a JSON object, bytes and pixels are a raw body."""
+        """Make an item of one row. Text from JSON becomes a field of an object; bytes and pixels become a raw body."""
         options = dict(shared)
         for name, column in own.items():
             try:
                 options[name] = column[index].decode() if isinstance(column[index], bytes) else column[index]
             except UnicodeDecodeError as error:
-                return ItemError.of(InvalidText(f"{shown(name)}: not valid UTF-8 at byte {error.start}."))
+                return ItemError.of(InvalidText(f"{show_name(name)}: not valid UTF-8 at byte {error.start}."))
         row = {name: column[index] for name, column in values.items()}
         if len(self.inputs) == 1:
             (value,) = row.values()
@@ -137,7 +129,7 @@ class Fields:
 
 
 def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
-    """Shape an array so that its rows are items of so many dimensions: (B, ...), or (B,) where they have none."""
+    """Return an array whose rows are items of `dimensions` dimensions: (B, ...), or (B,) for none."""
     if array.dtype == BF16:
         array = from_bfloat16(array)
     if array.ndim == dimensions:
@@ -146,5 +138,5 @@ def _column(name: str, array: NDArray[Any], dimensions: int) -> NDArray[Any]:
         return array.reshape(len(array))
     if dimensions == 0 or array.ndim != dimensions + 1:
         expected = ", ".join(["B", *(["..."] if dimensions else ["1"]) * max(dimensions, 1)])
-        raise InvalidBody(f"{shown(name)}: the shape is {list(array.shape)}; [{expected}] is needed.")
+        raise InvalidBody(f"{show_name(name)}: the shape must be [{expected}], not {list(array.shape)}.")
     return array

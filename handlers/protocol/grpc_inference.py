@@ -1,12 +1,11 @@
-"""Inference by Triton's gRPC service, in the form in which Envoy's bridge hands it on: a message as a body.
+"""Inference by Triton's gRPC service, as Envoy's bridge forwards it: a message as a body.
 
-    body -> decompressed -> ModelInferRequest -> read -> InferRequest, as handlers.protocol.open_inference makes of JSON
+    body -> decompress -> ModelInferRequest -> read -> InferRequest, as of JSON (handlers.protocol.open_inference)
     GrpcInference, an Inference + one result per item -> pack -> Reply with a ModelInferResponse
 
-Clients compress the message alone, so the body says by its first bytes that it is gzip or zlib. Tensors stand in
-`raw_input_contents`, one for each input, as binary tensors do in JSON's stead; or in `contents`, typed. Answers are
-always raw, as Triton's are. This imports protobuf, so it is imported with the first such request, or where a gateway
-asks for the model's metadata.
+Clients compress only the message: the first bytes of a body show that it is gzip or zlib. Tensors are binary in
+`raw_input_contents`, one for each input, or typed in `contents`. Answers are always raw, like Triton's. This module
+imports protobuf, so it is imported with the first message, or when a gateway asks for the model's metadata.
 """
 
 import math
@@ -29,19 +28,20 @@ from handlers.protocol.responses import PROTOBUF, GrpcErrors, Reply
 
 OutputTensor = ModelInferResponse.InferOutputTensor
 
-# The most tensors, parameters and outputs of one request: an empty one takes two bytes here and a hundred once read.
+# The most tensors, parameters and outputs of one request: an empty one has two bytes here, and a hundred once read.
 MOST_FIELDS = 1000
-# Numbers of the fields of ModelInferRequest that have fields: inputs and outputs. Each may have so many that do not
-# count: name, datatype, contents, and a dimension each where the shape is not packed.
-_NESTED, _FREE_FIELDS = (5, 6), 3 + tensors.MAX_DIMENSIONS
+# The numbers of the fields of ModelInferRequest with fields of their own: inputs and outputs.
+_NESTED = (5, 6)
+# The fields of each that do not count: name, datatype, contents, and a dimension each if the shape is not packed.
+_FREE_FIELDS = 3 + tensors.MAX_DIMENSIONS
 # The tag of raw_output_contents: field 6, of bytes.
 _RAW_OUTPUT = bytes([6 << 3 | 2])
-# How gzip and zlib begin; no message does.
+# The first bytes of gzip and zlib; no message begins with them.
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-# zlib's number for: gzip or zlib, as its head says.
+# zlib's number for gzip or zlib, whichever the head states.
 _ANY_HEAD = 32 + zlib.MAX_WBITS
 
-# Datatype -> the field of `contents` that holds its elements. FP16 and BF16 are raw only, as in Triton.
+# Datatype -> the field of `contents` with its elements. FP16 and BF16 are raw only, as in Triton.
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
@@ -56,12 +56,12 @@ _CONTENTS = {
 
 @dataclass(frozen=True, slots=True)
 class GrpcInference(Inference):
-    """The form of an answer by gRPC. Every output is binary, whatever the client says of it."""
+    """The answer by gRPC. Every output is binary, whatever the request states."""
 
     def _failed(self, error: ItemError) -> Reply:
         return GrpcErrors().pack([error])
 
-    def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
+    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
         message = ModelInferResponse(
             model_name=self.model.name,
             model_version=self.model.version or "",
@@ -71,7 +71,7 @@ class GrpcInference(Inference):
                 for name, (array, _) in arrays.items()
             ],
         )
-        # The last fields, written here: protobuf takes 2 ms to copy 600 KB twice, and this 0.1 ms.
+        # The last fields are written here: protobuf copies 600 KB twice in 2 ms, and this takes 0.1 ms.
         parts = [message.SerializeToString()]
         for array, _ in arrays.values():
             raw = tensors.to_binary(array)
@@ -81,12 +81,12 @@ class GrpcInference(Inference):
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     """Read one request, of at most `max_bytes` once it is decompressed."""
-    body = decompressed(body, max_bytes)
+    body = decompress(body, max_bytes)
     _check_count(body)
     try:
         message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a bytearray, too
     except DecodeError:
-        raise MalformedMessage("The body is no ModelInferRequest.") from None
+        raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
     inputs, raw = message.inputs, message.raw_input_contents
     if not inputs:
         raise InvalidBody('"inputs" must have at least one tensor.')
@@ -97,7 +97,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
         if not raw:
             return _from_contents(tensor["datatype"], dtype, shape, inputs[index].contents)
         if inputs[index].HasField("contents"):
-            raise MalformedTensor("contents must not stand beside raw_input_contents.")
+            raise MalformedTensor("contents and raw_input_contents must not be used together.")
         return tensors.from_binary(dtype, shape, memoryview(raw[index]))
 
     document = {
@@ -107,7 +107,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
-                # A shape may be as long as a body; one dimension more than there may be is refused.
+                # A shape may be as long as a body; one dimension too many is enough to be refused.
                 "shape": list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]),
                 "parameters": _parameters(tensor),
             }
@@ -118,25 +118,24 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     return open_inference.read(document, data, GrpcInference, model)
 
 
-def decompressed(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
-    """Decompress a body that begins as gzip or zlib does; return others as they are."""
+def decompress(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
+    """Decompress a body that begins like gzip or zlib; return others unchanged."""
     if not body.startswith(_COMPRESSED):
         return body
     decompressor = zlib.decompressobj(_ANY_HEAD)
     try:
         message = decompressor.decompress(body, max_bytes + 1)
     except zlib.error:
-        raise MalformedMessage("The message is compressed, and its data is broken.") from None
+        raise MalformedMessage("The message is not valid gzip or zlib.") from None
     if len(message) > max_bytes:
         raise BodyTooLarge(f"The message has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
     if not decompressor.eof or decompressor.unused_data:
-        raise MalformedMessage("The message is compressed, and is cut short or followed by something else.")
+        raise MalformedMessage("The compressed message is cut short, or more bytes follow it.")
     return message
 
 
 def _check_count(body: bytes | bytearray) -> None:
-    """Refuse a message of too many fields before protobuf makes objects of them."""
-    # A million parameters took two seconds of the worker's only thread.
+    """Refuse too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
     if len(body) <= 2 * MOST_FIELDS:
         return
     count = 0
@@ -147,11 +146,11 @@ def _check_count(body: bytes | bytearray) -> None:
             if count > MOST_FIELDS:
                 raise InvalidBody(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
     except IndexError:
-        raise MalformedMessage("The body is no ModelInferRequest.") from None
+        raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
 
 
 def _fields(body: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of each field of a message, and where its value starts and ends; IndexError: it is cut off."""
+    """Yield each field's number, and the start and end of its value; raise IndexError if the message is cut off."""
     while start < end:
         tag, start = _varint(body, start)
         kind = tag & 7
@@ -163,13 +162,13 @@ def _fields(body: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int
         elif kind in (1, 5):
             value_end = start + (8 if kind == 1 else 4)
         else:
-            raise MalformedMessage("The body is no ModelInferRequest.")
+            raise MalformedMessage("The body is not a valid ModelInferRequest.")
         yield tag >> 3, start, value_end
         start = value_end
 
 
 def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
-    """Read an integer of protobuf's: seven bits a byte, lowest first; and where it ends."""
+    """Read protobuf's integer, seven bits a byte, lowest first; return it and its end."""
     value, shift = body[start] & 0x7F, 7
     while body[start] & 0x80 and shift < 70:
         start += 1
@@ -179,7 +178,6 @@ def _varint(body: bytes | bytearray, start: int) -> tuple[int, int]:
 
 
 def _to_varint(value: int) -> bytes:
-    """Write an integer of protobuf's; see `_varint`."""
     written = bytearray()
     while value > 0x7F:
         written.append(value & 0x7F | 0x80)
@@ -189,13 +187,13 @@ def _to_varint(value: int) -> bytes:
 
 
 def _parameters(part: Any) -> dict[str, Any]:
-    """Return the parameters of a message; one without a value is None."""
+    """Return the parameters of a message; None for one without a value."""
     chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in part.parameters.items()}
     return {name: kind and getattr(part.parameters[name], kind) for name, kind in chosen.items()}
 
 
 def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], contents: Any) -> NDArray[Any]:
-    """Read a typed tensor: elements of BYTES are bytes, as they are where they are raw."""
+    """Read a typed tensor; elements of BYTES are bytes, as in raw tensors."""
     name = _CONTENTS.get(datatype)
     if name is None:
         raise MalformedTensor(f"{datatype} must be in raw_input_contents.")
@@ -203,10 +201,10 @@ def _from_contents(datatype: str, dtype: np.dtype[Any], shape: tuple[int, ...], 
     if len(elements) != (size := math.prod(shape)):
         raise MalformedTensor(f"contents.{name} has {len(elements)} elements; the shape has {size}.")
     if dtype.kind == "O":
-        return tensors.objects(elements).reshape(shape)
+        return tensors.make_objects(elements).reshape(shape)
     array = np.fromiter(elements, np.int64 if dtype.kind in "iu" and dtype.itemsize < 8 else dtype, size)
     if array.dtype != dtype and size:
         bounds = np.iinfo(dtype)
         if array.min() < bounds.min or array.max() > bounds.max:
-            raise MalformedTensor(f"contents.{name} has a number that {datatype} has not.")
+            raise MalformedTensor(f"contents.{name} contains a number that {datatype} cannot represent.")
     return array.astype(dtype, copy=False).reshape(shape)

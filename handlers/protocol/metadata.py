@@ -1,7 +1,7 @@
-"""What a model says of itself, to a request with the header X-Model-Metadata: its tensors, options and limits. Pure.
+"""A model's metadata: the answer to a request with the header X-Model-Metadata. Pure.
 
-handlers.description makes it. The names are those of the Open Inference Protocol's own metadata, which a
-gateway makes of it.
+handlers.description -> Metadata -> JSON; the gateway turns it into the Open Inference Protocol's own metadata, with
+equal names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,17 @@ METADATA_HEADER = "x-model-metadata"
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output of a model.
-
-    Attributes:
-        name: as requests and answers have it.
-        datatype: one of handlers.protocol.tensors.DTYPES.
-        shape: with the dimension of rows; -1 there and where a size is the request's.
-        batch_dim: the dimension that counts rows; answered where it is not the first.
-    """
+    """One input or output of a model."""
 
     name: str
-    datatype: str = "BYTES"
-    shape: tuple[int, ...] = (-1,)
-    batch_dim: int = 0
+    datatype: str = "BYTES"  # one of handlers.protocol.tensors.DTYPES
+    shape: tuple[int, ...] = (-1,)  # with the dimension of rows; -1 if the request decides a size
+    batch_dim: int = 0  # the dimension that counts rows; the answer has it if it is not the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """The form of the answer to a request for metadata; see `handlers.protocol.responses.Form`."""
+    """The answer to a request for metadata."""
 
     name: str
     version: str | None  # None if the archive has none
@@ -41,13 +34,13 @@ class Metadata:
     mode: str
     inputs: Sequence[TensorMetadata]
     outputs: Sequence[TensorMetadata]
-    # The most rows of a request: `max_request_items`, or as many short ones as `max_request_tokens` has room for.
+    # The most rows of a request: `max_request_items`, or the number of samples that fit into `max_request_tokens`.
     max_batch_size: int
     max_request_items: int
-    # By name: "type" and further words of JSON Schema, "default" and maybe "description".
+    # By name: "type" and further words of JSON Schema, "default" and "description".
     options: Mapping[str, Any]
     accepts: Sequence[str]
-    # How near its answers in a precision are to those in fp32, by precision; see handlers.proofs.
+    # Agreement with fp32 by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None
     device: str = "cpu"

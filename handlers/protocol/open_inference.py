@@ -1,12 +1,12 @@
-"""Open Inference Protocol v2, which KServe, Triton and their clients speak: body -> tensors, results -> body. Pure.
+"""The Open Inference Protocol v2 of KServe, Triton and their clients: body -> tensors, results -> body. Pure.
 
     body -> split -> JSON document, binary tensors behind it
     both -> read_json -> read -> InferRequest: tensors by name, options of all items, and an Inference
     Inference + one result per item -> pack -> Reply, JSON or binary as the client asked
 
-`read` and `Inference` are the protocol itself; handlers.protocol.grpc_inference reads and writes the same as gRPC's
-messages. https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol is the protocol; binary
-tensors are Triton's extension of it. The first dimension of every tensor counts items.
+`read` and `Inference` are the protocol; handlers.protocol.grpc_inference uses them for gRPC's messages. The protocol is
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol, and binary tensors are Triton's
+extension. The first dimension of every tensor counts items.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,52 +16,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidBody, ItemError, MalformedTensor, shown
+from handlers.errors import InvalidBody, ItemError, MalformedTensor, show_name
 from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded
 
-# The number of bytes of the JSON document, where binary tensors follow it, in requests and answers alike.
+# The number of bytes of the JSON document, if binary tensors follow it, in requests and answers.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
-# The most inputs of a request in JSON; gRPC counts its fields. 90,000 took two seconds of the worker's only thread.
+# The most inputs of a request in JSON: 90,000 took two seconds of the worker's only thread. gRPC counts its fields.
 MOST_TENSORS = 1000
 
-# These parameters say what the headers X-Priority and X-Timeout-Ms do; handlers.protocol.terms reads them.
-TERMS = frozenset({"priority", "timeout"})
-# These parameters are the protocol's own or Triton's scheduler's; all others are options of the task.
-PROTOCOL_PARAMETERS = TERMS | {"binary_data_output", "sequence_id", "sequence_start", "sequence_end"}
-# Clients of MLServer send these with every request; Triton ignores them.
-PROTOCOL_PARAMETERS |= {"content_type", "headers"}
+# Parameters with the meaning of the headers X-Priority and X-Timeout-Ms; handlers.protocol.terms reads them.
+TERMS_PARAMETERS = frozenset({"priority", "timeout"})
+# Parameters of the protocol and of Triton's scheduler, and the two that MLServer's clients always send. All others are
+# options of the task.
+PROTOCOL_PARAMETERS = TERMS_PARAMETERS | {
+    "binary_data_output",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "content_type",
+    "headers",
+}
 TRITON_PREFIX = "triton_"
 
-# Position of a tensor among the inputs, the tensor as it was sent, its dtype and shape -> its data as an array.
+# The position of a tensor among the inputs, the tensor as sent, its dtype and shape -> its data as an array.
 ReadData = Callable[[int, Mapping[str, Any], np.dtype[Any], tuple[int, ...]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The form of an answer; see `handlers.protocol.responses.Form`."""
+    """The answer with output tensors, which have a row for every item; the row of a failed item is empty."""
 
     model: Model = field(default_factory=Model)
     id: str | None = None
-    # The outputs in the client's order, and whether each is binary; empty for all of them, as is_binary says.
+    # The outputs in the client's order, and whether each is binary; if it is empty, all outputs by `is_binary`.
     wanted: Mapping[str, bool] = field(default_factory=dict)
     is_binary: bool = False
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        # Every item has its row, with nothing in it where it failed.
         if all(isinstance(result, ItemError) for result in results):
             return self._failed(results[0])
         try:
             outputs = self._outputs(results)
         except InvalidBody as unknown:
             return self._failed(ItemError.of(unknown))
-        return self._written(outputs)
+        return self._write(outputs)
 
     def _outputs(self, results: Sequence[Any]) -> dict[str, tuple[NDArray[Any], bool]]:
-        """Return the tensors that the client wants, in its order, by name; beside each, whether it is to be binary."""
+        """Return the tensors that the client wants, in its order, by name, and whether each is binary."""
         arrays = self.model.arrays(results)
         wanted = dict(self.wanted) or dict.fromkeys(arrays, self.is_binary)
         if any(isinstance(result, ItemError) for result in results):
@@ -74,11 +79,10 @@ class Inference:
         return {name: (arrays[sources[name]], is_binary) for name, is_binary in wanted.items()}
 
     def _failed(self, error: ItemError) -> Reply:
-        """Write the error of a request that has no result."""
+        """Write the error of a request without any result."""
         return Reply(error.code, encode({"error": error.message}))
 
-    def _written(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
-        """Write the outputs, by name; beside each, whether it is to be binary."""
+    def _write(self, arrays: Mapping[str, tuple[NDArray[Any], bool]]) -> Reply:
         document: dict[str, Any] = {"model_name": self.model.name}
         if self.model.version is not None:
             document["model_version"] = self.model.version
@@ -92,8 +96,8 @@ class Inference:
                 content = {"parameters": {"binary_data_size": len(binary[-1])}}
             else:
                 content = {"data": tensors.to_json(array)}
-            described = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
-            document["outputs"].append({**described, **content})
+            head = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
+            document["outputs"].append({**head, **content})
         written = encode_padded(document)
         if not binary:
             return Reply(200, written)
@@ -105,20 +109,20 @@ class InferRequest:
     tensors: Mapping[str, NDArray[Any]]
     parameters: Mapping[str, Any]  # the options of all items
     form: Inference
-    terms: Mapping[str, Any] = field(default_factory=dict)  # those of TERMS that the client sent, unchecked
+    terms: Mapping[str, Any] = field(default_factory=dict)  # TERMS_PARAMETERS that the client sent, unchecked
 
 
 def split(body: bytes | bytearray | str, header: str) -> tuple[memoryview, memoryview]:
-    """Separate the JSON document of a body from the binary tensors behind it, by the value of LENGTH_HEADER."""
+    """Separate the JSON document of a body from the binary tensors behind it; `header` is LENGTH_HEADER's value."""
     view = memoryview(body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body)
     is_number = header.isascii() and header.isdigit() and len(header) < 20
     if not is_number or int(header) > len(view):
-        raise MalformedTensor(f"{LENGTH_HEADER} must be a number of bytes, no more than the body's {len(view)}.")
+        raise MalformedTensor(f"{LENGTH_HEADER} must be a number of bytes, at most {len(view)}, the body's.")
     return view[: int(header)], view[int(header) :]
 
 
 def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
-    """Read a request in JSON, from the parsed document and the bytes behind it."""
+    """Read a request from the parsed JSON document and the bytes behind it."""
     left = binary
 
     def data(_: int, tensor: Mapping[str, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -128,8 +132,8 @@ def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
         size = parameters["binary_data_size"]
         if type(size) is not int or not 0 <= size <= len(left):
             raise MalformedTensor(
-                f'"binary_data_size" must be a number of bytes; {len(left)} are left of those behind the JSON '
-                f"document, which ends where {LENGTH_HEADER} says."
+                f'"binary_data_size" must be a number of bytes, at most {len(left)}, which are left behind the JSON '
+                f"document; {LENGTH_HEADER} is the document's length."
             )
         own, left = left[:size], left[size:]
         return tensors.from_binary(dtype, shape, own)
@@ -150,9 +154,9 @@ def read(document: Any, read_data: ReadData, form: type[Inference], model: Model
         place = f"Input {index}"
         try:
             name = _name(tensor)
-            place += f", {shown(name)}"
+            place += f", {show_name(name)}"
             if name in arrays:
-                raise MalformedTensor("there is one of that name already.")
+                raise MalformedTensor("two inputs have this name.")
             dtype, shape = tensors.read_dtype(tensor.get("datatype")), tensors.read_shape(tensor.get("shape"))
             if any(each.startswith("shared_memory") for each in _parameters(tensor)):
                 raise InvalidBody("shared memory is not supported.")
@@ -164,18 +168,18 @@ def read(document: Any, read_data: ReadData, form: type[Inference], model: Model
         raise InvalidBody('"id" must be a string, without lone surrogates.')
     parameters = _parameters(document)
     is_binary = _flag(parameters, "binary_data_output", default=False)
-    wanted = _wanted(document.get("outputs"), model, is_binary)
+    wanted = _read_outputs(document.get("outputs"), model, is_binary)
     own = {name for name in parameters if name in PROTOCOL_PARAMETERS or name.startswith(TRITON_PREFIX)}
     return InferRequest(
         arrays,
         {name: value for name, value in parameters.items() if name not in own},
         form(model, request_id, wanted, is_binary),
-        {name: parameters[name] for name in parameters if name in TERMS},
+        {name: parameters[name] for name in parameters if name in TERMS_PARAMETERS},
     )
 
 
-def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
-    """Read which outputs the client names, in its order, and whether each is binary."""
+def _read_outputs(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
+    """Return the outputs that the client names, in its order, and whether each is binary."""
     if outputs is None:
         return {}
     if not isinstance(outputs, list):
@@ -191,17 +195,17 @@ def _wanted(outputs: Any, model: Model, is_binary: bool) -> dict[str, bool]:
             raise InvalidBody(f'"outputs" has two names for {source}.')
         for unsupported in ("classification", "shared_memory_region"):
             if unsupported in parameters:
-                raise InvalidBody(f"Output {shown(name)}: {unsupported} is not supported.")
+                raise InvalidBody(f"Output {show_name(name)}: {unsupported} is not supported.")
         wanted[name] = _flag(parameters, "binary_data", default=is_binary)
     return wanted
 
 
 def _no_output(name: str, known: Iterable[str]) -> str:
-    return f"{shown(name)}: the model has no such output; it has {', '.join(known)}."
+    return f"{show_name(name)}: not an output of the model; its outputs are {', '.join(known)}."
 
 
 def _is_writable(text: str) -> bool:
-    """Whether an answer can repeat a text: TorchServe's own parser lets lone surrogates through."""
+    """Whether an answer can contain a text: TorchServe's own parser accepts lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,13 +1,12 @@
 """Turn results of a task into output tensors, one row for each item. Pure.
 
-    embeddings                       -> vectors   -> FP32 (B, D)
-    ranked labels, answers           -> ranked    -> one tensor (B, k) for each of their fields; shorter lists padded
-    records with the same fields     -> columns   -> one tensor (B,) for each of their fields
-    token ids, masks                 -> padded    -> INT64 (B, T) each, as wide as the longest
-    anything else                    -> documents -> BYTES (B,), each item's JSON
+    embeddings                   -> vectors   -> FP32 (B, D)
+    ranked labels, answers       -> rankings  -> one tensor (B, k) for each field; shorter lists are padded
+    records with equal fields    -> columns   -> one tensor (B,) for each field
+    token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
+    all others                   -> documents -> BYTES (B,), each item's JSON
 
-A task says which in one line, and an archive's owner may choose other names (renamed). Model puts the rows of good
-items in their places among failed ones.
+A task chooses one; an archive's settings may rename its tensors. Model adds empty rows for failed items.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +21,22 @@ from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.responses import encode
 from handlers.protocol.tensors import datatype_of, to_bfloat16
 
-# The output with the errors of the items; an answer has it when any item failed, or when the client asks for it.
+# The output with the errors of the items; an answer has it if any item failed, or if the client names it.
 ERROR = "error"
 
 Arrays = Mapping[str, NDArray[Any]]
 Record = Mapping[str, Any]
 
-# The value that stands where there is none, by `dtype.kind`; V is BF16.
+# The value of an empty element, by `dtype.kind`; V is BF16.
 _NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "V": to_bfloat16(np.array(np.nan))}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTensors:
-    """The way in which a task's results become tensors.
+    """A task's output tensors.
 
     Attributes:
-        metadata: the tensors, in the order of an answer; -1 is a size that is the request's.
+        metadata: the tensors, in the order of an answer; -1 is a size that the request decides.
         arrays: makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64,
             BF16 (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
     """
@@ -50,11 +49,11 @@ class OutputTensors:
         """The names of the tensors, in the order of an answer."""
         return tuple(tensor.name for tensor in self.metadata)
 
-    def renamed(self, given: Mapping[str, str]) -> "OutputTensors":
-        """Return the same tensors under other names, by their own."""
+    def rename(self, names: Mapping[str, str]) -> "OutputTensors":
+        """Return these tensors under other names, by their own."""
         return OutputTensors(
-            [replace(tensor, name=given[tensor.name]) for tensor in self.metadata],
-            lambda results: {given[name]: array for name, array in self.arrays(results).items()},
+            [replace(tensor, name=names[tensor.name]) for tensor in self.metadata],
+            lambda results: {names[name]: array for name, array in self.arrays(results).items()},
         )
 
 
@@ -66,7 +65,7 @@ def documents() -> OutputTensors:
 
 
 def vectors(name: str, size: int = -1) -> OutputTensors:
-    """Stack results that are vectors: FP32 (B, D); `size` is D, where it is known."""
+    """Stack results that are vectors: FP32 (B, D); `size` is D, or -1 if it is unknown."""
     return OutputTensors(
         [TensorMetadata(name, "FP32", (-1, size))],
         lambda results: {name: _finite(name, np.stack(results).astype(np.float32, copy=False))},
@@ -74,7 +73,7 @@ def vectors(name: str, size: int = -1) -> OutputTensors:
 
 
 def columns(dtypes: Mapping[str, Any]) -> OutputTensors:
-    """Take some fields of each result, (B,) each, by their dtypes; where a result lacks one stands "", NaN or -1."""
+    """Make a tensor (B,) of each field, by its dtype; "", NaN or -1 if a result lacks the field."""
     nothing = {name: _NOTHING[np.dtype(dtype).kind] for name, dtype in dtypes.items()}
 
     def arrays(results: Sequence[Record]) -> Arrays:
@@ -86,14 +85,12 @@ def columns(dtypes: Mapping[str, Any]) -> OutputTensors:
     return OutputTensors([TensorMetadata(name, _datatype(dtype)) for name, dtype in dtypes.items()], arrays)
 
 
-def ranked(
+def rankings(
     dtypes: Mapping[str, Any], records: Callable[[Any], Sequence[Record]] = lambda result: result
 ) -> OutputTensors:
-    """Make a tensor (B, k) of each field of results that are records, best first, as wide as the longest result.
+    """Make a tensor (B, k) of each field, by its dtype; k is the most records of a result.
 
-    Args:
-        dtypes: the dtype of each field, by name; "", NaN or -1 stands where a result has fewer records.
-        records: finds the records of one result.
+    `records` returns the records of one result, best first. "", NaN or -1 fills the rows of results with fewer.
     """
 
     def arrays(results: Sequence[Any]) -> Arrays:
@@ -109,8 +106,8 @@ def ranked(
     return OutputTensors([TensorMetadata(name, _datatype(dtype), (-1, -1)) for name, dtype in dtypes.items()], arrays)
 
 
-def padded(fills: Mapping[str, int]) -> OutputTensors:
-    """Stack results that are records of whole numbers, one for each position: INT64 (B, T), right-padded by `fills`."""
+def sequences(fills: Mapping[str, int]) -> OutputTensors:
+    """Stack results that are records of whole numbers for each position: INT64 (B, T), right-padded by `fills`."""
     return OutputTensors(
         [TensorMetadata(name, "INT64", (-1, -1)) for name in fills],
         lambda results: {name: _padded([result[name] for result in results], fill) for name, fill in fills.items()},
@@ -133,16 +130,16 @@ LABELS = {"label": object, "score": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an answer says of the model."""
+    """The model's name, version and outputs in an answer."""
 
     name: str = ""
-    version: str | None = None  # None leaves it out of answers
+    version: str | None = None  # None if answers have none
     outputs: OutputTensors = field(default_factory=documents)
     # The dimension of an output that counts rows, if it is not the first.
     batch_dims: Mapping[str, int] = field(default_factory=dict)
 
     def arrays(self, results: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """Return the outputs, by name: a row for every item, with nothing in it where the item failed."""
+        """Return the outputs by name, with a row for every item; the row of a failed item is empty."""
         is_good = np.array([not isinstance(result, ItemError) for result in results])
         arrays = dict(self.outputs.arrays([result for result in results if not isinstance(result, ItemError)]))
         if is_good.all():
@@ -155,16 +152,16 @@ class Model:
         return arrays
 
     def output(self, name: str) -> str | None:
-        """Find the output that a request asks for; where a model has one, clients may call it by any name."""
+        """Return the output for a client's name of it; if a model has one output, the name may be any."""
         names = self.outputs.names
-        # Where the model's outputs are known only once it has run, any name is one until then.
+        # If the outputs are known only after a run, every name is valid before it.
         if name in (*names, ERROR) or not names:
             return name
         return names[0] if len(names) == 1 else None
 
 
 def errors_of(results: Sequence[Any]) -> NDArray[Any]:
-    """Write each item's error as JSON, and "" for good items: (B,) objects."""
+    """Write each item's error as JSON, or "" if it has a result: (B,) objects."""
     return np.array([encode(r.to_json()) if isinstance(r, ItemError) else b"" for r in results], object)
 
 

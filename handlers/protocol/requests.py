@@ -1,7 +1,8 @@
-"""A request from its arrival to its reply, its items, and how a task makes items of what it contains. Pure.
+"""A request from its arrival to its reply, and its items. Pure.
 
 Request: one Slot for each item, the form of its answer, and its place in the queue
 Slot:    payload -> decoded item -> result, or the ItemError that replaces it
+Items:   contents of a body -> payloads
 """
 
 import threading
@@ -21,19 +22,19 @@ Value = bytes | bytearray | str | Mapping[str, Any] | NDArray[Any]
 
 
 class Allowance:
-    """What the items of one request may ask for together: each takes what it needs before work is spent on it."""
+    """The pixels or characters that all items of one request may have: each takes its part before it is decoded."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def take(self, unit: str, amount: int, limit: int) -> None:
-        """Take an item's part of what the request has; any thread may. The unit is "pixels" or "characters".
+        """Take an item's part, in "pixels" or "characters"; any thread may call it.
 
-        What is refused stays counted, so that it does not matter which item asks first.
+        A refused part stays counted, so that the order of the items does not matter.
 
         Raises:
-            WorkTooLarge: all items have more than `limit`, the setting `max_request_<unit>`.
+            WorkTooLarge: all items together have more than `limit`, the setting `max_request_<unit>`.
         """
         with self._lock:
             self._taken[unit] += amount
@@ -44,13 +45,13 @@ class Allowance:
 
 @dataclass(slots=True)
 class Payload:
-    """One item as its client sent it.
+    """One item as its client sent it: the argument of the hook `decode`.
 
     Attributes:
-        value: the raw body, what a tensor holds for this item, or the input fields of a JSON object.
-        options: everything that is not input; it is not checked yet.
-        allowance: what the items of its request may ask for together; `decode` takes from it before it spends work.
-            None for an item that is alone: only the limits of an item apply.
+        value: the raw body, an item's part of a tensor, or the input fields of a JSON object.
+        options: all other fields, not checked yet.
+        allowance: the limits of all items of its request together; `decode` takes its part before it works. None for a
+            single item, to which only the limits of an item apply.
     """
 
     value: Value
@@ -60,13 +61,12 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one item asks of a micro-batch.
+    """The cost of one item in a micro-batch: the return value of the hook `cost`.
 
     Attributes:
-        length: its size along the padded axis, in tokens; 1 where nothing is padded.
-        group: the options that hold for a whole micro-batch; items share one only when their groups are equal.
-        work: what the model does for it altogether, in tokens, where that is more than its length: answers that are
-            generated.
+        length: the size along the padded axis, in tokens; 1 if nothing is padded.
+        group: the options of a whole micro-batch; items share one only if their groups are equal.
+        work: the model's work for it, in tokens, if that is more than its length: generated answers.
     """
 
     length: int = 1
@@ -75,11 +75,11 @@ class Cost:
 
     @property
     def tokens(self) -> int:
-        """What counts towards the budget of its request."""
+        """The tokens that count towards the budget of its request."""
         return max(self.length, self.work)
 
 
-# The cost of an item that nothing is known of.
+# The default cost of an item.
 UNIT_COST = Cost()
 
 
@@ -93,17 +93,17 @@ class Slot:
     cost: Cost = UNIT_COST  # known once it is prepared
     decoded_at: float = 0.0  # in seconds of `time.perf_counter`
     decode_s: float = 0.0
-    wait_s: float = 0.0  # from being decoded to the start of its micro-batch
-    forward_s: float = 0.0  # of its micro-batch
+    wait_s: float = 0.0  # from the end of decoding to the start of its micro-batch
+    forward_s: float = 0.0  # duration of its micro-batch
     batch_size: int = 0  # items of its micro-batch; 0 without one
-    tokens: int = 0  # of its item, special ones included; 0 if it has no result
-    # Nothing that its micro-batch returns is for it: the engine has ended it before, or its request was cancelled.
+    tokens: int = 0  # tokens of its item, special ones included; 0 if it has no result
+    # Its micro-batch returns nothing for it: the engine has ended it early, or its request was cancelled.
     is_over: bool = False
-    outputs: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)  # (1, ...), if it ended before
+    outputs: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)  # (1, ...), if it has ended early
 
     @property
     def is_failed(self) -> bool:
-        """Whether an error took the place of the item or its result."""
+        """Whether an error replaced the item or its result."""
         return isinstance(self.outcome, ItemError)
 
 
@@ -120,37 +120,37 @@ class Request:
 
     # The scheduler's. An item that can be served is decoding, queued or running, then none of these.
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default
-    timeout_s: float = inf  # how long its client waits; it can only shorten the policy's limits
-    level: int = 1  # priority that it was admitted with
-    number: int = -1  # how many were admitted before it; -1 if it was not
+    timeout_s: float = inf  # the longest that its client waits; it can only shorten the policy's limits
+    level: int = 1  # the priority that it was admitted with
+    number: int = -1  # the number of requests admitted before it; -1 if it was refused
     deadline_s: float = inf  # when its answer is due
     due_s: float = inf  # its order within its level: the deadline, or without a target what patience allows
     expires_s: float = inf  # when it stops waiting for its micro-batch
-    is_tried: bool = False  # admitted although its answer would be late, to find out
+    is_tried: bool = False  # admitted although its answer would be late, to measure it
     work: float = 0.0  # tokens of all its items; an estimate until they are decoded
     decoding: int = 0
     queued: int = 0
     running: int = 0
-    has_started: bool = False  # work of the engine was spent on it
-    is_complete: bool = False  # nothing more is done for it: it can be answered, or was cancelled
-    retry_after_s: float | None = None  # when a client that was refused may come again
+    has_started: bool = False  # the engine has run an item of it
+    is_complete: bool = False  # it can be answered, or was cancelled
+    retry_after_s: float | None = None  # seconds after which a refused client may retry
 
     def fail(self, error: ItemError) -> None:
-        """Answer it with one error, whatever becomes of its items: a thread may be decoding one into its old slot."""
+        """Replace all outcomes by one error; new slots, since a thread may be decoding an item into its old slot."""
         self.slots = [Slot(error) for _ in self.slots]
         self.decoding = self.queued = self.running = 0
 
 
 class Items(Protocol):
-    """How what a request holds becomes items. Each method raises InvalidInput where the request is wrong as a whole."""
+    """Makes items of a request's contents. Each method raises InvalidInput if the whole request is wrong."""
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
-        """Read a body that is no JSON, at least one byte."""
+        """Read a body that is neither JSON nor empty."""
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
-        """Read parsed JSON, which is no Open Inference request."""
+        """Read parsed JSON that is not an Open Inference request."""
 
     def of_tensors(
         self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> tuple[Payload | ItemError, ...]:
-        """Make items of the tensors of an Open Inference request, by name; numbers of BF16 have the dtype BF16."""
+        """Make items of the tensors of an Open Inference request, by name; BF16 numbers have the dtype BF16."""

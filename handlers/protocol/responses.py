@@ -1,12 +1,12 @@
 """Write results as one row's answer, in the form of its request. Pure.
 
 one item                  -> OneItem    -> the result, or the error
-{"instances": [...]}      -> Instances  -> {"predictions": [...]}, errors in their places
+{"instances": [...]}      -> Instances  -> {"predictions": [...]}; an error replaces its item's result
 {"inputs": [tensor, ...]} -> handlers.protocol.open_inference.Inference
-gRPC, where all fails     -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, of which Envoy makes a gRPC status
+a gRPC call that failed   -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, which Envoy turns into a gRPC status
 
-https://github.com/grpc/grpc/blob/master/doc/statuscodes.md lists gRPC's codes, and PROTOCOL-HTTP2.md there how a
-message is written.
+https://github.com/grpc/grpc/blob/master/doc/statuscodes.md lists gRPC's codes; PROTOCOL-HTTP2.md in that folder has the
+encoding of a message.
 """
 
 import json
@@ -22,41 +22,56 @@ from handlers.errors import ItemError, WrongOutput
 
 # The media type of requests that Envoy's bridge makes of gRPC calls, and of their answers.
 PROTOBUF = "application/x-protobuf"
-STATUS_HEADER, MESSAGE_HEADER = "X-Grpc-Status", "X-Grpc-Message"
+STATUS_HEADER = "X-Grpc-Status"
+MESSAGE_HEADER = "X-Grpc-Message"
+# The header of answers by TorchServe's own gRPC. TorchServe 0.12.0 ends a worker whose answer to StreamPredictions does
+# not have it. Predictions accepts it, and a worker cannot distinguish the two. Over HTTP it would start a stream.
+GRPC_HEADERS = {"ts_stream_next": "false"}
 
-INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 4, 5, 7, 8
-UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
-# The codes that Triton answers with, where it has such an error. handlers.errors has the HTTP statuses.
+# gRPC's codes.
+INVALID_ARGUMENT = 3
+DEADLINE_EXCEEDED = 4
+NOT_FOUND = 5
+PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAVAILABLE = 14
+UNAUTHENTICATED = 16
+# The codes of HTTP statuses; Triton's, if Triton has such an error.
 _CODES = {
-    **{401: UNAUTHENTICATED, 403: PERMISSION_DENIED, 404: NOT_FOUND, 405: UNIMPLEMENTED, 413: RESOURCE_EXHAUSTED},
-    **{429: UNAVAILABLE, 500: INTERNAL, 501: UNIMPLEMENTED, 502: UNAVAILABLE, 503: UNAVAILABLE},
-    **{504: DEADLINE_EXCEEDED, 507: RESOURCE_EXHAUSTED},
+    401: UNAUTHENTICATED,
+    403: PERMISSION_DENIED,
+    404: NOT_FOUND,
+    405: UNIMPLEMENTED,
+    413: RESOURCE_EXHAUSTED,
+    429: UNAVAILABLE,
+    500: INTERNAL,
+    501: UNIMPLEMENTED,
+    502: UNAVAILABLE,
+    503: UNAVAILABLE,
+    504: DEADLINE_EXCEEDED,
+    507: RESOURCE_EXHAUSTED,
 }
 
-# gRPC's own clients take 8 KiB of all headers together; a character outside ASCII takes up to twelve bytes.
+# The most characters of a message: gRPC's clients accept 8 KiB of headers, and a character outside ASCII takes up to
+# twelve bytes.
 MOST_CHARACTERS = 500
-# Characters of a message that are not escaped: printable ASCII but %.
+# Characters of a message that are not escaped: printable ASCII without %.
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One row's answer.
+    """One row's answer."""
 
-    Attributes:
-        status: the HTTP status code.
-        body: the bytes of the answer.
-        content_type: the body's media type.
-        headers: further headers of the answer.
-    """
-
-    status: int
+    status: int  # of HTTP
     body: bytes
     content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # further ones
 
     def with_headers(self, headers: Mapping[str, str]) -> "Reply":
-        """Copy the answer and add headers; one that is there already is replaced."""
+        """Return a copy with these headers added or replaced."""
         return replace(self, headers={**self.headers, **headers})
 
 
@@ -64,10 +79,7 @@ class Form(Protocol):
     """The form in which the answer to a request is written."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """Write one row's answer.
-
-        Args:
-            results: one per payload of the request, in order; each is an ItemError or a value that JSON can hold.
+        """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order.
 
         Raises:
             WrongOutput: a result contains NaN or infinity.
@@ -77,13 +89,10 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneItem:
-    """The answer is the result itself, or the error with its status.
+    """The answer is the result itself, or the error with its status."""
 
-    Attributes:
-        value_of: makes a value of a result, in which numbers that JSON lacks are written as null. None where a result
-            is the value, and such a number an error.
-    """
-
+    # Makes a value of a result; NaN and infinity in it are written as null. Without it the result is the value, and NaN
+    # or infinity is an error.
     value_of: Callable[[Any], Any] | None = None
 
     def pack(self, results: Sequence[Any]) -> Reply:
@@ -95,7 +104,7 @@ class OneItem:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The answer is {"predictions": [...]}, where errors stand in their places as {"error": {...}}."""
+    """The answer is {"predictions": [...]}; {"error": {...}} replaces the result of a failed item."""
 
     value_of: Callable[[Any], Any] | None = None
 
@@ -108,7 +117,7 @@ class Instances:
 
 @dataclass(frozen=True, slots=True)
 class GrpcErrors:
-    """The form of an answer to a gRPC request that fails whole; see `Form`."""
+    """The answer to a gRPC request that fails whole."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
         first, *_ = results
@@ -116,28 +125,28 @@ class GrpcErrors:
 
 
 def code_of(status: int) -> int:
-    """Return gRPC's code of an HTTP status, 400 or more."""
+    """Return gRPC's code of an HTTP status from 400 on."""
     return _CODES.get(status, INVALID_ARGUMENT if status < 500 else INTERNAL)
 
 
 def error_headers(status: int, message: str) -> dict[str, str]:
-    """Write an error for Envoy; the message is cut to MOST_CHARACTERS."""
+    """Return an error's headers for Envoy; the message is cut to MOST_CHARACTERS."""
     text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
     return {STATUS_HEADER: str(code_of(status)), MESSAGE_HEADER: text}
 
 
 def status_of(results: Sequence[Any]) -> int:
-    """Choose the status of a row: 200 when at least one item has a result, otherwise that of the first error."""
+    """Return the status of a row: 200 if at least one item has a result, else the first error's status."""
     first, *_ = results
     is_failed = all(isinstance(result, ItemError) for result in results)
     return first.code if is_failed else 200
 
 
 def encode(value: Any) -> bytes:
-    """Write a value as compact UTF-8 JSON, arrays included; WrongOutput names the field with NaN or infinity."""
+    """Write a value, arrays included, as compact UTF-8 JSON; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
-        # orjson writes null for NaN and infinity, for which the slower encoder raises.
+        # orjson writes NaN and infinity as null; the slower encoder raises for them.
         try:
             json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
         except ValueError:
@@ -146,7 +155,7 @@ def encode(value: Any) -> bytes:
 
 
 def _non_finite(value: Any) -> str | None:
-    """Return the name of the innermost field that contains NaN or infinity; "" outside any field, None without one."""
+    """Return the innermost field that contains NaN or infinity; "" outside any field, None if nothing does."""
     if isinstance(value, dict):
         found = {name: _non_finite(each) for name, each in value.items()}
         return next((each or name for name, each in found.items() if each is not None), None)
@@ -157,5 +166,5 @@ def _non_finite(value: Any) -> str | None:
 
 
 def encode_padded(value: Any) -> bytes:
-    """Write a value as `encode` does, but take arrays that are padded with NaN, which is written as null."""
+    """Write a value as compact UTF-8 JSON, with null for NaN and infinity."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -7,9 +7,8 @@
                         {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
     either, refused     {"error": {"message", "type", "param", "code"}}
 
-The header says which API is meant; the gateway sets it by the path. A text or a document is an item, whose options are
-those of the task's own form. OpenAI's documentation of POST /v1/embeddings and of its errors has the names; Cohere's of
-POST /v2/rerank likewise.
+The header names the API; the gateway sets it by the path. A text or a document is an item with the task's options. The
+names are from OpenAI's documentation of POST /v1/embeddings and of errors, and from Cohere's of POST /v2/rerank.
 """
 
 import base64
@@ -38,19 +37,24 @@ from handlers.protocol.rows import Shape, body_of
 Api = Literal["embeddings", "rerank"]
 
 HEADER = "X-Api"
-# OpenAI's types of errors, by status; of others below 500 the first is meant, and from 500 on the second.
+# OpenAI's types of errors, by status.
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
-# OpenAI's clients send again what failed with 500 or more, unless this header says that it would fail again.
-RETRY_HEADER, BUSY = "X-Should-Retry", 503
-# Fields that clients send and that ask for nothing here.
+# The type of all other errors below 500.
+INVALID_REQUEST = "invalid_request_error"
+# The type of all other errors from 500 on.
+SERVER_ERROR = "server_error"
+# With the value "false", OpenAI's clients do not retry a request that failed with 500 or more.
+RETRY_HEADER = "X-Should-Retry"
+# The status of an overload, which clients may retry.
+BUSY = 503
+# Fields of clients that have no effect here.
 IGNORED = {"model", "user"}
-# What clients call the two sides of a search, by Cohere's, Voyage's and Jina's names.
+# The two sides of a search, by Cohere's, Voyage's and Jina's names.
 INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
     **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
 }
-# What clients call the inputs of an item, and the task's field of each.
+# The task's fields by clients' names of an item's inputs.
 INPUTS = {"text": "text", "image": "b64"}
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 # The start of a message that names a field.
@@ -58,28 +62,29 @@ _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
 
 
 def error_document(status: int, code: str, message: str, param: str | None) -> Mapping[str, Any]:
-    """Write an error as OpenAI does."""
+    """Return an error in OpenAI's form."""
     kind = ERROR_TYPES.get(status, INVALID_REQUEST if status < 500 else SERVER_ERROR)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The form of an answer of both APIs."""
+    """The answer of both APIs."""
 
     model: str
     is_list: bool = True  # an error then names the index of its item
-    tokens: int = 0  # of all items, special ones and truncation counted as the model took them
-    # The names that an item of the task has in messages, and the request's field that it came from.
+    tokens: int = 0  # of all items, as the model received them: special ones included, truncated ones not
+    # The names of an item in the task's messages.
     items: ClassVar[tuple[str, ...]] = ()
+    # The request's field with the items.
     field: ClassVar[str] = ""
 
-    def counted(self, tokens: int) -> "Answer":
-        """Copy the form for an answer that says how many tokens its request had."""
+    def with_tokens(self, tokens: int) -> "Answer":
+        """Return a copy with the number of tokens of the request."""
         return replace(self, tokens=tokens)
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        # One item that failed refuses the request, as OpenAI does, with its index.
+        # One failed item fails the request, as with OpenAI, and the message has the item's index.
         errors = [(index, result) for index, result in enumerate(results) if isinstance(result, ItemError)]
         if not errors:
             return Reply(200, encode_padded(self.document(results)))
@@ -90,11 +95,11 @@ class Answer:
         return Reply(error.code, encode_padded(error_document(error.code, error.type, message, param)), headers=final)
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """Make the answer of results, none of which is an error."""
+        """Return the answer to a request without errors."""
         raise NotImplementedError
 
     def _named(self, message: str, index: int, *, is_alone: bool) -> tuple[str, str | None]:
-        """Name the field that an error is about as the request has it, and the item's index where it is the item's."""
+        """Return a message with the request's name of the field, and the item's index if the error is the item's."""
         found = _FIELD.match(message)
         place = f"{self.field}[{index}]" if self.is_list else self.field
         if found and found[1] in self.items:
@@ -106,7 +111,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(Answer):
-    """Vectors, in the order of their texts; see `Answer`."""
+    """Vectors, in the order of their texts."""
 
     is_base64: bool = False  # float32, little-endian
     items = ("text", "image")
@@ -123,10 +128,10 @@ class Embeddings(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Ranking(Answer):
-    """Documents with their scores, best first; see `Answer`."""
+    """Documents with their scores, best first."""
 
     top_n: int | None = None
-    documents: Sequence[str] | None = None  # their texts, if the answer is to have them
+    documents: Sequence[str] | None = None  # their texts, if the answer repeats them
     items = ("document", "text")
     field = "documents"
 
@@ -146,14 +151,14 @@ def _usage(tokens: int) -> Mapping[str, int]:
 
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
-    """Take one row apart whose client asks for one of the APIs; see `rows.unpack`."""
-    asked = headers[HEADER.lower()]
+    """Unpack one row whose client names one of the APIs; see `rows.unpack`."""
+    api = headers[HEADER.lower()]
     try:
-        reader = _READERS.get(asked)
+        reader = _READERS.get(api)
         if reader is None:
             raise InvalidOption(f"{HEADER}: must be one of {', '.join(_READERS)}.")
-        if asked != shape.api:
-            raise InvalidBody(f"model: {shape.model.name} does not serve {asked}.")
+        if api != shape.api:
+            raise InvalidBody(f"model: {shape.model.name} does not serve {api}.")
         _, body, _ = body_of(row, headers, shape.max_body_bytes)
         document = parse_json(body) if isinstance(body, bytes | bytearray | str) else body
         if not isinstance(document, dict):
@@ -174,11 +179,11 @@ def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
         sent.setdefault("input_type", side)
     if (side := sent.get("input_type")) is not None:
         sent["input_type"] = INPUT_TYPES.get(side, side) if isinstance(side, str) else side
-    # A list of numbers is one text, as its tokens.
+    # A list of numbers is one text as token ids.
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts = given if is_list else [given]
     _check_number("input", texts, shape.max_request_items)
-    # A model that takes images alone needs no word for them.
+    # A model whose only inputs are images needs no modality.
     modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
     if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
         raise InvalidOption(f"modality: must be {' or '.join(_modalities(shape))}.")
@@ -191,7 +196,7 @@ def _modalities(shape: Shape) -> list[str]:
 
 
 def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: Shape) -> Payload | ItemError:
-    """Make an item of a text, an image, or an object of either under its name."""
+    """Make an item of a text, an image, or an object with one of both."""
     try:
         known = _modalities(shape)
         if isinstance(given, dict):
@@ -207,12 +212,12 @@ def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape:
 
 
 def _base64(given: Any) -> str:
-    """Take the base64 out of a data URI. Another URL is refused: who fetches for clients reaches what they cannot."""
+    """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
     if not isinstance(given, str):
         raise InvalidBody("image: must be a data URI, or base64.")
     head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)
     if (head and not head.lower().endswith(";base64")) or _SCHEME.match(data):
-        raise InvalidBody("image: a URL, and this server fetches none; send data:image/png;base64,... or base64.")
+        raise InvalidBody("image: this server fetches no URLs; send data:image/png;base64,... or base64.")
     return data
 
 
@@ -228,7 +233,7 @@ def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     if not isinstance(is_repeated, bool):
         raise InvalidOption("return_documents: must be true or false.")
     if sent.pop("rank_fields", ["text"]) != ["text"]:
-        raise InvalidOption('rank_fields: a document is ranked by its "text" alone.')
+        raise InvalidOption('rank_fields: must be ["text"]; a document is ranked by its "text" only.')
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     return Request(payloads, Ranking(shape.model.name, top_n=top_n, documents=documents if is_repeated else None))
@@ -245,6 +250,6 @@ def _required(sent: dict[str, Any], name: str) -> Any:
 
 def _check_number(name: str, items: Sequence[Any], most: int) -> None:
     if not items:
-        raise EmptyInput(f"{name}: an empty list.")
+        raise EmptyInput(f"{name}: must not be empty.")
     if len(items) > most:
         raise TooManyInstances(f"{name}: {len(items)} items; max_request_items is {most}.")

@@ -1,6 +1,5 @@
-"""Take TorchServe's rows apart into items. Pure: no sockets, no context.
+"""Unpack TorchServe's rows into items. Pure: no sockets, no context.
 
-    headers as TorchServe has them -> read_headers -> Headers
     row (dict from TorchServe), Headers -> unpack -> Request: one payload per item, and the form of the answer
     one result per item -> Request.form.pack -> Reply (status, body and headers of that row; protocol.responses)
 
@@ -12,9 +11,9 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
     no type, or application/octet-stream        JSON if it parses as an object or list with fields of the task
     POST /v2/models/M/infer through a gateway   JSON, whatever the type
     {"inputs": [tensor, ...], ...}              Open Inference Protocol: tensors, Items.of_tensors
-    application/x-protobuf                      the same by gRPC (protocol.grpc_inference)
+    application/x-protobuf                      Open Inference Protocol by gRPC (protocol.grpc_inference)
 
-`protocol.fields` has the items of most tasks, `tensor_models` those of a model of tensors.
+`protocol.fields` has the items of most tasks, `tensor_models` the items of models of tensors.
 """
 
 import re
@@ -39,15 +38,17 @@ from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
-# The names under which TorchServe hands over a body and under which its handlers look for an input.
-BODY, DATA = "body", "data"
-# The most fields of a form, as many as the gateway lets through: a worker spends microseconds on each.
+# TorchServe's name of a body.
+BODY = "body"
+# The field of a form that TorchServe's handlers read.
+DATA = "data"
+# The most fields of a form, as in the gateway: a worker spends microseconds on each.
 MOST_FIELDS = 200
-# A proxy that rewrites paths, as Envoy does, sends the original one in this header; clients cannot.
+# Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
 ORIGINAL_PATH = "x-envoy-original-path"
-# The media types of a task that takes texts alone.
+# The media types of a task whose only inputs are texts.
 TEXT = ("text/plain",)
-# Characters of a body in which JSON begins; white space may stand before it.
+# Characters at the start of a body that are searched for the start of JSON, behind white space.
 _HEAD = 64
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
@@ -56,34 +57,19 @@ LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a task accepts."""
+    """The requests that a task accepts."""
 
     items: Items
-    max_body_bytes: int  # of all fields together, if it is a form
+    max_body_bytes: int  # the sum of all fields, if the body is a form
     model: Model = field(default_factory=Model)
     inputs: frozenset[str] = frozenset()
     max_request_items: int = 1
-    api: str | None = None  # that of handlers.protocol.retrieval
-    media_types: tuple[str, ...] = ()  # of bodies other than JSON and forms; see `Hooks`
-
-
-def read_headers(sent: Mapping[str, Any]) -> Headers:
-    """Read a request's headers as TorchServe has them: values, and for each field {"content-type": as sent}.
-
-    Clients have their own case, and TorchServe's depends on the path.
-    """
-    headers = Headers()
-    headers.types, headers.sent = {}, sent
-    for name, value in sent.items():
-        if not isinstance(value, str):
-            headers.types[name] = value.get("content-type", "") if isinstance(value, Mapping) else ""
-        elif (lowered := name.lower()) == name or lowered not in headers:
-            headers[lowered] = value
-    return headers
+    api: str | None = None  # the API of handlers.protocol.retrieval, if the task has one
+    media_types: tuple[str, ...] = ()  # media types of bodies other than JSON and forms; see `Hooks`
 
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
-    """Take one row apart."""
+    """Unpack one row."""
     is_protobuf = _is_protobuf(headers)
     length = None if is_protobuf else headers.get(LENGTH_HEADER)
     try:
@@ -102,8 +88,8 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
 
 
-def failed(headers: Headers, error: ItemError) -> Request:
-    """Return a request that fails as a whole, with an answer in the form that its headers imply."""
+def fail_request(headers: Headers, error: ItemError) -> Request:
+    """Return a request that fails whole, with an answer in the form that its headers imply."""
     return Request((error,), _error_form(headers, Model()))
 
 
@@ -115,7 +101,7 @@ def _error_form(headers: Headers, model: Model) -> Form:
 
 
 def _is_inference_path(headers: Headers) -> bool:
-    """Whether the path that a gateway has rewritten was the Open Inference Protocol's."""
+    """Whether the path was the Open Inference Protocol's before a gateway rewrote it."""
     return headers.get(ORIGINAL_PATH, "").startswith("/v2/models/")
 
 
@@ -124,15 +110,15 @@ def _is_protobuf(headers: Headers) -> bool:
 
 
 def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
-    """Find the body of a row: the name of its field, its value, and what came with it.
+    """Find the body of a row: the name of its field, its value, and its BodyInfo.
 
-    The value is bytes or text, at least one byte of it, or JSON that TorchServe has decoded.
+    The value is bytes or text, not empty, or JSON that TorchServe has parsed.
     """
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
     codings = headers.get("content-encoding", "").lower().split(",")
     if any(coding.strip() not in ("", "identity") for coding in codings):  # RFC 9110, 8.4: names without regard to case
-        raise UnsupportedMedia("The body is compressed, as Content-Encoding says; send it as it is.")
+        raise UnsupportedMedia("Content-Encoding: a compressed body is not supported; send it uncompressed.")
     size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
     if size > max_body_bytes:
         raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
@@ -148,9 +134,9 @@ def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tu
 
 
 def _content_type(headers: Headers, name: str) -> tuple[str, str]:
-    """Return the media type of one field and its charset, both in lower case; "" if its client stated none."""
+    """Return the media type and charset of one field in lower case; "" if the client stated none."""
     media_type, charset = _media_type(headers.types.get(name, ""))
-    # TorchServe drops the parameters of a body's type; the request's own header has them.
+    # TorchServe removes the parameters of a body's type; the request's header contains them.
     sent = headers.get("content-type") if media_type and not charset else None
     of_header = _media_type(sent) if sent else ("", "")
     return of_header if of_header[0] == media_type else (media_type, charset)
@@ -164,13 +150,13 @@ def _media_type(content_type: str) -> tuple[str, str]:
 
 
 def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name the field that carries the input, and take the others as options."""
+    """Return the name of the field that contains the input, and the other fields as options."""
     if BODY in row or DATA in row:
         name = BODY if BODY in row else DATA
     elif len(row) == 1:
         (name,) = row
-        if name.startswith("{") or not row[name]:  # `curl -d '{...}'`: a form whose only field is named like the body
-            raise InvalidBody("The body came as a form without values. For JSON, send Content-Type: application/json.")
+        if name.startswith("{") or not row[name]:  # `curl -d '{...}'` sends the body as the name of a form's field
+            raise InvalidBody("The body is a form without values. For JSON, send Content-Type: application/json.")
     elif row:
         raise InvalidBody(f"The form has {len(row)} fields; name the one with the input {DATA!r}.")
     else:
@@ -185,7 +171,7 @@ def _from_body(value: bytes | bytearray | str, sent: BodyInfo, shape: Shape) -> 
     if sent.reader == "json":
         return _from_json(parse_json(value), sent, shape)
     if sent.reader == "form":
-        # TorchServe parses a form, unless its type is in capitals or lacks the boundary.
+        # TorchServe parses forms, except those whose type is in capitals or lacks the boundary.
         raise UnsupportedMedia("The form cannot be parsed: send multipart/form-data, in lower case, with a boundary.")
     if sent.reader in ("unknown", "text") and _is_json(document := _parsed(value), sent, shape):
         return _from_json(document, sent, shape)
@@ -198,7 +184,7 @@ def _from_body(value: bytes | bytearray | str, sent: BodyInfo, shape: Shape) -> 
 
 
 def _parsed(value: bytes | bytearray | str) -> Any:
-    """Return the JSON object or list that a body contains; None for any other body."""
+    """Return the JSON object or list in a body; None for any other body."""
     head = value[:_HEAD] if isinstance(value, str) else value[:_HEAD].decode("utf-8", "ignore")
     try:
         return parse_json(value) if head.lstrip(BOM + " \t\r\n")[:1] in ("{", "[") else None
@@ -207,7 +193,7 @@ def _parsed(value: bytes | bytearray | str) -> Any:
 
 
 def _is_json(document: Any, sent: BodyInfo, shape: Shape) -> bool:
-    """Whether a client that did not state JSON sent it: no text has the fields of a request by chance."""
+    """Whether a body is JSON although its client did not state so: no text has the fields of a request by chance."""
     if document is None or is_inference(document):
         return document is not None
     if sent.reader == "text":
@@ -218,7 +204,7 @@ def _is_json(document: Any, sent: BodyInfo, shape: Shape) -> bool:
         for each in ([document] if isinstance(document, dict) else document)
     ):
         return True
-    # An object of unknown fields is an error, except as a text.
+    # An object of unknown fields is an error, unless it may be a text.
     return isinstance(document, dict) and not (sent.content_type and shape.media_types == TEXT)
 
 
@@ -236,7 +222,7 @@ def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any
 
 
 def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape: Shape) -> Request:
-    # protobuf is a tenth of a second of a worker's start, for requests that may never come.
+    # Importing protobuf takes a tenth of a second of a worker's start, for requests that may never arrive.
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
     message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body

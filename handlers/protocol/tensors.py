@@ -1,12 +1,11 @@
-"""Read tensors as the Open Inference Protocol writes them into numpy arrays, and write them. Pure.
+"""Read and write the Open Inference Protocol's tensors as numpy arrays. Pure.
 
-    "shape" -> read_shape -> how many elements there must be
     "data", flat or nested JSON    -> from_json   -> array -> to_json   -> flat JSON
     bytes behind the JSON document -> from_binary -> array -> to_binary -> bytes
 
-Binary tensors are little-endian and row-major. BYTES are arrays of dtype object, whose elements are bytes where they
-came as binary and str where they came as JSON; each is written as its length in four bytes and itself. Nothing is
-allocated before the sizes that a client names are found to agree with what it sent.
+Binary tensors are little-endian and row-major. BYTES are arrays of dtype object: their elements are bytes if they were
+binary, and str if they were JSON. Each is written as its length in four bytes, and its bytes. Nothing is allocated
+before the sizes that a client states agree with the body.
 """
 
 import math
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from handlers.errors import MalformedTensor
 
 BYTES = "BYTES"
-# The upper two bytes of an FP32; a dtype of its own, since numpy has none.
+# The upper two bytes of an FP32, as a structured dtype: numpy has none for it.
 BF16 = np.dtype([("bf16", "<u2")])
 
 DTYPES = {
@@ -41,26 +40,24 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# JSON may hold these types for each kind of number, as `dtype.kind` names the kinds.
+# The types in JSON for each `dtype.kind`.
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
-# No model has tensors of more dimensions; numpy itself ends at 64.
+# The most dimensions of a tensor; numpy has at most 64.
 MAX_DIMENSIONS = 16
-# No body holds so many elements; a dimension that numpy cannot count is refused even beside one of 0.
+# The most elements of a tensor, and of a dimension, even beside a dimension of 0.
 MAX_SIZE = 2**31 - 1
 
 _LENGTH = struct.Struct("<I")
 
 
 def read_dtype(datatype: Any) -> np.dtype[Any]:
-    """Find the dtype of a datatype's name."""
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise MalformedTensor(f'"datatype" must be one of {", ".join(DTYPES)}.')
     return DTYPES[datatype]
 
 
 def read_shape(shape: Any) -> tuple[int, ...]:
-    """Read a shape of any size; nothing is allocated for it."""
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
@@ -69,38 +66,36 @@ def read_shape(shape: Any) -> tuple[int, ...]:
         raise MalformedTensor(
             f'"shape" must be a list of at most {MAX_DIMENSIONS} whole numbers, none negative or above {MAX_SIZE}.'
         )
-    # numpy counts sizes beside a 0, too.
+    # numpy multiplies the other sizes beside a 0, too.
     if math.prod(shape if all(shape) else [size or 1 for size in shape]) > MAX_SIZE:
         raise MalformedTensor(f'"shape" has more than {MAX_SIZE} elements.')
     return tuple(shape)
 
 
 def from_binary(dtype: np.dtype[Any], shape: tuple[int, ...], data: memoryview) -> NDArray[Any]:
-    """Read a binary tensor of exactly these bytes; arrays of numbers use them where they are."""
+    """Read a binary tensor of exactly these bytes; arrays of numbers are views of them."""
     count = math.prod(shape)
     if dtype.kind == "O":
-        return objects(_elements(data, count)).reshape(shape)
+        return make_objects(_elements(data, count)).reshape(shape)
     if len(data) != count * dtype.itemsize:
-        raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} takes {count * dtype.itemsize} bytes, not {len(data)}.")
-    if dtype.kind == "b":  # a byte other than 0 and 1 is no bool to numpy
+        raise MalformedTensor(f"{_NAMES[dtype]} {list(shape)} needs {count * dtype.itemsize} bytes, not {len(data)}.")
+    if dtype.kind == "b":  # numpy accepts only 0 and 1
         return np.asarray(np.frombuffer(data, np.uint8) != 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
 def from_bfloat16(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Convert numbers of dtype BF16 to FP32, exactly."""
     return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
-    """Round numbers to BF16, ties to even; numbers beyond its largest become infinity, and NaN stays NaN."""
+    """Round numbers to BF16, ties to even; larger numbers become infinity, and NaN stays NaN."""
     bits = np.asarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(array), 0x7FC0, rounded).astype("<u2").view(BF16)
 
 
 def _elements(data: memoryview, count: int) -> list[bytes]:
-    """Read the elements of BYTES, each behind its length."""
     elements: list[bytes] = []
     start = 0
     while start < len(data):
@@ -122,33 +117,33 @@ def _elements(data: memoryview, count: int) -> list[bytes]:
 
 
 def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArray[Any]:
-    """Read a tensor's "data": a flat list, row by row, or lists nested as the shape is."""
+    """Read a tensor's "data": a flat list, row by row, or lists nested like the shape."""
     if dtype == BF16:
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
     if not isinstance(data, list):
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
-    objects, types = nested(data)
+    objects, types = to_objects(data)
     if not types <= JSON_TYPES[dtype.kind]:
-        raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested as the shape is.')
+        raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested like the shape.')
     if objects.size and objects.ndim != 1 and objects.shape != shape:
         raise MalformedTensor(f'"data" is nested as {list(objects.shape)}; "shape" is {list(shape)}.')
     if objects.size != math.prod(shape):
         raise MalformedTensor(f'"data" has {objects.size} elements; "shape" has {math.prod(shape)}.')
     try:
-        return converted(objects, dtype).reshape(shape)
+        return convert(objects, dtype).reshape(shape)
     except OverflowError:
-        raise MalformedTensor(f'"data" has a number that {_NAMES[dtype]} has not.') from None
+        raise MalformedTensor(f'"data" contains a number that {_NAMES[dtype]} cannot represent.') from None
 
 
-def nested(data: Any) -> tuple[NDArray[Any], set[type]]:
-    """Make an array of objects of a value of JSON, nested as it is, and find their types."""
-    # They stay objects: otherwise numpy makes a number of true, and gives every string the room of the longest.
+def to_objects(data: Any) -> tuple[NDArray[Any], set[type]]:
+    """Make an array of objects of nested lists, and return their types, too."""
+    # Objects: otherwise numpy turns true into a number, and every string needs the memory of the longest.
     objects = np.array(data, object)
     return objects, set(map(type, objects.ravel().tolist()))
 
 
-def converted(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Make an array of a dtype of objects whose types are those of JSON_TYPES; OverflowError: beyond its range."""
+def convert(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Convert objects of JSON_TYPES to a dtype; raise OverflowError if a number is out of its range."""
     try:
         with np.errstate(over="raise"):
             return np.asarray(objects.astype(dtype))
@@ -157,19 +152,17 @@ def converted(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def datatype_of(array: NDArray[Any]) -> str:
-    """Name an array's datatype."""
     return _NAMES[BF16 if array.dtype == BF16 else array.dtype.newbyteorder("<")]
 
 
 def to_binary(array: NDArray[Any]) -> bytes:
-    """Write a binary tensor."""
     if array.dtype.kind == "O":
-        return b"".join(_LENGTH.pack(len(element)) + element for element in encoded(array))
+        return b"".join(_LENGTH.pack(len(element)) + element for element in encode_elements(array))
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
-    """Write a tensor's "data", flat, for an encoder that takes arrays; bytes that are not UTF-8 are replaced."""
+    """Return a tensor's "data", flat, for an encoder that accepts arrays; invalid UTF-8 is replaced."""
     if array.dtype == BF16:
         array = from_bfloat16(array)
     if array.dtype.kind == "O":
@@ -177,13 +170,13 @@ def to_json(array: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
     return np.ascontiguousarray(array).ravel()
 
 
-def encoded(array: NDArray[Any]) -> list[bytes]:
-    """Write the elements of BYTES as bytes, row by row: text as UTF-8."""
+def encode_elements(array: NDArray[Any]) -> list[bytes]:
+    """Return the elements of BYTES, row by row; text as UTF-8."""
     return [element.encode() if isinstance(element, str) else element for element in array.ravel()]
 
 
-def objects(elements: Sequence[Any]) -> NDArray[Any]:
-    """Make an array of one dimension of elements of any type."""
+def make_objects(elements: Sequence[Any]) -> NDArray[Any]:
+    """Make a one-dimensional array of elements of any type."""
     array = np.empty(len(elements), object)
     array[:] = elements
     return array

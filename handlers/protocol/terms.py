@@ -1,5 +1,6 @@
-"""What a request asks of the scheduler: the headers X-Priority and X-Timeout-Ms, and the Open Inference Protocol's
-parameters priority and timeout. Pure.
+"""The terms of a request for the scheduler. Pure.
+
+headers X-Priority, X-Timeout-Ms; Open Inference parameters priority, timeout -> Terms
 """
 
 from collections.abc import Mapping
@@ -12,37 +13,29 @@ from handlers.errors import InvalidPriority, InvalidTimeout
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-timeout-ms"
 # The headers, by their names in lower case.
-TERMS = (PRIORITY_HEADER, TIMEOUT_HEADER)
-# int() raises for thousands of digits, and no level has more than these.
+TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)
+# The most digits of a level; int() raises for thousands of digits.
 MOST_DIGITS = 9
-# The parameter `timeout` is an integer of 64 bits.
+# In microseconds: the parameter `timeout` is an integer of 64 bits.
 LONGEST_TIMEOUT_US = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a client asks for beside its answer.
+    """A request's priority and timeout."""
 
-    Attributes:
-        priority: level of the request, 1 being first; None where it does not say.
-        timeout_s: how long the client will wait; infinity where it does not say.
-    """
-
-    priority: int | None = None
-    timeout_s: float = inf
+    priority: int | None = None  # a level, 1 being first; None if the client states none
+    timeout_s: float = inf  # the longest that the client waits; infinity if it states none
 
     @classmethod
     def of(cls, sent: Mapping[str, Any], priority_levels: int) -> "Terms":
-        """Read headers and parameters.
+        """Read PRIORITY_HEADER, TIMEOUT_HEADER and the parameters "priority", a level, and "timeout", in microseconds.
 
-        Args:
-            sent: may have the headers, PRIORITY_HEADER and TIMEOUT_HEADER, and the parameters "priority", a level, and
-                "timeout", in microseconds; 0 of either says nothing, as in Triton. The header's priority comes first,
-                since a proxy may have set it; of two timeouts the shorter counts.
-            priority_levels: how many there are.
+        A parameter of 0 means none, as in Triton. The header's priority wins over the parameter's, since a proxy may
+        have set it; the shorter of two timeouts wins.
 
         Raises:
-            InvalidPriority: the value is not a level there is.
+            InvalidPriority: the value is not a level from 1 to `priority_levels`.
             InvalidTimeout: the value is not a time above 0.
         """
         level, timeout_us = sent.get("priority", 0), sent.get("timeout", 0)
@@ -62,7 +55,7 @@ class Terms:
 
 def _seconds(timeout_ms: str) -> float:
     try:
-        # Python reads 1_000 and the digits of every script.
+        # float() accepts 1_000 and the digits of every script.
         milliseconds = float(timeout_ms) if timeout_ms.isascii() and "_" not in timeout_ms else 0.0
     except ValueError:
         milliseconds = 0.0

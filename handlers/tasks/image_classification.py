@@ -10,7 +10,7 @@ import torch
 from handlers.engines import Engine, Outputs
 from handlers.engines.torch import dtype_for
 from handlers.probabilities import function_of, scores
-from handlers.protocol.output_tensors import LABELS, Record, ranked
+from handlers.protocol.output_tensors import LABELS, Record, rankings
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
 from handlers.vision.pixel_network import read_state
@@ -26,7 +26,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
 
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
-    output_tensors = ranked(LABELS, _to_records)
+    output_tensors = rankings(LABELS, _to_records)
 
     def load(self) -> Engine:
         engine = super().load()

@@ -10,7 +10,7 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig
-from handlers.protocol.output_tensors import LABELS, ranked
+from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
 from handlers.text.inputs import Text, read_payload
@@ -25,7 +25,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     options_class = LanguageIdOptions
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    output_tensors = ranked(LABELS)
+    output_tensors = rankings(LABELS)
     decodes_in_threads = False
 
     def load(self) -> Engine:

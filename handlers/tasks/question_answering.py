@@ -10,7 +10,7 @@ import numpy as np
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.output_tensors import Record, ranked
+from handlers.protocol.output_tensors import Record, rankings
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import (
     MOST_CHARACTERS,
@@ -41,7 +41,9 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
-    output_tensors = ranked({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records)
+    output_tensors = rankings(
+        {"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records
+    )
     needs_places = True
 
     def load(self) -> Engine:

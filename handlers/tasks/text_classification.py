@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidOption
 from handlers.probabilities import function_of, scores
-from handlers.protocol.output_tensors import LABELS, ranked
+from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.encoders import UNCERTAIN_SEGMENTS, Head, takes_segments
@@ -24,11 +24,11 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions
-    output_tensors = ranked(LABELS)
+    output_tensors = rankings(LABELS)
 
     def load(self) -> Engine:
         engine = super().load()
-        self.labels = checked_labels(self.model_config.id2label, engine)
+        self.labels = check_labels(self.model_config.id2label, engine)
         uses_segments = takes_segments(self.tokenizer, self.model_config, self.checkpoint_dir)
         self.takes_pairs = uses_segments is not None
         self.function = self.config.function_to_apply

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.probabilities import softmax
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
@@ -26,7 +26,7 @@ class TokenClassificationHandler(TextHandler[TokenClassificationConfig, Text[Tok
 
     def load(self) -> Engine:
         engine = super().load()
-        self.labels = checked_labels(self.model_config.id2label, engine)
+        self.labels = check_labels(self.model_config.id2label, engine)
         self.unknown_id = self.tokenizer.unk_token_id
         # WordPiece marks the tokens that continue a word; for other models the spaces decide.
         model = self.tokenizer.backend_tokenizer.model

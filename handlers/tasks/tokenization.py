@@ -15,7 +15,7 @@ from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidOption, ItemError
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.output_tensors import padded
+from handlers.protocol.output_tensors import sequences
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
 from handlers.text.encoders import find_source_limit
@@ -44,7 +44,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         self.tokenizer_lock = threading.Lock()
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0
-        self.output_tensors = padded({"input_ids": self.pad_id, "attention_mask": 0})
+        self.output_tensors = sequences({"input_ids": self.pad_id, "attention_mask": 0})
         return FunctionEngine(_return_inputs, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:

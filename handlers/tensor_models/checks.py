@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, shown
+from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, show_name
 from handlers.protocol.output_tensors import ERROR
-from handlers.protocol.tensors import BF16, DTYPES, datatype_of, encoded, from_bfloat16, objects, to_bfloat16
+from handlers.protocol.tensors import (
+    BF16,
+    DTYPES,
+    datatype_of,
+    encode_elements,
+    from_bfloat16,
+    make_objects,
+    to_bfloat16,
+)
 from handlers.tensor_models.signature import Shape, Signature, Tensor, remove_dimension
 
 # Kinds of numpy's strings, which a function may return for BYTES.
@@ -41,7 +49,7 @@ def check_inputs(
     for name, array in tensors.items():
         tensor = inputs.get(name)
         if tensor is None:
-            raise InvalidBody(f"{shown(name)}: the model has no such input; it has {', '.join(inputs)}.")
+            raise InvalidBody(f"{show_name(name)}: the model has no such input; it has {', '.join(inputs)}.")
         if not _matches(array, tensor):
             raise TensorMismatch(f"{name}: {tensor} is expected; {datatype_of(array)} {list(array.shape)} was sent.")
         if tensor.computes_in is not None:
@@ -117,7 +125,7 @@ def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
         return from_bfloat16(array)
     if array.dtype.kind == "O":
         try:
-            return objects(encoded(array)).reshape(array.shape)
+            return make_objects(encode_elements(array)).reshape(array.shape)
         except UnicodeEncodeError:
             raise InvalidText(f"{place}: contains an invalid Unicode code point, a lone surrogate.") from None
     return array

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, HandlerConfig, nested
+from handlers.config import SETTINGS, HandlerConfig, from_mapping
 
 _Unsigned = Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = _Unsigned | Literal["INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES"]
@@ -42,7 +42,7 @@ class TensorConfig:
 class InputConfig(TensorConfig):
     """An input of the model."""
 
-    pad: Annotated[Padding | None, nested(Padding)] = Field(
+    pad: Annotated[Padding | None, from_mapping(Padding)] = Field(
         default=None,
         description="Pads rows of different sizes to the largest of their micro-batch; without it, they run apart.",
     )
@@ -82,10 +82,10 @@ class TensorsConfig(HandlerConfig):
         description="Whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU and "
         "max pooling turn NaN into a plausible number.",
     )
-    inputs: dict[str, Annotated[InputConfig, nested(InputConfig)]] = Field(
+    inputs: dict[str, Annotated[InputConfig, from_mapping(InputConfig)]] = Field(
         default_factory=dict, description="Properties of the inputs."
     )
-    outputs: dict[str, Annotated[OutputConfig, nested(OutputConfig)]] = Field(
+    outputs: dict[str, Annotated[OutputConfig, from_mapping(OutputConfig)]] = Field(
         default_factory=dict, description="Properties of the outputs."
     )
     constants: dict[str, Any] = Field(

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import BatchTooLarge, InvalidBody, ItemError, TensorMismatch, UnsupportedMedia, shown
+from handlers.errors import BatchTooLarge, InvalidBody, ItemError, TensorMismatch, UnsupportedMedia, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Instances, OneItem
-from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, converted, nested, to_bfloat16
+from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, convert, to_bfloat16, to_objects
 from handlers.tensor_models.answers import Columns, write_prediction, write_row
 from handlers.tensor_models.checks import check_inputs, count_rows
 from handlers.tensor_models.rows import Rows
@@ -114,7 +114,9 @@ class TensorItems:
         if not values:
             raise InvalidBody(self._describe_forms())
         if unknown := [name for name in values if name not in self._inputs]:
-            raise InvalidBody(f"{shown(unknown[0])}: the model has no such input; it has {', '.join(self._inputs)}.")
+            raise InvalidBody(
+                f"{show_name(unknown[0])}: the model has no such input; it has {', '.join(self._inputs)}."
+            )
         return values
 
     def _describe_forms(self) -> str:
@@ -136,7 +138,7 @@ def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
     Raises:
         TensorMismatch: the value does not fit.
     """
-    listed, types = nested(value)
+    listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")
     dtype = DTYPES[datatype]
     expected = tensor.shape if not is_row or tensor.shape is None else remove_dimension(tensor.shape, tensor.batch_dim)
@@ -147,7 +149,7 @@ def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
             f"{tensor.name}: {datatype} {_write_shape(expected)} is expected; {list(listed.shape)} was sent."
         )
     try:
-        array = converted(listed, np.dtype(np.float32) if dtype == BF16 else dtype)
+        array = convert(listed, np.dtype(np.float32) if dtype == BF16 else dtype)
     except OverflowError:
         raise TensorMismatch(f"{tensor.name}: contains a value that {datatype} cannot represent.") from None
     if dtype == BF16:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.tensors import DTYPES, objects
+from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import free_sizes
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature, Tensor
@@ -195,7 +195,7 @@ def _make_noise(tensor: Tensor, shape: tuple[int, ...], noise: np.random.Generat
     """Return random numbers; whole ones are 0 or 1, which are valid indices of any table."""
     dtype = DTYPES[str(tensor.datatype)]
     if dtype.kind == "O":
-        return objects([b"a"] * int(np.prod(shape))).reshape(shape)
+        return make_objects([b"a"] * int(np.prod(shape))).reshape(shape)
     if dtype.kind in "iub":
         return noise.integers(0, 2, shape).astype(dtype)
     return noise.random(shape).astype(np.float32 if dtype.kind == "V" else dtype)

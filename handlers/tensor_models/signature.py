@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from handlers.errors import InvalidConfig
-from handlers.protocol.tensors import DTYPES, JSON_TYPES, converted, datatype_of, encoded, nested, objects
+from handlers.protocol.tensors import (
+    DTYPES,
+    JSON_TYPES,
+    convert,
+    datatype_of,
+    encode_elements,
+    make_objects,
+    to_objects,
+)
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
 # The file of an archive with its model's own description.
@@ -136,7 +144,7 @@ def merge_signature(declared: DeclaredSignature, config: TensorsConfig) -> Signa
 def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
     """Make the array of an input that the configuration sets; one number fills the model's shape."""
     place, value = f"constants.{declared.name}", config.constants[declared.name]
-    listed, types = nested(value)
+    listed, types = to_objects(value)
     datatype = declared.datatype or next((name for kind, name in GUESSED if kind in types), "FP32")
     dtype = np.dtype(np.float32) if datatype == "BF16" else DTYPES[datatype]
     if not types <= JSON_TYPES[dtype.kind]:
@@ -149,7 +157,11 @@ def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
     ):
         raise InvalidConfig(f"{place}: {declared} is expected, not the shape {list(listed.shape)}")
     try:
-        return objects(encoded(listed)).reshape(listed.shape) if datatype == "BYTES" else converted(listed, dtype)
+        return (
+            make_objects(encode_elements(listed)).reshape(listed.shape)
+            if datatype == "BYTES"
+            else convert(listed, dtype)
+        )
     except OverflowError:
         raise InvalidConfig(f"{place}: contains a value that {datatype} cannot represent") from None
 

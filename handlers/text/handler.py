@@ -15,7 +15,7 @@ from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
-from handlers.engines import Arrays, Engine, Outputs, padded
+from handlers.engines import Arrays, Engine, Outputs, pad_array
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError
@@ -141,7 +141,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         # Places in a text are counted from the left, and so is the part that `forward` keeps with `padding: exact`.
         is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")
         arrays = pad_rows([row.ids for row in rows], length, self.pad_id, is_left=is_left)
-        arrays["token_type_ids"] = padded([row.type_ids for row in rows], length, 0, is_left=is_left)
+        arrays["token_type_ids"] = pad_array([row.type_ids for row in rows], length, 0, is_left=is_left)
         wanted = {*self.engine.input_names, *(("attention_mask",) if self.config.padding == "exact" else ())}
         return {name: array for name, array in arrays.items() if name in wanted}
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.engines import padded
+from handlers.engines import pad_array
 from handlers.errors import EmptyInput, InvalidBody, InvalidText, ItemError, TextTooLong
 from handlers.protocol.requests import Payload
 
@@ -129,8 +129,8 @@ def pad_rows(
     Returns:
         `input_ids` and `attention_mask`, (B, length) int64; the mask is 1 at tokens and 0 at padding.
     """
-    mask = padded([[1] * len(row) for row in rows], length, 0, is_left=is_left)
-    return {"input_ids": padded(rows, length, pad_id, is_left=is_left), "attention_mask": mask}
+    mask = pad_array([[1] * len(row) for row in rows], length, 0, is_left=is_left)
+    return {"input_ids": pad_array(rows, length, pad_id, is_left=is_left), "attention_mask": mask}
 
 
 @dataclass(frozen=True, slots=True)

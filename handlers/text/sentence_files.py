@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from handlers.errors import InvalidOption, shown
+from handlers.errors import InvalidOption, show_name
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 # The names of prompts that sentence-transformers tries for a query and a document, in this order.
@@ -55,9 +55,8 @@ class Prompts:
             InvalidOption: there is no prompt of that name.
         """
         if name is not None and name not in self.texts:
-            raise InvalidOption(
-                f"prompt_name: {shown(name)} is not a prompt of this model; it has {', '.join(self.texts) or 'none'}."
-            )
+            known = ", ".join(self.texts) or "none"
+            raise InvalidOption(f"prompt_name: {show_name(name)} is not a prompt of this model; it has {known}.")
         names = (name,) if name is not None else (*PROMPT_NAMES.get(input_type or "", ()), self.default or "")
         return next((self.texts[each] for each in names if each in self.texts), "")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
@@ -62,7 +62,7 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         config = self.config
         if not self.uses_torch:
             graph = OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
-            checked_labels(dict(enumerate(self.labels)), graph)
+            check_labels(dict(enumerate(self.labels)), graph)
             return graph
         from handlers.engines.torch import TorchEngine  # noqa: PLC0415
 

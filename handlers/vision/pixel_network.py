@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from handlers.checkpoints import listed, load_strictly
+from handlers.checkpoints import join_names, load_strictly
 from handlers.errors import InvalidConfig
 from handlers.vision.preprocessing import Preprocessing
 
@@ -64,7 +64,7 @@ def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
         found = network.load_state_dict(state, strict=False)
         problems = {"they lack": found.missing_keys, f"{arch} does not have": found.unexpected_keys}
         problems = {words: [name for name in names if not AUXILIARY.match(name)] for words, names in problems.items()}
-        reasons = [f"{words} {listed(names)}" for words, names in problems.items() if names]
+        reasons = [f"{words} {join_names(names)}" for words, names in problems.items() if names]
     except RuntimeError as error:
         reasons = [str(error).splitlines()[1].strip()]
         if "pos_embedding" in reasons[0]:

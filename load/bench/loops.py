@@ -28,7 +28,7 @@ from deploy.build.tasks import load_task, task_class
 from handlers.archive_files import CHECKPOINT
 from handlers.batching.trial import Trial
 from handlers.config import parse
-from handlers.engines import available_threads, padded
+from handlers.engines import available_threads, pad_array
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import find_token_limit, load_encoder
@@ -80,7 +80,7 @@ def load_texts(folder: Path) -> Step:
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
             length = round_length(len(batch[-1]), limit)
-            ids = padded(batch, length, tokenizer.pad_token_id)
+            ids = pad_array(batch, length, tokenizer.pad_token_id)
             mask = (np.arange(length) < np.array([[len(row)] for row in batch])).astype(np.int64)
             arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             engine.run({name: arrays[name] for name in engine.input_names})

@@ -1,4 +1,4 @@
-"""Runs a handler as a TorchServe worker does: real Context, real RequestProcessor, real metrics cache, no server."""
+"""Runs a handler like a TorchServe worker: real Context, RequestProcessor and metrics cache, without a server."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> Context:
-    """A worker's context, as ts.service builds it."""
+    """Return a worker's context, like ts.service."""
     metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
     metrics.initialize_cache()
     metrics.model_name = "model"
@@ -37,7 +37,7 @@ def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> C
 def serve(
     handler: BatchHandler[Any, Any], rows: list[Any], headers: list[dict[str, Any]] | None = None
 ) -> list[Answer]:
-    """One batch through `handle`; a row that is no dict is a body."""
+    """Run one batch through `handle`; a row that is not a dict is a body."""
     ctx = handler.worker_context
     ctx.request_ids = {index: f"request-{index}" for index in range(len(rows))}
     ctx.request_processor = [RequestProcessor(h) for h in headers or [{} for _ in rows]]
@@ -53,19 +53,19 @@ def serve(
 
 
 def read(body: bytes, content_type: str) -> Any:
-    """Parse an answer as JSON; return it unchanged if it is not."""
+    """Return an answer as parsed JSON, or unchanged."""
     return json.loads(body) if content_type == "application/json" else body
 
 
 def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:
-    """An initialized handler, its context kept beside it."""
+    """Return a handler after initialize; its context is its `worker_context`."""
     handler.worker_context = context(model_dir, settings)
     handler.initialize(handler.worker_context)
     return handler
 
 
 class Doubler(torch.nn.Module):
-    """A model whose answers are known: twice the number, which memory for `capacity` of them at once."""
+    """Doubles numbers, at most `capacity` at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Doubler(torch.nn.Module):
 
 
 class DoublingHandler(BatchHandler[HandlerConfig, float]):
-    """A task as small as one can be: a number in, its double out; odd and even ones go apart."""
+    """Doubles a number; odd and even ones are different groups."""
 
     config_class = HandlerConfig
     inputs = frozenset({"number"})

@@ -1,4 +1,4 @@
-"""A folder with files, as an archive is unpacked, and everything that may happen to it on the way."""
+"""The folder of an unpacked archive, and each kind of damage to it."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handlers import archive_files
-from handlers.archive_files import Build, check, sums
+from handlers.archive_files import Build, check, hash_files
 from handlers.errors import InvalidConfig
 
 FILES = {
@@ -23,7 +23,7 @@ FILES = {
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the module logged; the metrics of a handler that another test left behind may be logged at any time."""
+    """Return this module's lines: a handler of another test may log metrics at any time."""
     return [record.getMessage() for record in caplog.records if record.name == "handlers.archive_files"]
 
 
@@ -35,7 +35,7 @@ def lay(folder: Path, name: str, content: bytes = b"") -> None:
 def built(folder: Path, *, is_folder: bool = False) -> Path:
     for name, content in FILES.items():
         lay(folder, name, content)
-    build = Build("f1", "no weights", is_folder, sums({name: folder / name for name in FILES}))
+    build = Build("f1", "no weights", is_folder, hash_files({name: folder / name for name in FILES}))
     (folder / "build.json").write_text(build.to_json())
     lay(folder, "MAR-INF/MANIFEST.json", b"{}")
     return folder
@@ -43,7 +43,7 @@ def built(folder: Path, *, is_folder: bool = False) -> Path:
 
 def test_archive_as_it_was_built_has_its_fingerprint(tmp_path: Path) -> None:
     folder = built(tmp_path)
-    # What a worker that ran before has left, TorchServe's own files, and what a task keeps beside its files.
+    # Files of a former worker, of TorchServe, and of a task.
     lay(folder, "__pycache__/my_task.cpython-311.pyc")
     lay(folder, "handlers/__pycache__/base.cpython-311.pyc")
     lay(folder, "venv/lib/python3.11/site-packages/package/module.py")
@@ -55,7 +55,7 @@ def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tm
     def build(*names: str) -> None:
         for name in names:
             lay(tmp_path, name, b"0123456789")
-        build = Build("f1", "no weights", False, sums({name: tmp_path / name for name in names}))
+        build = Build("f1", "no weights", False, hash_files({name: tmp_path / name for name in names}))
         (tmp_path / "build.json").write_text(build.to_json())
         lay(tmp_path, "checkpoint/model.safetensors", b"9876543210")
 

@@ -1,4 +1,4 @@
-"""One batch through `handle`: every row its own answer, its own error, and nobody else's data."""
+"""One batch through `handle`: every row gets its own answer or error, and no other client's data."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from handlers.archive_files import CONFIG, Build, sums
+from handlers.archive_files import CONFIG, Build, hash_files
 from handlers.base import BatchHandler
 from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
@@ -70,7 +70,7 @@ def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHa
 
 
 def by_grpc(number: float, **more: Any) -> dict[str, Any]:
-    """A row as the gateway's bridge makes one."""
+    """Return a row as the gateway's bridge makes it."""
     return {"body": bytearray(message(tensor("x", np.array([number])), **more))}
 
 
@@ -119,7 +119,7 @@ def test_row_has_the_same_answer_alone_and_in_any_company(
 
 
 class FaultyHandler(DoublingHandler):
-    """Has a bug in what comes before the hooks of an item, for one body each."""
+    """Has a bug for one body each in `unpack` and `cost`."""
 
     def unpack(self, row: Any, headers: Any) -> Request:
         if b"unpackable" in row["body"]:
@@ -145,7 +145,7 @@ def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(
     assert "quotes its input" not in caplog.text
 
 
-def test_bug_on_one_item_is_500_for_it_alone_and_no_log_or_answer_holds_anybodys_data(
+def test_bug_on_one_item_is_500_for_it_alone_and_no_log_or_answer_contains_a_clients_data(
     handler: DoublingHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = serve(handler, [b"2", b"666", b"bug", b"4", b"444", b"canary", listed("canary", 6)])
@@ -156,7 +156,7 @@ def test_bug_on_one_item_is_500_for_it_alone_and_no_log_or_answer_holds_anybodys
     log = caplog.text
     assert "An item failed: ValueError < forward" in log
     assert "RuntimeError < decode" in log
-    # Not "666" alone: a metric's value or a time may contain it.
+    # Not just "666": a metric's value or a time may contain it.
     assert not any(quoted in log for quoted in ("quotes its input", "666.0", "b'666'", "canary"))
 
 
@@ -187,7 +187,7 @@ def test_item_whose_arrays_do_not_fit_is_507_alone(tmp_path: Path) -> None:
 
 
 def limited(model_dir: Path, **settings: Any) -> DoublingHandler:
-    """A handler whose items have as many tokens as they say, and whose negative ones are a group each."""
+    """Return a handler whose items are their numbers of tokens; each negative item is a group."""
 
     class Limited(DoublingHandler):
         def cost(self, item: float) -> Cost:
@@ -214,7 +214,7 @@ def test_request_over_its_budget_is_413_and_its_neighbours_are_answered(tmp_path
 
 def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
     handler = limited(tmp_path, max_response_bytes=40)
-    # The last one has just so many.
+    # The third answer has exactly 40 bytes.
     answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4, 6, 8, 10)])
     assert [answer.status for answer in answers] == [200, 413, 200]
     assert [prediction["error"]["type"] for prediction in answers[1].body["predictions"]] == ["ResponseTooLarge"] * 8
@@ -222,7 +222,7 @@ def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_pa
 
 
 def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Make a hook take so much longer; return what it will be called with."""
+    """Make a hook take `seconds` longer; return the list of its calls' arguments."""
     hook, called = getattr(handler, name), []
 
     def slowly(*given: Any) -> Any:
@@ -235,7 +235,7 @@ def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: 
 
 
 @pytest.mark.parametrize(("slow", "threads"), [("decode", 1), ("decode", 2), ("forward", 1)])
-def test_what_a_batch_has_no_time_left_for_is_503(
+def test_items_that_a_batch_has_no_time_left_for_are_503(
     tmp_path: Path, slow: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Threaded(DoublingHandler):
@@ -243,14 +243,14 @@ def test_what_a_batch_has_no_time_left_for_is_503(
 
     handler = Threaded()
     handler.worker_context = context(tmp_path, {"max_batch_items": 1, "decode_threads": threads})
-    # A batch may take half of it.
+    # A batch has half of it.
     handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
     called = slow_down(handler, slow, 0.06, monkeypatch)
     answers = serve(handler, [b"2", b"4", b"6", b"8"] * threads)
     assert len(called) <= 2 * threads
     late = [answer for answer in answers if answer.status != 200]
-    # How many were in time is the machine's business; 0.12 s are over before the third is begun.
+    # The machine decides how many were in time; 0.12 s are over before the third begins.
     assert len(late) >= 2
     assert answers[len(answers) - len(late) :] == late
     assert {(answer.status, answer.body["type"]) for answer in late} == {(503, "BatchTimeout")}
@@ -272,7 +272,7 @@ def test_run_that_was_ended_is_not_tried_again_in_halves(tmp_path: Path, monkeyp
     assert len(runs) == 2
 
 
-# -- what is said of it ----------------------------------------------------------------------------------------------
+# -- headers, metrics and logs ---------------------------------------------------------------------------------------
 
 
 def test_every_row_has_server_timing(handler: DoublingHandler) -> None:
@@ -300,7 +300,7 @@ def test_description_and_explanation_are_no_predictions(handler: DoublingHandler
     headers = [{"describe": "True"}, {"explain": "True"}, {"describe": "True", "explain": "False"}]
     described, explained, predicted = serve(handler, [{}, *[{"body": {"number": 1}}] * 2], headers)
     assert (described.status, described.body["name"]) == (200, "model")
-    # The header of a client makes no description of a prediction.
+    # A client's header does not turn a prediction into a description.
     assert (predicted.status, predicted.body) == (200, 2.0)
     assert (explained.status, explained.body["type"]) == (501, "NotImplemented")
 
@@ -336,7 +336,7 @@ def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
     problem = "handler: max_batch_itms: unknown name (did you mean max_batch_items?)"
     if is_altered:
         (tmp_path / CONFIG).write_text("as built")
-        build = Build("f1", "no weights", False, sums({CONFIG: tmp_path / CONFIG}))
+        build = Build("f1", "no weights", False, hash_files({CONFIG: tmp_path / CONFIG}))
         (tmp_path / "build.json").write_text(build.to_json())
         (tmp_path / CONFIG).write_text("altered")
         problem = "the archive's files differ from its build: changed: model-config.yaml"
@@ -360,11 +360,11 @@ def test_worker_whose_library_fails_logs_one_line_with_the_place_and_no_tracebac
     assert traceback.format_exception(raised.value) == ["KeyError: 'a page\\nof words'\n"]
 
 
-# -- the shape of it -------------------------------------------------------------------------------------------------
+# -- the docstring's task --------------------------------------------------------------------------------------------
 
 
 def docstring_task() -> BatchHandler[Any, Any]:
-    """The task of BatchHandler's docstring, which is all of its module."""
+    """Return the task of BatchHandler's docstring, the only code of its module."""
     shown = re.search(r"\n\n((?:    .*\n|\n)+)", cleandoc(str(BatchHandler.__doc__)))
     assert shown
     module: dict[str, Any] = {"__name__": "doubling"}

@@ -21,7 +21,7 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
         ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
         ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
         ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
-        ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: a mapping of names"]),
+        ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
         ({"arch": "a", "scheduling": {"max_latency_ms": float("inf")}}, ["max_latency_ms"]),
         (
             {"arch": "a", "scheduling": {"priority_levels": 3, "default_priority": 4}},
@@ -41,7 +41,7 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
 
 
 def test_names_above_handler_are_those_that_torchserves_frontend_reads() -> None:
-    """Of `ModelConfig.build` in its jar: the class file's constants of type String (JVM specification, 4.4.3)."""
+    """The oracle is `ModelConfig.build` in its jar: the class file's String constants (JVM specification, 4.4.3)."""
     sizes = {7: 2, 8: 2, 16: 2, 19: 2, 20: 2, 15: 3, 5: 8, 6: 8}
     with ZipFile(Path(ts.__path__[0]) / "frontend" / "model-server.jar") as jar:
         code = jar.read("org/pytorch/serve/archive/model/ModelConfig.class")
@@ -130,7 +130,7 @@ def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted(values: di
 
 
 def test_options_that_are_too_many_are_refused_unread() -> None:
-    with pytest.raises(InvalidOption, match=r"101 options; at most 100 are taken\."):
+    with pytest.raises(InvalidOption, match=r"101 options; at most 100 are accepted\."):
         parse_options(ImageClassificationOptions, {f"option{number}": 1 for number in range(101)})
 
 

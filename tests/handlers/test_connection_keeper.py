@@ -1,4 +1,4 @@
-"""A worker of a process of its own is killed, and its connection ends when TorchServe can answer what it has sent."""
+"""A worker process is killed, and its connection ends when TorchServe can answer the requests that it has sent."""
 
 import os
 import select
@@ -41,7 +41,7 @@ def worker(state: str, wait_s: float) -> Iterator[tuple[socket.socket, "subproce
         (keeper,) = psutil.Process(process.pid).children()
         yield ours, process, keeper
         process.kill()
-        # Its output ends with it, although its keeper may live on.
+        # Its output ends with it, although its keeper may still run.
         assert process.stdout.read() == b""
 
 
@@ -85,4 +85,4 @@ def test_keeper_that_cannot_be_started_is_one_line_of_the_log(
     ours, theirs = socket.socketpair()
     with ours, theirs, ConnectionKeeper(theirs):
         pass
-    assert "No keeper of the connection: " in caplog.text and len(caplog.records) == 1
+    assert "The connection's keeper cannot start: " in caplog.text and len(caplog.records) == 1

@@ -1,4 +1,4 @@
-"""What a model says of itself, as a worker answers it."""
+"""A model's metadata, as a worker returns it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -21,14 +21,14 @@ from handlers.metrics import (
 
 
 def recorder() -> Recorder:
-    """One whose zeros have been sent."""
+    """Return a recorder whose zeros have been sent."""
     fresh = Recorder()
     fresh.drain()
     return fresh
 
 
 def totals(samples: list[Sample]) -> dict[tuple[str, ...], float]:
-    """Sum those without the buckets, by name and labels."""
+    """Return the values without the buckets, by name and labels."""
     return {(s.counter.name, *s.labels): s.value for s in samples if not s.counter.name.endswith("_bucket")}
 
 
@@ -68,7 +68,7 @@ def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
     buckets = {s.labels[0]: s.value for s in samples if s.counter == DECODE.bucket}
     # Upper ends are inclusive: 0.125 lies below 0.25, 0.5 on the bound 0.5.
     assert [buckets[le] for le in ("0.25", "0.5", "+Inf")] == [1, 2, 2]
-    # TorchServe writes what it is given: numpy's numbers are not Python's.
+    # TorchServe writes numbers as they are, and numpy's are not Python's.
     assert {type(s.value) for s in samples} <= {int, float}
     assert subject.drain() == []
 

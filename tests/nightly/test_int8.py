@@ -24,7 +24,7 @@ from deploy.build.fingerprint import read_build
 from deploy.build.precision.comparisons import LEAD
 from deploy.models import ROOT
 from deploy.run.server import Server
-from handlers.archive_files import GRAPH, INT8_GRAPH, proofs
+from handlers.archive_files import GRAPH, INT8_GRAPH, load_proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax
 from handlers.proofs import read_proofs
@@ -85,7 +85,7 @@ def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> None:
-    proof = proofs(built.path)["int8"]
+    proof = load_proofs(built.path)["int8"]
     assert (proof.measure, proof.holds) == ("top-1", True)
     bodies = held_out.crops(CROPS).held_out
     pixels = np.stack([decode_image(body, CONFIG, SEEN)[0] for body in bodies])
@@ -139,7 +139,7 @@ def test_served_int8_is_as_near_to_fp32_as_its_proof_says_in_either_mode(
         return max(abs(value - others[label]) for each, others in pairs for label, value in each.items())
 
     try:
-        proof = proofs(built.path)["int8"]
+        proof = load_proofs(built.path)["int8"]
         exact = probabilities(served("mobilenet-fp32", precision="fp32"))
         adaptive = {"mode": "adaptive", "max_latency_ms": 60_000}
         for mode, scheduling in (("classic", {"mode": "classic"}), ("adaptive", adaptive)):

@@ -14,7 +14,7 @@ from deploy.build.stagers.vision import export, read_labels
 from deploy.build.weights import load_weights
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
 from handlers.vision.pixel_detector import PixelDetector, load_detector
@@ -42,7 +42,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         with open_checkpoint(model, origin) as source:
             seen = of_processor(source)
             detector = load_detector(source, seen)
-            labels = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
+            labels = check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             pack(source, folder, with_weights=engine != "openvino")
     seen.write(folder)
     if engine != "torch":

@@ -14,7 +14,7 @@ from deploy.build.stagers.vision import export, read_labels
 from deploy.build.weights import count_classes, load_weights
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import GRAPH
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
 from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, build_torchvision, load_segmenter
@@ -40,7 +40,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     else:
         with open_checkpoint(model, origin) as source:
             seen = of_processor(source)
-            names = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
+            names = check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
             labels = [*names.values()]
             segmenter = load_segmenter(source, None, len(labels), seen)
             pack(source, folder, with_weights=engine != "openvino")

@@ -19,7 +19,7 @@ from deploy.build.sources import Source, WeightsUnavailable
 from deploy.build.weights import count_classes, load_weights
 from deploy.models import TENSORS, Engine, ModelEntry
 from handlers.archive_files import GRAPH
-from handlers.checkpoints import checked_labels
+from handlers.checkpoints import check_labels
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.vision.config import ImageClassificationConfig
@@ -79,7 +79,7 @@ def _labels_of_checkpoint(model: ModelEntry, source: Path) -> list[str]:
             f"{model.name}: a model of timm, which is not installed here; export it with torch.onnx.export, and serve "
             f"the file with handler: {TENSORS}"
         )
-    labels = checked_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
+    labels = check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
     return _checked_names(model, [*labels.values()])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import InvalidConfig, WrongOutput, reason
-from handlers.protocol.tensors import DTYPES, objects
+from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import check_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.rows import make_sample_rows
@@ -220,7 +220,7 @@ def _noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
     """Numbers that few models refuse: whole ones are 0 and 1, which every vocabulary has, others between them."""
     digits = noise.integers(0, 2, array.shape)
     if array.dtype.kind == "O":
-        return objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
+        return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
     return (noise.random(array.shape) if array.dtype.kind == "f" else digits).astype(array.dtype)
 
 

@@ -200,7 +200,7 @@ def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_ne
         assert [answer.headers["X-Grpc-Status"] for answer in (late, wrong)] == ["4", "3"]
         assert wrong.headers["X-Grpc-Message"].startswith("priority must be a whole number from 1 (first) to 3")
     elif asking is number_by_json:
-        assert late.body == {"error": "The request waited longer than it may; no work was spent on it."}
+        assert late.body == {"error": "The request reached its queue timeout and was not run; retry later."}
     else:
         assert (late.body["type"], wrong.body["type"]) == ("QueueTimeout", "InvalidPriority")
     assert handler.forgets()
@@ -315,4 +315,6 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start, caplog:
     assert {name: totals.get(name) for name in counted} == counted
     assert totals["handler_exchanges_total"] >= 1
     # One request waited at the gate, and two in the queue.
-    assert all(totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_worker_wait_seconds_total"))
+    assert all(
+        totals[name] > 0.1 for name in ("handler_engine_busy_seconds_total", "handler_worker_wait_seconds_total")
+    )

@@ -1,4 +1,4 @@
-"""CTranslate2: each text has its own tokens, limit and end, in any order, on any streams; options are generate()'s."""
+"""CTranslate2: each text has its own tokens, limit and end, in any order, on any streams."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ def inputs(checkpoint: Path) -> dict[str, Any]:
 
 
 def rows(outputs: Any) -> list[list[int]]:
-    """Each answer without its padding."""
+    """Return each answer without its padding."""
     return [[number for number in row.tolist() if number != PAD] for row in outputs["sequences"]]
 
 
@@ -149,7 +149,7 @@ def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None
     ("said", "expected"),
     [
         ({"bad_words_ids": [[2], [0, 1]]}, {"suppress_sequences": [["c"], ["a", "b"]]}),
-        # What conversion left out cannot be said.
+        # Conversion omitted the token.
         ({"bad_words_ids": [[9]]}, {"suppress_sequences": None}),
         ({"suppress_tokens": [1]}, {"suppress_sequences": [["b"]]}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),

@@ -1,4 +1,4 @@
-"""Engines compute what torch does in fp32, for any batch size, on any processor; their outputs are the caller's."""
+"""Engines agree with torch in fp32, for any batch size, on any processor; the caller owns their outputs."""
 
 import subprocess
 import sys
@@ -25,13 +25,14 @@ from handlers.proofs import Proof
 
 CPU = torch.device("cpu")
 BATCH_SIZES = (1, 3, 17)
-# Relative errors of logits. fp32 sums in another order, which moves these few layers by 1e-7 on AVX2 and AVX-512;
-# bf16 rounds each factor to 8 bits, by 2**-9 at most.
-FP32, BF16 = 1e-5, 1e-2
+# The relative error of logits in fp32: another order of sums moves these layers by 1e-7 on AVX2 and AVX-512.
+FP32 = 1e-5
+# In bf16 each factor is rounded to 8 bits, by 2**-9 at most.
+BF16 = 1e-2
 
 
 class Network(torch.nn.Sequential):
-    """Three layers, which amplify no rounding as a deep network of random weights would."""
+    """Three layers: a deep network of random weights would amplify rounding."""
 
     def __init__(self) -> None:
         torch.manual_seed(5)
@@ -68,7 +69,7 @@ def torch_engine(device: torch.device, precision: str) -> TorchEngine:
     dtype = dtype_for(device, precision)
 
     class Cast(torch.nn.Module):
-        """Takes float32, as classifiers do."""
+        """Accepts float32, like classifiers."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -120,8 +121,8 @@ def test_openvino_outputs_survive_the_next_run(graph: Path, images: NDArray[np.f
     assert np.array_equal(first, kept)
 
 
-# Runs a graph with as much memory as the process has, where an image needs 13 MB, and then with all that there is.
-# Prints what became of each run; an answer of another run ends it with 3.
+# Runs a graph with no more memory than the process has, where an image needs 13 MB, and then without a limit. Prints
+# the outcome of each run; exits with 3 at an answer of another run.
 WITHOUT_MEMORY = """
 import resource, sys
 from pathlib import Path
@@ -150,7 +151,7 @@ for limit in limits:
 """
 
 
-def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_path: Path) -> None:
+def test_openvino_without_memory_never_returns_the_answers_of_another_run(tmp_path: Path) -> None:
     images = opset.parameter([-1, 3, 160, 160], np.float32, name="images")
     kernels = np.random.default_rng(2).random((64, 3, 3, 3), np.float32)
     layer = opset.convolution(images, opset.constant(kernels), [1, 1], [1, 1], [1, 1], [1, 1])
@@ -167,7 +168,7 @@ def test_openvino_without_memory_gives_nobody_the_answers_of_another_run(tmp_pat
     assert done.returncode or done.stdout.endswith("answered\n" * 25)
 
 
-# Has a graph compiled again, with no more memory than the process has.
+# Makes the engine compile its graph again, with no more memory than the process has.
 COMPILES_AGAIN = """
 import resource, sys
 from pathlib import Path
@@ -244,7 +245,7 @@ def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypat
 def test_openvino_is_asked_for_the_precision(
     precision: Any, hint: str, graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without AVX-512, a compiled graph reports fp32 whatever was asked for.
+    # Without AVX-512, a compiled graph always reports fp32.
     asked: list[Any] = []
     compile_model = openvino.Core.compile_model
 

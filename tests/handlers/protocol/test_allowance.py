@@ -1,4 +1,4 @@
-"""What the items of one request may ask for together, whichever thread decodes which of them."""
+"""The common limit of a request's items, which several threads decode."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

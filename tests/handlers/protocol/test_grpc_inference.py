@@ -1,4 +1,7 @@
-"""gRPC inference against tritonclient.grpc, which writes the requests and reads the answers."""
+"""gRPC inference against tritonclient.grpc: typed contents, malformed messages, limits, and answers.
+
+tests/e2e/test_conformance.py has the rest of the protocol.
+"""
 
 import gzip
 import zlib
@@ -12,20 +15,17 @@ import pytest
 import tritonclient.grpc as triton
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import np_to_triton_dtype
 
 from handlers.errors import INTERNAL_ERROR, ItemError
-from handlers.protocol.grpc_inference import MOST_FIELDS, GrpcInference, read
+from handlers.protocol.grpc_inference import MOST_FIELDS, read
 from handlers.protocol.output_tensors import Model, OutputTensors, vectors
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
 from handlers.protocol.tensors import to_bfloat16
-from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT, unpack
-from tests.handlers.protocol.test_tensors import arrays
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
 
@@ -54,7 +54,7 @@ def result_of(reply: Reply) -> triton.InferResult:
 
 
 def failed(request: Request) -> ItemError:
-    """Return the error of a row that is wrong as a whole, which its answer has in gRPC's form."""
+    """Return the error of a row that fails whole, after checking that its answer has gRPC's form."""
     (error,) = request.payloads
     assert isinstance(error, ItemError)
     reply = request.form.pack([error])
@@ -70,24 +70,6 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
     request = service_pb2.ModelInferRequest(model_name="M")
     request.inputs.add(name="text", datatype=datatype, shape=shape, contents=contents or None)
     return request
-
-
-@given(arrays())
-def test_raw_tensor_of_tritonclient_is_read_as_it_was(array: NDArray[Any]) -> None:
-    infer_request = read(message(tensor("x", array)), Model(), 2**20)
-    np.testing.assert_array_equal(infer_request.tensors["x"], array, strict=True)
-
-
-def test_texts_by_grpc_are_the_items_that_binary_http_makes_of_them() -> None:
-    more: dict[str, Any] = {"parameters": {"tgt_lang": "de", "top_k": 9}, "request_id": "7"}
-    columns: dict[str, Any] = {"text": KOREAN, "top_k": np.array([[1], [2]])}
-    by_grpc = asked(message(*(tensor(key, value) for key, value in columns.items()), **more))
-    by_http = test_open_inference.sent(
-        TEXT, *(test_open_inference.tensor(key, value) for key, value in columns.items()), **more
-    )
-    assert by_grpc.payloads == by_http.payloads
-    assert by_grpc.payloads[1] == Payload(KOREAN[1], {"tgt_lang": "de", "top_k": 2})
-    assert by_grpc.form == GrpcInference(TEXT.model, "7")
 
 
 @pytest.mark.parametrize(
@@ -126,19 +108,23 @@ TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
 @pytest.mark.parametrize(
     ("body", "type_", "says"),
     [
-        (b"{}", "MalformedMessage", "The body is no ModelInferRequest."),
+        (b"{}", "MalformedMessage", "The body is not a valid ModelInferRequest."),
         (b"\x0a\x01M", "InvalidBody", '"inputs" must have at least one tensor.'),
-        (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "compressed, and is cut short"),
-        (b"\x1f\x8b" + TEXTS, "MalformedMessage", "compressed, and its data is broken"),
+        (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "cut short, or more bytes follow it"),
+        (b"\x1f\x8b" + TEXTS, "MalformedMessage", "not valid gzip or zlib"),
         (gzip.compress(bytes(2**18), mtime=0), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
         (written("BF16", fp32_contents=[1]), "MalformedTensor", "BF16 must be in raw_input_contents."),
         (written(shape=(1,) * 17), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
-        (written("UINT8", uint_contents=[256]), "MalformedTensor", "contents.uint_contents has a number that UINT8"),
-        (written("INT8", int_contents=[-129]), "MalformedTensor", "contents.int_contents has a number that INT8"),
+        (written("UINT8", uint_contents=[256]), "MalformedTensor", "uint_contents contains a number that UINT8"),
+        (written("INT8", int_contents=[-129]), "MalformedTensor", "int_contents contains a number that INT8"),
         (written(shape=(2,), bytes_contents=[b"a"]), "MalformedTensor", "has 1 elements; the shape has 2."),
         (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
         (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0, text: BYTES: element 0 has 2 bytes"),
-        (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "must not stand beside raw_input_contents"),
+        (
+            raw(b"\1\0\0\0a", bytes_contents=[b"a"]),
+            "MalformedTensor",
+            "contents and raw_input_contents must not be used together",
+        ),
         (shared_memory(), "InvalidBody", "Input 0, text: shared memory is not supported."),
     ],
 )
@@ -169,7 +155,7 @@ def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes)
 
 
 def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_message() -> None:
-    """A million of them took two seconds of the worker's only thread."""
+    """A million parameters took two seconds of the worker's only thread."""
     shape = replace(TEXT, max_body_bytes=2**24)
     request = written(bytes_contents=[b"a" * 3000])
     request.outputs.add(name="label")
@@ -181,14 +167,14 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
             part.parameters[f"more {number}"].bool_param = True
         assert "more than 1000 tensors, outputs" in failed(asked(request.SerializeToString(), shape)).message
         part.parameters.clear()
-    # A shape of a dimension each, as protobuf allows, for as long as the body.
+    # An unpacked shape, as protobuf allows, as long as the body.
     dimensions = request.SerializeToString() + b"\x2a\x80\x80\x80\x02" + b"\x18\x01" * 2**21
     assert "more than 1000 tensors, outputs" in failed(asked(dimensions, shape)).message
 
 
 @pytest.mark.parametrize("width", [1, 32, 600_000])
 def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
-    """A length of one byte, two and more."""
+    """Lengths of one, two and more bytes."""
     shape = replace(TEXT, model=Model("M", "1", vectors("vector")))
     vector = np.arange(width, dtype=np.float32)
     reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
@@ -198,7 +184,7 @@ def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: in
 
 def test_bf16_output_is_what_tritonclient_reads_beside_a_failed_item_too() -> None:
     whole = vectors("vector")
-    # As a task of one's own may write them.
+    # A user's task may write them.
     halved = OutputTensors(whole.metadata, lambda results: {"vector": to_bfloat16(whole.arrays(results)["vector"])})
     shape = replace(TEXT, model=Model("M", None, halved))
     form = asked(message(tensor("text", KOREAN), request_id="7"), shape).form

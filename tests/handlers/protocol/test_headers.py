@@ -1,4 +1,4 @@
-"""What a request's headers and parameters ask of the scheduler."""
+"""A request's headers, and its terms for the scheduler."""
 
 from math import inf
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from handlers.errors import InvalidPriority, InvalidTimeout
-from handlers.protocol.rows import read_headers
+from handlers.protocol.headers import read_headers
 from handlers.protocol.terms import Terms
 
 
@@ -14,12 +14,12 @@ from handlers.protocol.terms import Terms
     ("headers", "parameters", "terms"),
     [
         ({"x-priority": "3", "X-TIMEOUT-MS": " 25e1 "}, {}, Terms(3, 0.25)),
-        # A form's field of that name comes among the headers as what its part's headers are.
+        # A form's field of that name: TorchServe adds its part's headers to the request's.
         ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, {}, Terms(None, inf)),
         ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
-        # Triton's clients send these for what is not asked.
+        # Triton's clients send these for none.
         ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
-        # A proxy may have set the header, whatever the client asks for.
+        # A proxy may have set the header.
         ({"X-Priority": "3", "X-Timeout-Ms": "5"}, {"priority": 1, "timeout": 6_000}, Terms(3, 0.005)),
         ({"X-Timeout-Ms": "5"}, {"timeout": 4_000}, Terms(None, 0.004)),
     ],
@@ -55,6 +55,6 @@ def test_parameters_that_are_no_level_or_time_are_invalid(value: Any) -> None:
 def test_headers_are_read_in_lower_case_apart_from_the_fields_of_a_form() -> None:
     sent = {"X-Api": "rerank", "Explain": "True", "explain": "False", "accept": {"content-type": "Text/Plain"}}
     headers = read_headers({**sent, "body": {"content-type": ""}})
-    # TorchServe's own header comes before a client's of another case.
+    # TorchServe's own header wins over a client's in another case.
     assert headers == {"x-api": "rerank", "explain": "False"}
     assert headers.types == {"accept": "Text/Plain", "body": ""}

@@ -1,4 +1,7 @@
-"""Open Inference requests in JSON and binary, as tritonclient sends them, to items; and which outputs are answered."""
+"""Open Inference requests in JSON and binary, as tritonclient sends them: options of items, and malformed requests.
+
+tests/e2e/test_conformance.py has the rest of the protocol.
+"""
 
 import json
 import time
@@ -12,13 +15,14 @@ import tritonclient.http as triton
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol import rows
 from handlers.protocol.fields import Fields
+from handlers.protocol.headers import read_headers
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import (
     LABELS,
     Model,
     OutputTensors,
     documents,
-    ranked,
+    rankings,
     vectors,
 )
 from handlers.protocol.requests import Payload, Request
@@ -28,7 +32,7 @@ from handlers.protocol.rows import Shape
 TEXT = Shape(
     Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
     max_body_bytes=1000,
-    model=Model("classifier", "1.0", ranked(LABELS)),
+    model=Model("classifier", "1.0", rankings(LABELS)),
 )
 IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
 
@@ -36,7 +40,7 @@ KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".en
 
 
 def unpack(row: dict[str, Any], headers: dict[str, Any], shape: Shape) -> Request:
-    return rows.unpack(row, rows.read_headers(headers), shape)
+    return rows.unpack(row, read_headers(headers), shape)
 
 
 def tensor(name: str, array: Any, *, is_binary: bool = True) -> triton.InferInput:
@@ -59,7 +63,7 @@ def read(reply: Reply) -> triton.InferResult:
 
 
 def failed(request: Request) -> ItemError:
-    """Return the error of a row that is wrong as a whole, which its answer has in Triton's form."""
+    """Return the error of a row that fails whole, after checking that its answer has Triton's form."""
     (error,) = request.payloads
     assert isinstance(error, ItemError)
     reply = request.form.pack([error])
@@ -78,7 +82,7 @@ def test_texts_in_one_tensor_become_items_with_options_of_their_own(
         tensor("threshold", np.array([0.5, 0.25], np.float32), is_binary=is_binary),
         parameters={"tgt_lang": "de", "top_k": 9},
         request_id="7",
-        # The protocol's own, and no options.
+        # The protocol's own parameters are not options.
         sequence_id=5,
         sequence_start=True,
         priority=1,
@@ -92,7 +96,7 @@ def test_texts_in_one_tensor_become_items_with_options_of_their_own(
     assert request.terms == {"priority": 1, "timeout": 9}
 
 
-def test_bytes_options_become_text_and_what_is_none_fails_alone() -> None:
+def test_bytes_options_become_text_and_one_that_is_not_utf8_fails_its_item_only() -> None:
     languages = np.array([b"de", b"\xff"], object)
     first, second = sent(TEXT, tensor("text", KOREAN), tensor("tgt_lang", languages)).payloads
     assert first == Payload(KOREAN[0], {"tgt_lang": "de"})
@@ -124,7 +128,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inputs": [{**GOOD, "shape": [0], "data": []}]}, "EmptyInput"),
     ({"inputs": [{**GOOD, "shape": [4], "data": list("abcd")}]}, "TooManyInstances"),
     ({"inputs": [GOOD], "id": 7}, "InvalidBody"),
-    # What TorchServe's own parser lets through, and an answer could not repeat.
+    # TorchServe's own parser accepts it, and an answer cannot contain it.
     ({"inputs": [GOOD], "id": "\ud800"}, "InvalidBody"),
     ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "InvalidBody"),
     ({"inputs": [GOOD], "parameters": {f"option{n}": n for n in range(101)}}, "InvalidOption"),
@@ -158,30 +162,7 @@ def test_request_wrong_as_a_whole_is_one_error_in_tritons_form(body: Any, header
     assert error.message.endswith((".", ")"))
 
 
-def test_wanted_outputs_come_in_their_order_each_as_it_was_asked_for() -> None:
-    wanted = [
-        triton.InferRequestedOutput("score", binary_data=False),
-        triton.InferRequestedOutput("error", binary_data=True),
-    ]
-    request = sent(TEXT, tensor("text", KOREAN[:1]), outputs=wanted)
-    assert read(request.form.pack([[{"label": "a", "score": 0.5}]])).get_response() == {
-        "model_name": "classifier",
-        "model_version": "1.0",
-        "outputs": [
-            {"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [0.5]},
-            {"name": "error", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4}},
-        ],
-    }
-
-
-EMBEDDING = replace(TEXT, model=Model("embedding", "1", vectors("embedding").renamed({"embedding": "output__0"})))
-
-
-@pytest.mark.parametrize("name", ["output__0", "embedding", "출력"])
-def test_the_one_output_of_a_task_is_answered_under_the_name_that_was_asked(name: str) -> None:
-    wanted = [triton.InferRequestedOutput(name, binary_data=True)]
-    request = sent(EMBEDDING, tensor("input_text", KOREAN[:1].reshape(1, 1)), outputs=wanted)
-    assert read(request.form.pack([np.array([0.5, 2], np.float32)])).as_numpy(name).tolist() == [[0.5, 2.0]]
+EMBEDDING = replace(TEXT, model=Model("embedding", "1", vectors("embedding").rename({"embedding": "output__0"})))
 
 
 @pytest.mark.parametrize("names", [["output__0", "b"], ["\ud800"]])
@@ -203,7 +184,7 @@ BROKEN = ItemError(422, "CorruptInput", "Broken.")
 
 @pytest.mark.parametrize("is_binary", [True, False])
 def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
-    model = Model("model", "2.0", ranked({"answer": object, "score": np.float32, "start": np.int64}))
+    model = Model("model", "2.0", rankings({"answer": object, "score": np.float32, "start": np.int64}))
     one, other = ({"answer": answer, "score": 0.5, "start": 3} for answer in ("가", "b"))
     reply = Inference(model, "seven", is_binary=is_binary).pack([[one], BROKEN, [one, other]])
     result = read(reply)
@@ -218,7 +199,7 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
     np.testing.assert_array_equal(result.as_numpy("start"), [[3, -1], [-1, -1], [3, 3]])
     first, error, last = result.as_numpy("error")
     assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
-    # So it is answered to a client that names its outputs.
+    # A client that names its outputs gets the error, too.
     named = Inference(model, wanted={"score": is_binary}).pack([[one], BROKEN])
     assert [output["name"] for output in read(named).get_response()["outputs"]] == ["score", "error"]
 
@@ -227,7 +208,7 @@ def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> Non
     ("outputs", "result", "name"),
     [
         (vectors("embedding"), np.array([np.nan], np.float32), "embedding"),
-        (ranked(LABELS), [{"label": "a", "score": float("inf")}], "score"),
+        (rankings(LABELS), [{"label": "a", "score": float("inf")}], "score"),
         (documents(), [{"places": [{"score": float("nan")}]}], "score"),
     ],
 )

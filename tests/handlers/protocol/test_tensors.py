@@ -33,7 +33,7 @@ NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name not i
 
 @st.composite
 def arrays(draw: st.DrawFn, *, is_json: bool = False) -> NDArray[Any]:
-    """Draw an array of any datatype; of those values that JSON can hold, or of any."""
+    """Draw an array of any datatype, with `is_json` of values that JSON can represent."""
     shape = draw(SHAPES)
     if draw(st.booleans()):
         elements: Any = st.text(st.characters(exclude_categories=["Cs"])).map(str.encode) if is_json else st.binary()
@@ -101,7 +101,7 @@ HUGE = [2**62, 2**62]
         ("UINT8", [-1], b""),
         ("UINT8", [1] * 17, b"\0"),
         ("UINT8", HUGE, [1]),
-        # Sizes that numpy cannot count, though a 0 leaves nothing of them.
+        # Sizes that numpy cannot multiply, beside a 0.
         ("UINT8", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""),
         ("FP32", [2], b"\0" * 7),
         ("BYTES", [1], b"\0\0\0"),
@@ -112,7 +112,7 @@ HUGE = [2**62, 2**62]
         ("UINT8", [2, 1], [[1, 2]]),
         ("FP32", [1], [1e39]),
         ("FP64", [1], [10**400]),
-        # numpy's own choice of dtype would ask for 4 TB.
+        # numpy's default dtype would need 4 TB.
         ("INT64", [10**6 + 1], [*[0] * 10**6, "a" * 10**6]),
     ],
 )

@@ -22,14 +22,14 @@ from tests.handlers.tensor_models.models import (
 # A row of 666 is at fault, in a way of its own; all others are doubled.
 POISON: dict[str, tuple[str, str, str]] = {
     "exception": ("raise ValueError('quotes', x)", "InternalError", "The model failed on this input; the server's log"),
-    "exit": ("raise SystemExit", "InternalError", "The model failed on this input; the server's log says where."),
+    "exit": ("raise SystemExit", "InternalError", "The model failed on this input; the server's log has the place."),
     "too many rows": ("return {'y': np.repeat(y, 2)}", "WrongOutput", "y: 2 rows were returned for 1."),
     "missing": ("return {'z': y}", "WrongOutput", "y: the model did not return it."),
     "array": ("return y", "WrongOutput", "The model returned a ndarray; arrays by name"),
     "datatype": ("return {'y': y.astype('f8')}", "WrongOutput", "y: FP64 was returned; FP32 is expected."),
     "objects": ("return {'y': np.array([{}])}", "WrongOutput", "y: objects other than str and bytes were"),
     "shape": ("return {'y': np.stack([y, y], 1)}", "WrongOutput", "y: rows of [2] were returned; [] is expected."),
-    "memory": ("raise MemoryError", "OutOfMemory", "The model ran out of memory on this input alone."),
+    "memory": ("raise MemoryError", "OutOfMemory", "The model ran out of memory on this single input."),
 }
 DECLARED: dict[str, Any] = {
     "inputs": {"x": {"datatype": "FP32", "shape": [-1]}},
