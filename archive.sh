@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds archives of examples/models.yaml into model_store/:  ./archive.sh resnet-152   (--help lists the options)
+# Build archives of examples/models.yaml into model_store/:  ./archive.sh resnet-152   (--help lists the options)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ -e "$here/.venv/.installed" ] || make --no-print-directory -C "$here" .venv/.installed

@@ -1,4 +1,4 @@
-"""The model list (examples/models.yaml or the user's), and the folder of each model."""
+"""The model list: examples/models.yaml, or a user's own, and the folder of each model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,45 +15,52 @@ from torchserve_client.archives import check_name
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
 
-# The engine that an archive is built for.
+# The engine that an archive has a model for; `auto` stands for both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
 # The keys of an entry.
 REQUIRED = frozenset({"handler", "version"})
 KEYS = REQUIRED | {"weights", "made_by"}
 
-# The task whose models describe themselves; the other tasks are configured.
+# The task whose inputs and outputs the model's own file describes.
 TENSORS = "tensors"
 # The task that runs an old archive's own code, which no build may run.
 STOCK = "stock"
 
 
 class UnknownModel(LookupError):
-    """The model list does not contain the name."""
+    """The model list has no such name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """An entry of the model list; archive and registered model have its name."""
+    """One entry of a model list."""
 
+    # The name of the archive and of the registered model.
     name: str
-    # A built-in task, or a file beside the list that contains the user's task: `my_task.py`.
+    # A built-in task, or a file beside the list with a task of the user's: `my_task.py`.
     handler: str
     # The archive's version if its weights are trained.
     version: str
-    # Configuration, files that the task stages, and sample requests.
+    # Holds model-config.yaml, the files that the task stages, and sample requests.
     folder: Path
-    # The default source of the weights; empty if the command names one, or if the model has no weights.
+    # The default source of the weights; empty if the command line must name one, or the task needs none. A text stands
+    # for `path: TEXT`, a file or folder beside the list or in the model's folder.
     weights: dict[str, str] = field(default_factory=dict)
-    # A program of the folder that makes the weights; the error for missing weights names it.
+    # A program in the model's folder that writes the weights.
     made_by: str = ""
 
     @property
     def config_path(self) -> Path:
+        """The path of its model-config.yaml."""
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read model-config.yaml; a missing or empty file means no settings, a misspelt file name is an error."""
+        """Read model-config.yaml; a missing or empty file is an empty mapping.
+
+        Raises:
+            InvalidConfig: the file is not valid YAML or not a mapping, has an unknown name, or another file name.
+        """
         file = self.config_path.name
         if not self.config_path.exists():
             if similar := get_close_matches(file, (path.name for path in self.folder.glob("*.y*ml")), cutoff=0.75):
@@ -63,50 +70,66 @@ class ModelEntry:
             loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
             config = {} if loaded is None else loaded
             check_names(config)
+            if not isinstance(config.get("handler"), Mapping | None):
+                raise InvalidConfig(
+                    f"handler: expected a mapping of settings, received {type(config['handler']).__name__}; indent the "
+                    "settings below it. The task's name belongs to the model list"
+                )
         except (yaml.YAMLError, UnicodeDecodeError, InvalidConfig) as error:
             raise InvalidConfig(f"{self.name}: {file}: {' '.join(str(error).split())}") from None
         return dict(config)
 
+    def settings(self) -> dict[str, Any]:
+        """Read the settings under `handler:` of model-config.yaml; see `config`."""
+        return dict(self.config().get("handler") or {})
+
 
 def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
-    """Read every model of a list, in its order; a model's folder is beside the list and has the model's name.
+    """Read a list: its models by name, in its order. A model's folder lies beside the list and has the model's name.
 
     Raises:
-        InvalidConfig: an entry lacks a key or has an unknown key, or its name or version cannot be served.
+        InvalidConfig: the file is not a list of models; the message names the entry.
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(entries, Mapping):
-            raise InvalidConfig("expected a mapping of model names to entries")
-        found = {name: _model(path.parent, name, entry) for name, entry in entries.items()}
+            raise InvalidConfig(f"expected a mapping of model names to entries, received {type(entries).__name__}")
+        found = {name: _read_entry(path.parent, name, entry) for name, entry in entries.items()}
     except FileNotFoundError:
-        raise InvalidConfig(f"no model list {path}") from None
+        raise InvalidConfig(f"no model list {path}; name one with --models FILE") from None
     except (yaml.YAMLError, ValueError, InvalidConfig) as error:
         raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
-    for model in found.values():
-        if not all(isinstance(text, str) for text in (model.name, model.handler, model.version)):
-            raise InvalidConfig(f"{path.name}: {model.name}: handler and version must be text; quote a number")
-        if not isinstance(model.weights, dict) or not all(isinstance(text, str) for text in model.weights.values()):
-            raise InvalidConfig(f"{path.name}: {model.name}: weights must be text, or a mapping of names to text")
     return found
 
 
-def _model(folder: Path, name: str, entry: Any) -> ModelEntry:
-    check_name(name)
+def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
+    check_name(str(name))
+    if not isinstance(name, str):
+        raise InvalidConfig(f"{name}: a name must be text; quote it")
     try:
         check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}")
     except InvalidConfig as error:
         raise InvalidConfig(f"{name}: {error}") from None
     if missing := REQUIRED - entry.keys():
         raise InvalidConfig(f"{name}: {' and '.join(sorted(missing))} missing")
-    check_name(str(entry["version"]))
-    if isinstance(entry.get("weights"), str):
-        entry = {**entry, "weights": {"path": entry["weights"]}}
-    return ModelEntry(name=name, folder=folder / name, **entry)
+    if not all(isinstance(entry[key], str) for key in REQUIRED):
+        raise InvalidConfig(f"{name}: handler and version must be text; quote a number")
+    check_name(entry["version"])
+    weights, made_by = entry.get("weights", {}), entry.get("made_by", "")
+    weights = {"path": weights} if isinstance(weights, str) else weights
+    if not isinstance(weights, dict) or not all(isinstance(text, str) for each in weights.items() for text in each):
+        raise InvalidConfig(f"{name}: weights must be a text, or a mapping of names to texts")
+    if not isinstance(made_by, str):
+        raise InvalidConfig(f"{name}: made_by must be the name of a file")
+    return ModelEntry(name, entry["handler"], entry["version"], folder / name, weights, made_by)
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list, or raise UnknownModel with the known names."""
+    """Find one model of a list.
+
+    Raises:
+        UnknownModel: the message names the list's models.
+    """
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

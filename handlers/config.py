@@ -70,8 +70,7 @@ class SchedulingConfig:
     mode: Literal["auto", "classic", "adaptive"] = Field(
         default="auto",
         description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
-        "requests in flight, which needs TorchServe's continuousBatching; `auto` is adaptive if that is on, else "
-        "classic.",
+        "requests in flight; `auto` depends on the task. archive.sh sets TorchServe's continuousBatching to match.",
     )
     max_latency_ms: Milliseconds | None = Field(
         default=None,

@@ -9,11 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from deploy.build.archive import SUFFIXES, ArchiverFailed, Recipe, defaults_of, find_cache_folder, report, why_classic
+from deploy.build.archive import (
+    SUFFIXES,
+    ArchiverFailed,
+    Recipe,
+    describe_defaults,
+    find_cache_folder,
+    find_classic_cause,
+    report,
+)
 from deploy.build.fingerprint import read_packed
 from deploy.build.precision.inputs import FEWEST, MOST
 from deploy.build.precision.request import PrecisionRequest
-from deploy.build.sources import NotMade, WeightsUnavailable
+from deploy.build.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
@@ -21,10 +29,17 @@ from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
 
+EXAMPLES = """\
+docs/how-to/bring-a-model.md explains model lists, docs/how-to/int8.md int8.
+
+examples:
+  ./archive.sh mobilenet-v2
+  ./archive.sh flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
+
 
 def main(arguments: list[str]) -> int:
-    """Build what the command line names; 1 when one could not be built."""
-    options = parsed(arguments)
+    """Build the archives that the command line names; return 1 if one cannot be built."""
+    options = parse_arguments(arguments)
     cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
         for name in list(models(options.models)) if options.all else options.names:
@@ -41,19 +56,20 @@ def main(arguments: list[str]) -> int:
             )
             try:
                 archive = (None if options.force else recipe.find()) or recipe.build()
-            except NotMade as error:
-                # Whoever wants all there is gets it; who names one needs that one.
+            except WeightsNotMade as error:
+                # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
                 print(f"archive.sh: left out: {error}", file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
-            if cause := why_classic(recipe.entry.config()):
-                print(f"{os.path.relpath(archive.path)}: classic mode, since model-config.yaml has {cause}")
-            if signature := signature_of(recipe.entry, archive.path):
-                print(f"{os.path.relpath(archive.path)}: {signature}")
-            if archive.is_new and (defaults := defaults_of(recipe.entry)):
-                print(f"{os.path.relpath(archive.path)}: {defaults}")
+            place = os.path.relpath(archive.path)
+            if cause := find_classic_cause(recipe.entry.config()):
+                print(f"{place}: classic mode, since model-config.yaml has {cause}")
+            if signature := describe_signature(recipe.entry, archive.path):
+                print(f"{place}: {signature}")
+            if archive.is_new and (defaults := describe_defaults(recipe.entry)):
+                print(f"{place}: {defaults}")
     except Exception as error:
         if options.debug:
             raise
@@ -66,95 +82,93 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Parse it; argparse ends the process where it is wrong."""
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; argparse ends the process if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="archive.sh",
-        description="Build archives of a model list.",
-        epilog="CACHE_DIR names a folder for exported graphs; without it they are kept in .exports of the model store. "
-        "docs/explanation/precision.md explains int8 and the proofs.",
+        usage="archive.sh (NAME... | --all) [OPTION...]",
+        description="Build TorchServe archives from the models of a list.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of the list; examples/ has {', '.join(models())}")
-    parser.add_argument("--all", action="store_true", help="every model of the list")
-    parser.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help="default: examples/models.yaml")
-    parser.add_argument("--weights", metavar="PATH|HUB_ID|random", help="instead of those the list names")
-    parser.add_argument("--engine", choices=get_args(Engine), default="auto")
-    parser.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store")
-    parser.add_argument("--export-path", type=Path, default=ROOT / "model_store", help="default: model_store")
-    parser.add_argument(
-        "--min-chrf",
-        type=float,
-        metavar="N",
-        help="refuse a converted translation model whose answers to samples.txt are farther than that from fp32's",
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"build this model; the default list has {', '.join(models())}"
     )
-    parser.add_argument("--force", action="store_true", help="build even what is up to date")
-    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-    _add_precision(parser)
+    group.add_argument("--all", action="store_true", help="build every model of the list")
+    words = "read this model list (default: examples/models.yaml)"
+    group.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help=words)
+    words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
+    group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
+    words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
+    group.add_argument("--engine", choices=get_args(Engine), default="auto", help=words)
+
+    group = parser.add_argument_group(
+        "output", "CACHE_DIR names a folder for exported graphs (default: model_store/.exports)."
+    )
+    words = "write archives into this folder (default: model_store)"
+    group.add_argument("--export-path", type=Path, default=ROOT / "model_store", metavar="FOLDER", help=words)
+    words = "write this format; no-archive is a folder, for development (default: zip-store, uncompressed)"
+    group.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store", help=words)
+    group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
+    group.add_argument("--debug", action="store_true", help="print the traceback of an error")
+
+    group = parser.add_argument_group("precision", "Add int8 beside fp32. Each build prints how near the answers are.")
+    words = "add an int8 graph; requires deploy/extras/environment.sh int8"
+    group.add_argument("--precision", choices=["int8"], help=words)
+    words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
+    group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
+    words = (
+        "compare precisions with fp32 on these inputs, optionally one folder per class "
+        "(default: a quarter of --calibrate, or the examples' samples)"
+    )
+    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
+    words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
+    group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
+    words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
+    group.add_argument("--min-chrf", type=float, metavar="N", help=words)
+
     options = parser.parse_args(arguments)
     if bool(options.names) == options.all:
-        parser.error("name models, or give --all")
+        parser.error("name models or use --all, and not both")
     if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
-        parser.error("--weights PATH belongs to one model: name just that one")
+        parser.error("--weights PATH belongs to one model: name only that model")
     if options.calibrate is not None and options.precision is None:
-        parser.error("--calibrate belongs to --precision int8: give both")
+        parser.error("--calibrate belongs to --precision int8: use both")
     if options.all and (options.precision or options.validate):
-        parser.error("--precision and --validate belong to models of one kind: name them")
+        parser.error("--precision and --validate belong to models of one kind: name them instead of --all")
     return options
 
 
-def _add_precision(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "precision", "int8 beside fp32, for image classifiers and text encoders; how near answers are is printed"
-    )
-    group.add_argument(
-        "--precision", choices=["int8"], help="add an int8 graph; needs deploy/extras/environment.sh int8"
-    )
-    words = (
-        f"what int8 learns from: a folder of images or texts, or a file of lines; at least {FEWEST}, of which "
-        f"no more than {MOST} are taken"
-    )
-    group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = (
-        "what precisions are held against fp32 with, maybe in a folder for each class; default: a quarter of "
-        "--calibrate, or the examples' samples"
-    )
-    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = (
-        "agreement that int8 must have, or nothing is built; default: 0.99 of labels or accuracy, 0.98 of the others"
-    )
-    group.add_argument("--min-agreement", type=_share, metavar="X", help=words)
-
-
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return value
 
 
-def signature_of(model: ModelEntry, path: Path) -> str | None:
-    """Write inputs and outputs, with their datatypes and shapes; None for any other task.
+def describe_signature(entry: ModelEntry, path: Path) -> str | None:
+    """Describe the inputs and outputs of a model of tensors; None for another task.
 
     Args:
-        model: the entry of the list, whose configuration adds to what the model says.
-        path: its archive, of any format.
+        entry: its settings add to the model's own description.
+        path: the archive, of any format.
     """
-    if model.handler != TENSORS:
+    if entry.handler != TENSORS:
         return None
     try:
-        said = _said(path)
-        signature = merge_signature(said, parse(TensorsConfig, model.config().get("handler")))
+        signature = merge_signature(_read_description(path), parse(TensorsConfig, entry.config().get("handler")))
     except (LookupError, ValueError, InvalidConfig):
-        # Its function takes its parameters from elsewhere; whoever loads it sees them.
+        # The function's parameters come from another place; only the worker knows them.
         return None
-    outputs = "whatever infer gives" if signature.outputs is None else _listed(signature.outputs.values())
-    return f"{_listed(signature.inputs.values())} -> {outputs}"
+    outputs = "the outputs that infer returns" if signature.outputs is None else _join(signature.outputs.values())
+    return f"{_join(signature.inputs.values())} -> {outputs}"
 
 
-def _said(path: Path) -> DeclaredSignature:
+def _read_description(path: Path) -> DeclaredSignature:
     try:
         return DeclaredSignature.from_json(read_packed(path, SIGNATURE).decode())
     except LookupError:
@@ -163,7 +177,7 @@ def _said(path: Path) -> DeclaredSignature:
     return DeclaredSignature(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
 
 
-def _listed(tensors: Iterable[Tensor]) -> str:
+def _join(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 

@@ -2,9 +2,8 @@
 
     model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
 
-Every build works in folders of its own and ends in one rename, so builds can run side by side and a server never sees
-half an archive. An archive that was built from the same inputs is left as it is, and an export that was made from the
-same inputs is taken from the cache.
+Every build works in folders of its own and ends in one rename. Builds can run side by side, and a server never reads
+half an archive. An archive of equal inputs is not built again; an export of equal inputs comes from the cache.
 """
 
 import json
@@ -21,11 +20,7 @@ from typing import Any, cast, get_args
 import yaml
 
 from deploy.build.exports import Exports
-from deploy.build.fingerprint import (
-    archive_fingerprint,
-    handler_files,
-    read_build,
-)
+from deploy.build.fingerprint import archive_fingerprint, handler_files, read_build
 from deploy.build.precision import staging
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import Source, source
@@ -37,89 +32,75 @@ from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 
-# These are torch-model-archiver's own names, and what each appends. zip-store is our default: weights do not compress.
+# The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
+# weights gain nothing by it.
 SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 
-# TorchServe's part of an adaptive archive, where its file does not say. batchSize is the window: the requests that the
-# worker sees and chooses from. maxBatchDelay is what an idle worker waits for a second request, in ms; TorchServe's own
-# default is 100, and 1 is the least it takes. Beside an idle worker a busy one would starve.
+# TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
+# worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
+# least, 100 its default. A second worker would starve the first.
 ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
-# TorchServe's part of a classic archive, whose batches have one request by TorchServe's default: the most requests,
-# and the ms for which a worker waits for them.
+# TorchServe's part of a classic archive: the most requests of a batch (TorchServe's default is 1), and the ms that a
+# worker waits for them.
 CLASSIC = {"batchSize": 32, "maxBatchDelay": 1}
 
 
 class ArchiverFailed(Exception):
-    """torch-model-archiver did not make the archive."""
+    """torch-model-archiver did not write the archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive lies on disk.
+    """An archive on disk."""
 
-    Attributes:
-        path: a file, or a folder for `no-archive`.
-        version: as registered; it ends in -untrained for random weights.
-        is_new: whether this call built it, and not found it.
-        label: what its builder says of a model that it converted; see `handlers.archive_files.Build`.
-        proofs: how near its answers are to fp32's, by precision.
-        fidelity: how near they are to the model's own, in words; empty where nothing was compared.
-        settings: `handler:` of its model-config.yaml; empty if it was found.
-    """
-
+    # A file, or a folder for `no-archive`.
     path: Path
+    # As registered; it ends in -untrained for random weights.
     version: str
+    # Whether this call built it.
     is_new: bool
+    # The converter's facts about the model; see `handlers.archive_files.Build`.
     label: Mapping[str, str | float] = field(default_factory=dict)
+    # How near its answers are to fp32's, by precision.
     proofs: Mapping[str, Proof] = field(default_factory=dict)
+    # How near its answers are to the model's own, in words; empty if nothing was compared.
     fidelity: str = ""
+    # `handler:` of its model-config.yaml; empty if the archive was up to date.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe says what an archive is to be made from.
-
-    Attributes:
-        entry: the model's, of the list.
-        weights: a path, a hub id, `random`, or None for what the list says.
-        engine: what the archive carries a model for; `auto` both, and the worker picks by its device.
-        archive_format: torch-model-archiver's name of it.
-        export_path: the model store.
-        cache_path: the folder of cached exports; None for a hidden one in the model store.
-        min_chrf: how near a converted model's answers must be to the original's, in chrF; None for any.
-        wanted: what is asked for of precisions.
-    """
+    """The inputs of one archive: an entry of a model list, and the options of archive.sh."""
 
     entry: ModelEntry
+    # A path, a hub id, `random`, or None for the list's.
     weights: str | None = None
+    # The engine that the archive has a model for; `auto` stands for both, and the worker chooses by its device.
     engine: Engine = "auto"
     archive_format: str = "zip-store"
     export_path: Path = ROOT / "model_store"
+    # The folder of cached exports; None for a hidden one in the model store.
     cache_path: Path | None = None
+    # The least chrF of a converted translation model against the original; None for any.
     min_chrf: float | None = None
-    wanted: PrecisionRequest = field(default_factory=PrecisionRequest)
+    precision: PrecisionRequest = field(default_factory=PrecisionRequest)
 
     @property
     def path(self) -> Path:
-        """The place where the archive lies or will."""
+        """The archive's path, whether it exists or not."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
     @property
-    def chosen(self) -> Engine:
-        """The engine that the command line names, or else model-config.yaml."""
-        configured = (self.entry.config().get("handler") or {}).get("engine")
+    def preferred_engine(self) -> Engine:
+        """The engine of the command line, or else of model-config.yaml."""
+        configured = self.entry.settings().get("engine")
         is_known = self.engine == "auto" and configured in get_args(Engine)
         return cast(Engine, configured) if is_known else self.engine
 
     def find(self) -> Archive | None:
-        """Find the archive on disk, if it was made from this recipe and nothing has changed since.
-
-        Raises:
-            WeightsUnavailable: a file or package is missing.
-            InvalidConfig: no task serves the model.
-        """
-        self.wanted.check(self.entry, self.chosen)
+        """Return the archive on disk if it was built from these inputs and none has changed since."""
+        self.precision.check(self.entry, self.preferred_engine)
         origin = source(self.entry, self.weights)
         build = read_build(self.path)
         if build is None or build.fingerprint != self._fingerprint(origin):
@@ -129,36 +110,37 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Make the archive, whatever is there.
+        """Build the archive, and replace the one on disk.
 
         Raises:
             WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
         """
-        self.wanted.check(self.entry, self.chosen)
+        self.precision.check(self.entry, self.preferred_engine)
         entry, origin = self.entry, source(self.entry, self.weights)
-        task, config = task_of(entry), complete_config(entry)
+        task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
-        # Beside the archive to come, so that the last step is a rename; hidden, so that nothing serves it.
+        # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
             stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
             for folder in (stage, temporary, out):
                 folder.mkdir()
-            engine = self._stage(origin, stage)
-            label, proofs, fidelity = (_taken(stage, name) for name in (LABEL, PROOFS, FIDELITY))
+            exports = Exports(self.cache_path or self.export_path / ".exports")
+            preferred = self.preferred_engine
+            engine = staging.stage(entry, origin, preferred, self.precision, exports=exports, folder=stage)
+            label, proofs, fidelity = (_pop_json(stage, name) for name in (LABEL, PROOFS, FIDELITY))
             _check_quality(entry, label, self.min_chrf)
             _check_root(entry, stage, task.path.name)
             for name, path in handler_files().items():
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, stage / name)
-            needed = fidelity.get("settings", {})
-            config["handler"] = {**(config.get("handler") or {}), "engine": engine, **needed}
+            settings = {**(config.get("handler") or {}), "engine": engine, **fidelity.get("settings", {})}
             config_path = Path(work) / CONFIG
-            config_path.write_text(yaml.safe_dump(config, sort_keys=False))
+            config_path.write_text(yaml.safe_dump({**config, "handler": settings}, sort_keys=False))
             build = Build(
                 fingerprint=self._fingerprint(origin),
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
-                files=hash_files({**_packed(stage), task.path.name: task.path, CONFIG: config_path}),
+                files=hash_files({**_find_packed_files(stage), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,
@@ -166,7 +148,7 @@ class Recipe:
             (stage / BUILD).write_text(build.to_json())
             arguments = {
                 "--model-name": entry.name,
-                "--version": self._version(origin),
+                "--version": version,
                 "--handler": str(task.path),
                 "--extra-files": str(stage),
                 "--config-file": str(config_path),
@@ -176,40 +158,30 @@ class Recipe:
             with step(f"{entry.name}: packing"):
                 run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.path)
-        said, found, settings = fidelity.get("said", ""), read_proofs(proofs), config["handler"]
-        version = self._version(origin)
-        return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=said, settings=settings)
-
-    def _stage(self, origin: Source, folder: Path) -> Engine:
-        """Write what the task serves, or link it from the cache where it takes long to make; returns its engine."""
-        exports = Exports(self.cache_path or self.export_path / ".exports")
-        return staging.stage(self.entry, origin, self.chosen, self.wanted, exports=exports, folder=folder)
+        words, found = fidelity.get("said", ""), read_proofs(proofs)
+        return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=words, settings=settings)
 
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
 
     def _fingerprint(self, origin: Source) -> str:
-        packing = (self._version(origin), self.engine, self.archive_format, self.wanted.identity())
+        packing = (self._version(origin), self.engine, self.archive_format, self.precision.identity())
         return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
 
 
-def _taken(stage: Path, name: str) -> dict[str, Any]:
-    """Take what a builder says of a model out of the stage; it goes into build.json."""
+def _pop_json(stage: Path, name: str) -> dict[str, Any]:
+    """Read a builder's facts and remove their file from the stage; build.json holds them instead."""
     path = stage / name
     if not path.is_file():
         return {}
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    # It may be a link into the cache: only this name of it goes.
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    # A link into the cache: the cache's own file stays.
     path.unlink()
-    return said
+    return content
 
 
 def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf: float | None) -> None:
-    """Check that a converted model answers as the original does.
-
-    Raises:
-        InvalidConfig: it does not, or nothing says so.
-    """
+    """Raise InvalidConfig if a converted model was not measured, or is less like the original than `--min-chrf`."""
     if min_chrf is None:
         return
     chrf = label.get("chrf")
@@ -223,35 +195,28 @@ def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf
 
 
 def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
-    """Check that nothing staged takes the name of what every archive has, or of a module that the worker needs.
-
-    Raises:
-        InvalidConfig: a checkpoint or the task brings such a file.
-    """
+    """Raise InvalidConfig if a staged file would hide a file of every archive, or a module that the worker needs."""
     ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
     for path in sorted(stage.iterdir()):
         is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
         if path.name in ours or is_shadow:
-            raise InvalidConfig(f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own")
+            raise InvalidConfig(
+                f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own; rename it"
+            )
 
 
-def _packed(stage: Path) -> dict[str, Path]:
+def _find_packed_files(stage: Path) -> dict[str, Path]:
     """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
     files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_left_out, name.parts[:-1]))}
+    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_unpacked, name.parts[:-1]))}
 
 
-def _is_left_out(folder: str) -> bool:
+def _is_unpacked(folder: str) -> bool:
     return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
-    """Run torch-model-archiver.
-
-    Args:
-        name: the model's, for the error.
-        arguments: values by option.
-        temporary: a folder of this call's own: the archiver works in $TMPDIR/<model name> and deletes that first.
+    """Run torch-model-archiver with an empty folder of its own: it works in $TMPDIR/NAME, which it deletes first.
 
     Raises:
         ArchiverFailed: with its last line.
@@ -269,41 +234,40 @@ def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
 
 
 def _replace(new: Path, path: Path) -> None:
-    """Put the new archive in place; a folder cannot replace another in one step, so the old one steps aside."""
+    """Move the new archive into place. No rename replaces a folder, so an old folder is moved away first."""
     if path.is_dir():
         path.rename(new.with_name("old"))
     new.replace(path)
 
 
 def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """Tell where exported graphs are kept, as CACHE_DIR says; None where it says nothing."""
+    """Return the folder of cached exports that CACHE_DIR names."""
     folder = environment.get("CACHE_DIR")
     return Path(folder).resolve() if folder else None
 
 
-def complete_config(model: ModelEntry) -> dict[str, Any]:
-    """Give a model's configuration as its archive has it; see `with_mode`."""
-    return with_mode(model.name, model.config(), task_of(model).mode)
+def complete_config(entry: ModelEntry) -> dict[str, Any]:
+    """Return the entry's model-config.yaml as its archive has it; see `complete_mode`."""
+    return complete_mode(entry.name, entry.config(), task_of(entry).mode)
 
 
-def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Complete a model-config.yaml for the mode that it asks for, or may have; what the file sets is kept.
-
-    Args:
-        name: the model's, for the error.
-        config: as its owner wrote it.
-        default: the mode where the file says nothing of it.
+def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
+    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay.
 
     Raises:
-        InvalidConfig: it says `mode: adaptive`, and what TorchServe cannot serve so.
+        InvalidConfig: TorchServe cannot serve `mode: adaptive` with the other keys.
     """
-    asked = _mode(config)
-    mode = default if asked == "auto" and config.get(CONTINUOUS) is None else asked
-    is_classic = mode == "classic" or why_classic(config) is not None
+    if CONTINUOUS in config:
+        raise InvalidConfig(
+            f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "
+            "{scheduling: {mode: adaptive}} or classic"
+        )
+    mode = _read_mode(config)
+    is_classic = mode == "classic" or (mode == "auto" and (default == "classic" or find_classic_cause(config)))
     defaults: Mapping[str, Any] = CLASSIC if is_classic else ADAPTIVE
     if config.get("asyncCommunication"):
         # TorchServe's frontend fails with larger batches there.
-        defaults = {}
+        defaults = {CONTINUOUS: True} if not is_classic else {}
     completed = {**config, **{key: value for key, value in defaults.items() if config.get(key) is None}}
     if is_classic:
         return completed
@@ -314,20 +278,18 @@ def with_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") 
     return completed
 
 
-def defaults_of(model: ModelEntry) -> str | None:
-    """Describe the batch parameters that an archive has by default; None where model-config.yaml sets them."""
-    given, settings = model.config(), complete_config(model)
-    added = [f"{key} {settings[key]}" for key in CLASSIC if given.get(key) is None and key in settings]
+def describe_defaults(entry: ModelEntry) -> str | None:
+    """Describe the mode and the batch parameters that model-config.yaml leaves to archive.sh; None if it sets both."""
+    own, settings = entry.config(), complete_config(entry)
+    added = [f"{key} {settings[key]}" for key in CLASSIC if own.get(key) is None and key in settings]
     mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
     return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None
 
 
-def why_classic(config: Mapping[str, Any]) -> str | None:
-    """Say what in a model-config.yaml that leaves the mode open keeps it classic; None where nothing does."""
-    if _mode(config) != "auto":
+def find_classic_cause(config: Mapping[str, Any]) -> str | None:
+    """Return the line of a model-config.yaml without a mode that rules adaptive mode out."""
+    if _read_mode(config) != "auto":
         return None
-    if config.get(CONTINUOUS) is False:
-        return f"{CONTINUOUS}: false"
     if config.get("asyncCommunication"):
         return "asyncCommunication: true"
     for key in ("minWorkers", "maxWorkers"):
@@ -337,8 +299,8 @@ def why_classic(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _mode(config: Mapping[str, Any]) -> Any:
-    """What the file says of the mode; who parses `handler:` finds out whether that is one."""
+def _read_mode(config: Mapping[str, Any]) -> Any:
+    """Read the mode as it is written; parsing the settings checks it."""
     inner: Any = config
     for key in ("handler", "scheduling"):
         inner = inner.get(key) if isinstance(inner, Mapping) else None
@@ -346,7 +308,7 @@ def _mode(config: Mapping[str, Any]) -> Any:
 
 
 def report(archive: Archive, seconds: float) -> None:
-    """Print one line on what became of an archive."""
+    """Print the outcome of a build: a line on the archive, and one on each comparison."""
     place = os.path.relpath(archive.path)
     if not archive.is_new:
         print(f"{place}: up to date")
@@ -365,4 +327,4 @@ def report(archive: Archive, seconds: float) -> None:
         short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
         print(f"{place}: {precision}: {proof}{proof.weakness}{short}")
     if archive.version.endswith("-untrained"):
-        print(f"{place}: UNTRAINED: its weights are random, its answers mean nothing", file=sys.stderr)
+        print(f"{place}: UNTRAINED: random weights, so its answers mean nothing", file=sys.stderr)

@@ -1,10 +1,10 @@
-"""The cache of exports: folders of files that took long to make, under the fingerprint of what they were made from.
+"""The cache of exports: folders of files that took long to make, by the fingerprint of their inputs.
 
     .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
-    .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made anew
+    .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
 
-An entry is made in a hidden folder of its own and then renamed, so builds side by side never see half of one. Files are
-taken out of it as hard links: an archive's folder of weights costs no copy.
+An entry is made in a hidden folder of its own and then renamed, so builds side by side never see half of one. Files
+leave it as hard links: an archive's folder of weights costs no copy.
 """
 
 import json
@@ -17,33 +17,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Most bytes of all entries; those unused for longest go first. ResNet-152 for both engines takes 0.48e9.
+# The most bytes of all entries; the longest unused one is removed first. ResNet-152 for both engines takes 0.48e9.
 SIZE_BYTES = 4 * 10**9
-# Seconds after which a hidden folder is one that a killed build left; the longest export seen took 75 s.
+# Seconds after which a hidden folder belongs to a killed build; the longest export took 75 s.
 ABANDONED_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """A cache of exports in a folder.
+    """A cache of exports."""
 
-    Attributes:
-        folder: where its entries lie; made when the first one is.
-    """
-
+    # The folder of its entries; made with the first one.
     folder: Path
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
-        """Put the files of an entry into a folder, made first where there is no sound entry.
+        """Put an entry's files into an empty folder; make the entry first if there is no sound one.
+
+        The files may be hard links: nothing may write into them.
 
         Args:
-            key: the fingerprint of what the files are made from.
-            make: writes them into the empty folder that it is given.
-            target: an empty folder; its files may be hard links, so they are to be read and not written.
+            key: the fingerprint of the files' inputs.
+            make: writes the files into an empty folder.
+            target: the folder to fill.
         """
         entry = self.folder / key
         try:
-            if names := _sound(entry):
+            if names := _list_sound_files(entry):
                 link_files(entry / "files", target, names)
                 os.utime(entry)
                 return
@@ -60,7 +59,7 @@ class Exports:
             (new / "sums.json").write_text(json.dumps(sums))
             link_files(new / "files", target, [*sums])
             self._publish(new, entry)
-        self._tidy(entry)
+        self._remove_unused(entry)
 
     @staticmethod
     def _publish(new: Path, entry: Path) -> None:
@@ -69,11 +68,11 @@ class Exports:
                 entry.rename(new.with_name("old"))
             new.rename(entry)
         except OSError:
-            # Another build published the same files a moment ago: they are as good.
+            # Another build published equal files a moment ago.
             return
 
-    def _tidy(self, newest: Path) -> None:
-        """Remove what killed builds left, and the entries unused for longest until the rest fits."""
+    def _remove_unused(self, newest: Path) -> None:
+        """Remove the folders of killed builds, and the entries unused for longest until the rest fits."""
         entries: list[tuple[float, int, Path]] = []
         for path in self.folder.iterdir():
             try:
@@ -95,11 +94,7 @@ class Exports:
 
 
 def link_files(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Give a folder files of another one, as hard links where the file system has them.
-
-    Raises:
-        OSError: one of them is not there.
-    """
+    """Put files of a folder into another, as hard links if the file system has them; OSError if one is missing."""
     for name in names:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +104,8 @@ def link_files(source: Path, target: Path, names: Sequence[str]) -> None:
             shutil.copyfile(source / name, place)
 
 
-def _sound(entry: Path) -> list[str]:
-    """The names of an entry's files; none where there is no entry, or not the one that was made."""
+def _list_sound_files(entry: Path) -> list[str]:
+    """List an entry's files; an entry that is missing or has changed has none."""
     try:
         sums: dict[str, list[int]] = json.loads((entry / "sums.json").read_text())
         return [*sums] if sums == _sums(entry / "files") else []

@@ -1,10 +1,10 @@
-"""Fingerprints: hashes of everything that decides what is built, and of nothing else.
+"""Fingerprints: hashes of all inputs of a build, and of nothing else.
 
-    archive: handlers/, the builders, the task's file, the model's files -> is the archive on disk still right?
-    export:  the exporting code, the settings that it reads, the weights -> is there a cached export of it?
+    archive: handlers/, the builders, the task's file, the model's files -> is the archive on disk up to date?
+    export:  the exporting code, the settings that it reads, the weights -> is its export in the cache?
 
-Files count with their content and their place, so that moving one is a change too. Which modules of deploy/ take part
-is read from their imports; none is imported, since torch takes seconds.
+A file counts with its content and its place, so moving one is a change too. The modules of deploy/ that take part are
+found by their imports; none is imported, since torch takes seconds.
 """
 
 import functools
@@ -17,13 +17,13 @@ from modulefinder import ModuleFinder
 from pathlib import Path
 
 from deploy.build.sources import Source
-from deploy.build.task_file import attributes
+from deploy.build.task_file import read_attributes
 from deploy.build.tasks import Task, find_staged_files
 from deploy.models import ROOT, Engine, ModelEntry
 from handlers.archive_files import BUILD, Build
 from handlers.config import parse
 
-# Another version of one of these packages makes another archive of the same inputs.
+# Packages whose version changes the archive of equal inputs.
 TOOLS = (
     "torch",
     "torchvision",
@@ -37,94 +37,78 @@ TOOLS = (
 
 
 def handler_files(root: Path = ROOT) -> dict[str, Path]:
-    """Find what every archive has under handlers/: Python modules, by their paths from the repository's root."""
-    return _named(root, [*(root / "handlers").rglob("*.py")])
+    """Find the modules of handlers/, which every archive has, by their paths from the repository's root."""
+    return _by_path(root, [*(root / "handlers").rglob("*.py")])
 
 
 @functools.cache
-def imported(root: Path, *modules: str) -> Mapping[str, Path]:
-    """Find the files of deploy/ and handlers/ that modules consist of, with everything that they import from there.
-
-    Args:
-        root: the folder of both packages.
-        modules: names of the first ones, dotted.
-
-    Returns:
-        The files by their paths from the root.
-    """
+def find_modules(root: Path, *modules: str) -> Mapping[str, Path]:
+    """Find the files of dotted modules and of all that they import from deploy/ and handlers/ in `root`, by path."""
     finder = ModuleFinder([str(root)])
     for name in modules:
         finder.import_hook(name)
     files = [vars(module)["__file__"] for module in finder.modules.values()]
-    return _named(root, [Path(file) for file in files if file])
+    return _by_path(root, [Path(file) for file in files if file])
 
 
-def _named(root: Path, paths: list[Path]) -> dict[str, Path]:
+def _by_path(root: Path, paths: list[Path]) -> dict[str, Path]:
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
 def archive_fingerprint(
     model: ModelEntry, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT
 ) -> str:
-    """Hash everything that an archive is made from.
-
-    Args:
-        model: the entry of the list.
-        task: the one that serves it.
-        origin: where its weights come from.
-        packing: what else was asked for: version, engine, format.
-        root: the folder of deploy/ and handlers/.
-    """
+    """Hash all inputs of an archive; `packing` has its version, engine, format and precision."""
     files = {
         **handler_files(root),
-        **imported(root, "deploy.build.archive", task.builder),
+        **find_modules(root, "deploy.build.archive", task.builder),
         f"task/{task.path.name}": task.path,
-        **{f"model/{name}": path for name, path in _own(model, task).items()},
+        **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
     }
     return _digest(files, model.name, model.handler, origin.identity, packing)
 
 
 def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
-    """Hash everything that decides what a built-in task stages; None where staging is as cheap as copying.
+    """Hash all inputs of the files that a built-in task stages; None if staging them is as cheap as copying.
 
-    The task's own code is not among it, except what its class states as attributes, such as the head of its model: an
-    edited handler finds its graph in the cache.
+    Of the task's own code only the attributes of its class count, such as the head of its model: an edited handler
+    finds its graph in the cache.
     """
     if task.export_settings is None:
         return None
     config = parse(task.settings_class(), model.config().get("handler"))
     settings = {name: getattr(config, name) for name in task.export_settings}
     files = {
-        **imported(root, task.builder),
+        **find_modules(root, task.builder),
         **{f"model/{name}": path for name, path in find_staged_files(model, task).items()},
     }
-    return _digest(files, model.handler, origin.identity, engine, settings, attributes(task.path))
+    return _digest(files, model.handler, origin.identity, engine, settings, read_attributes(task.path))
 
 
-# What decodes the inputs of tasks whose precisions are proven: with other code, they are other inputs.
+# Modules that decode the inputs of precision proofs: other code decodes other inputs.
 DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 
 def precision_fingerprint(
     model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
 ) -> str:
-    """Hash everything that decides the precisions of an archive, and what is found of them.
+    """Hash all inputs of an archive's precisions and their proofs.
 
     Args:
         model: the entry of the list.
-        samples: files of the examples that answers are compared on, by any names.
+        samples: files of the examples on which answers are compared, by any names.
         export: the fingerprint of the graph in fp32.
-        facts: what was asked for, with the identity of the inputs; what the machine computes in, since a proof holds
-            for that.
+        facts: the request with the identity of its inputs, and the processor's arithmetic, for which a proof holds.
         root: the folder of deploy/ and handlers/.
     """
-    settings = {name: value for name, value in (model.config().get("handler") or {}).items() if name != "scheduling"}
-    programs = (f"deploy.build.precision.{name}" for name in ("fidelity", "image_fidelity", "prove", "quantise"))
-    files = {**imported(root, *programs, *DECODING), **samples}
+    settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
+    names = ("fidelity", "text_fidelity", "image_fidelity", "prove", "quantise")
+    programs = [f"deploy.build.precision.{name}" for name in names]
+    files = {**find_modules(root, *programs, *DECODING), **samples}
     return _digest(files, export, facts, settings)
 
 
-def _own(model: ModelEntry, task: Task) -> dict[str, Path]:
+def _find_model_files(model: ModelEntry, task: Task) -> dict[str, Path]:
     config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
     return {**config, **find_staged_files(model, task)}
 
@@ -139,7 +123,7 @@ def _digest(files: Mapping[str, Path], *facts: object) -> str:
 
 
 def read_build(path: Path) -> Build | None:
-    """Read build.json inside an archive; None where there is no archive of ours, or its build.json is damaged."""
+    """Read build.json inside an archive; None if the archive or a sound build.json is missing."""
     try:
         return Build.from_json(read_packed(path, BUILD))
     except (LookupError, ValueError):
@@ -147,11 +131,7 @@ def read_build(path: Path) -> Build | None:
 
 
 def read_packed(path: Path, name: str) -> bytes:
-    """Read one file of an archive of any format.
-
-    Raises:
-        LookupError: there is no such archive, or no such file in it.
-    """
+    """Read one file of an archive of any format; LookupError if the archive or the file is missing."""
     try:
         if path.is_dir():
             return (path / name).read_bytes()

@@ -3,23 +3,22 @@
 source -> Reference: one text at a time, in fp32, greedy and with beams; the language as transformers documents it
 staged -> the task as a worker loads it, with the texts in micro-batches
 
-Texts that are not equal are a difference, unless the model hardly prefers its own token to the archive's.
+Unequal answers are a difference, unless the model hardly prefers its own token to the archive's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from deploy.build.tasks import load_task
+from deploy.build.tasks import load_task, run_items
 from handlers.engines.seq2seq import load_model, load_tokenizer
-from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.warm_up import decode_items
 
-# Of one word to some fifty, and of characters outside English.
+# Texts of one word to some fifty, with characters outside English.
 TEXTS = (
     "Yes.",
     "The ferry leaves at seven.",
@@ -29,9 +28,12 @@ TEXTS = (
     "In winter the sea is rough and the school closes for weeks at a time, so letters and bread are carried up the "
     "hill on a mule, and old Marta writes down every ship that passes, its name, its flag and the hour.",
 )
-NEW_TOKENS, BEAMS = 32, 4
-# The part of the largest logit by which the model may prefer its token, and the difference of two answers' scores:
-# rounding of fp32 moves both by less.
+# The most tokens of an answer.
+NEW_TOKENS = 32
+# The beams of the search.
+BEAMS = 4
+# The share of the largest logit by which the model may prefer its token, and the difference of two answers' scores:
+# rounding in fp32 changes both by less.
 TIE = 1e-3
 
 
@@ -39,7 +41,7 @@ class Reference:
     """transformers' generate() on a checkpoint, in fp32."""
 
     def __init__(self, source: Path, options: dict[str, Any], *, trust_remote_code: bool) -> None:
-        """Load the checkpoint; `options` name the languages, if the model has several."""
+        """Load the checkpoint; `options` name the languages of a model that has several."""
         self._tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         self._model = load_model(source, torch.device("cpu"), "fp32", trust_remote_code=trust_remote_code)
         if options.get("src_lang"):
@@ -63,9 +65,9 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, text: str, beams: int, limit: int) -> tuple[str, list[int], Any]:
-        """Return the answer, its ids with those that the decoder starts with, and the model's inputs.
+        """Return the answer, its ids with the decoder's first ones, and the model's inputs.
 
-        The answer is empty if a search finds two that score the same.
+        The answer is empty if a search finds two of equal score.
         """
         inputs = self._tokenizer([self._prefix + text], return_tensors="pt")
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -106,19 +108,13 @@ class Reference:
 
 
 def find_differences(source: Path, staged: Path, config: TranslationConfig, texts: Sequence[str]) -> dict[int, str]:
-    """Find the first text that a staged archive answers in another way than its model, greedily and with BEAMS.
+    """Find the first text whose answer differs, by the number of beams: 1 and BEAMS.
 
     Args:
         source: the checkpoint.
         staged: the archive's files, in fp32.
         config: the archive's settings.
-        texts: asked in micro-batches; those that the archive refuses are skipped.
-
-    Returns:
-        By the number of beams; empty without a difference.
-
-    Raises:
-        InvalidConfig: the archive cannot be loaded.
+        texts: those that the archive refuses are skipped.
     """
     task = load_task("translation", staged, config)
     limit = min(NEW_TOKENS, task.lengths.limit)
@@ -127,12 +123,15 @@ def find_differences(source: Path, staged: Path, config: TranslationConfig, text
     found: dict[int, str] = {}
     for beams in (1, BEAMS):
         items = decode_items(task, [Payload(text, {**options, "num_beams": beams}) for text in texts])
-        for indices in plan_micro_batches([task.cost(item) for item in items], len(items)):
-            some = [items[index] for index in indices]
-            outputs = task.forward(task.collate(some), some)
-            for item, ids, result in zip(some, outputs["sequences"].tolist(), task.split(outputs, some), strict=True):
-                wanted, own, inputs = reference.generate(item.text, beams, limit)
-                is_tie = reference.is_tie(inputs, own, ids) if beams == 1 else not wanted
-                if result["translation_text"] != wanted and not is_tie:
-                    found.setdefault(beams, item.text)
+        answers = run_items(task, items, _read_answers, len(items))
+        for item, (ids, answer) in zip(items, answers, strict=True):
+            wanted, own, inputs = reference.generate(item.text, beams, limit)
+            is_tie = reference.is_tie(inputs, own, ids) if beams == 1 else not wanted
+            if answer != wanted and not is_tie:
+                found.setdefault(beams, item.text)
     return found
+
+
+def _read_answers(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[tuple[list[int], str]]:
+    results = (result["translation_text"] for result in task.split(outputs, items))
+    return [*zip(outputs["sequences"].tolist(), results, strict=True)]

@@ -1,6 +1,6 @@
-"""A user's file with a task of their own, as its text shows it: whether an archive is up to date imports nothing.
+"""A user's file with their own task, read as text: the check whether an archive is up to date imports no code.
 
-What the file defines is checked as it is imported, by `deploy.build.stagers.custom`.
+`deploy.build.stagers.custom` imports the file and checks its class.
 """
 
 import ast
@@ -13,12 +13,8 @@ from deploy.models import ROOT
 from handlers.errors import InvalidConfig
 
 
-def attributes(path: Path) -> dict[str, str]:
-    """Return the source of what the file's class assigns to each of its names.
-
-    Raises:
-        InvalidConfig: it is no Python.
-    """
+def read_attributes(path: Path) -> dict[str, str]:
+    """Return the source of each attribute of the file's class; InvalidConfig if the file is not valid Python."""
     try:
         module = ast.parse(path.read_bytes(), path.name)
     except (SyntaxError, ValueError) as error:
@@ -36,35 +32,31 @@ def attributes(path: Path) -> dict[str, str]:
     return found
 
 
-def staged_files(path: Path) -> tuple[str, ...]:
-    """Return the names and patterns of the files that the class wants in the archive.
+def read_staged_files(path: Path) -> tuple[str, ...]:
+    """Return `staged_files` of the class: names and patterns of the files that belong into the archive.
 
     Raises:
-        InvalidConfig: it is no Python, they are computed, or one lies outside the model's folder.
+        InvalidConfig: the names are computed, or one lies outside the model's folder.
     """
-    if (text := attributes(path).get("staged_files")) is None:
+    if (text := read_attributes(path).get("staged_files")) is None:
         return ()
     try:
         names = ast.literal_eval(text)
     except ValueError:
         names = None
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
-        raise InvalidConfig(f"{path.name}: staged_files must be written out, as in ('palette.csv', 'data/*.npy')")
+        raise InvalidConfig(f"{path.name}: staged_files must be a literal, such as ('palette.csv', 'data/*.npy')")
     for name in names:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise InvalidConfig(f"{path.name}: staged_files: {name} leaves the folder of the model")
+            raise InvalidConfig(f"{path.name}: staged_files: {name} is outside the model's folder")
     return tuple(names)
 
 
 def check_name(path: Path) -> None:
-    """Check that the file, at the root of an archive, hides no other module from the worker.
-
-    Raises:
-        InvalidConfig: it is named like a module that the worker needs, or its name is none.
-    """
+    """Raise InvalidConfig if the file, at the root of an archive, would hide a module that the worker needs."""
     name = path.stem
     if not name.isidentifier():
-        raise InvalidConfig(f"{path.name}: {name} is no name of a Python module; use letters, digits and _")
+        raise InvalidConfig(f"{path.name}: {name} is not a valid name of a Python module; use letters, digits and _")
     installed = PathFinder.find_spec(name, [sysconfig.get_paths()[key] for key in ("purelib", "platlib")])
     if name in sys.stdlib_module_names:
         owner = "a module of the standard library"
@@ -74,4 +66,4 @@ def check_name(path: Path) -> None:
         owner = "an installed package"
     else:
         return
-    raise InvalidConfig(f"{path.name}: it is named like {owner}, which it would hide from the worker; rename it")
+    raise InvalidConfig(f"{path.name}: it has the name of {owner}, which it would hide from the worker; rename it")

@@ -1,9 +1,9 @@
-"""The table of the built-in tasks, and the way from a list's `handler:` to the task that serves a model.
+"""The table of the built-in tasks, and the task that serves a model.
 
     handler: image_classification  -> the table          -> Task
     handler: my_task.py            -> the file, checked  -> Task
 
-Nothing here imports torch but `loaded`: whether an archive is up to date is answered at once.
+Only `load_task` imports torch: the check whether an archive is up to date takes a moment.
 """
 
 import importlib
@@ -11,64 +11,59 @@ import importlib.util
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.build.task_file import check_name, staged_files
+from deploy.build.task_file import check_name, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
+from handlers.pipeline.micro_batches import plan_micro_batches
 
-# Who forms the batches: TorchServe, or the worker.
+# TorchServe forms the batches, or the worker.
 Mode = Literal["classic", "adaptive"]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task says how a model of its kind is served, and what its archive is made of.
+    """The class that serves models of a kind, and the contents of their archives."""
 
-    Attributes:
-        path: the file that holds its one class; the archive has it at its root, under its own name.
-        builder: the module of deploy/ whose `stage(model, source, engine, folder)` writes what the class serves. It is
-            imported when something is built.
-        settings: the class of its settings as "module:Class", or nothing where only the task's class knows it.
-        export_settings: names of the settings that decide what the builder stages; None where staging is as cheap as
-            copying, so that nothing is cached.
-        files: names or patterns of the files beside a model's configuration that go into its archive.
-        named_files: settings that name a file, which goes into the archive under the setting's name, with its ending.
-        takes_hub_ids: whether `--weights` may name a checkpoint on the Hugging Face hub.
-        needs_weights: whether a list has to name weights for it.
-        mode: of an archive whose configuration leaves it open. Adaptive mode was measured to serve images, encoders and
-            translation at least as well; of items that cost next to nothing, digits in ONNX with 64 clients, it
-            serves 0.8 times as many, for TorchServe sends it all that is in flight with every exchange.
-    """
-
+    # The file of its one class; the archive has it at its root.
     path: Path
+    # The module whose `stage(model, source, engine, folder)` writes the files that the class loads.
     builder: str
+    # The class of its settings, as "module:Class"; empty if only the task's class knows it.
     settings: str = ""
+    # The settings that decide the staged files; None if staging is as cheap as copying, so that no file is cached.
     export_settings: tuple[str, ...] | None = None
+    # Names or patterns of the files beside a model's configuration that belong into its archive.
     files: tuple[str, ...] = field(default=())
+    # Settings that name a file; the archive has it under the setting's name, with its ending.
     named_files: tuple[str, ...] = field(default=())
+    # Whether `--weights` may name a checkpoint on the Hugging Face hub.
     takes_hub_ids: bool = False
+    # Whether a list must name weights for it.
     needs_weights: bool = True
+    # The default mode. Adaptive mode serves images, encoders and translation at least as well; of items that cost next
+    # to nothing, digits in ONNX with 64 clients, 0.8 times as many, since each exchange has all requests in flight.
     mode: Mode = "adaptive"
 
     def settings_class(self) -> Any:
-        """Import the class of its settings."""
+        """Import the class of the settings."""
         module, _, name = self.settings.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
-def _file(name: str) -> Path:
+def _find_file(name: str) -> Path:
     return ROOT / "handlers" / "tasks" / f"{name}.py"
 
 
 def _encoder(name: str, settings: str, files: tuple[str, ...] = ()) -> Task:
-    """Every task on a transformers encoder is built alike."""
+    """Describe a task on a transformers encoder."""
     return Task(
-        path=_file(name),
+        path=_find_file(name),
         files=files,
         builder="deploy.build.stagers.text",
         settings=f"handlers.text.config:{settings}",
@@ -79,7 +74,7 @@ def _encoder(name: str, settings: str, files: tuple[str, ...] = ()) -> Task:
 
 BUILT_IN = {
     "image_classification": Task(
-        path=_file("image_classification"),
+        path=_find_file("image_classification"),
         builder="deploy.build.stagers.vision",
         settings="handlers.vision.config:ImageClassificationConfig",
         export_settings=("arch", "resize_size", "crop_size", "interpolation", "mean", "std", "transform_input"),
@@ -87,7 +82,7 @@ BUILT_IN = {
         takes_hub_ids=True,
     ),
     "object_detection": Task(
-        path=_file("object_detection"),
+        path=_find_file("object_detection"),
         builder="deploy.build.stagers.detection",
         settings="handlers.vision.config:ObjectDetectionConfig",
         export_settings=("arch",),
@@ -95,7 +90,7 @@ BUILT_IN = {
         takes_hub_ids=True,
     ),
     "image_segmentation": Task(
-        path=_file("image_segmentation"),
+        path=_find_file("image_segmentation"),
         builder="deploy.build.stagers.segmentation",
         settings="handlers.vision.config:ImageSegmentationConfig",
         export_settings=("arch", "resize_size", "mean", "std"),
@@ -103,7 +98,7 @@ BUILT_IN = {
         takes_hub_ids=True,
     ),
     "image_text_embedding": Task(
-        path=_file("image_text_embedding"),
+        path=_find_file("image_text_embedding"),
         builder="deploy.build.stagers.image_text",
         settings="handlers.image_text.config:ImageTextEmbeddingConfig",
         export_settings=(),
@@ -115,14 +110,14 @@ BUILT_IN = {
     "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
     "reranking": _encoder("reranking", "RerankingConfig"),
     "tokenization": Task(
-        path=_file("tokenization"),
+        path=_find_file("tokenization"),
         builder="deploy.build.stagers.tokenization",
         settings="handlers.text.config:TokenizationConfig",
         takes_hub_ids=True,
         mode="classic",
     ),
     "translation": Task(
-        path=_file("translation"),
+        path=_find_file("translation"),
         builder="deploy.build.stagers.translation",
         settings="handlers.text.config:TranslationConfig",
         named_files=("detector",),
@@ -131,21 +126,21 @@ BUILT_IN = {
         takes_hub_ids=True,
     ),
     "language_id": Task(
-        path=_file("language_id"),
+        path=_find_file("language_id"),
         builder="deploy.build.stagers.language_id",
         settings="handlers.text.config:LanguageIdConfig",
         mode="classic",
     ),
     TENSORS: Task(
-        path=_file("tensors"),
+        path=_find_file("tensors"),
         builder="deploy.build.stagers.tensors",
         settings="handlers.tensor_models.config:TensorsConfig",
-        # What the file is held against: it is proven to batch.
+        # The file is checked against these.
         export_settings=("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
         mode="classic",
     ),
     STOCK: Task(
-        path=_file(STOCK),
+        path=_find_file(STOCK),
         builder="deploy.build.stagers.stock",
         settings="handlers.config:HandlerConfig",
         mode="classic",
@@ -154,26 +149,24 @@ BUILT_IN = {
 
 
 def task_of(model: ModelEntry) -> Task:
-    """Find the task that serves a model.
-
-    Raises:
-        InvalidConfig: its `handler:` is neither a built-in task nor a fitting file; one line says what there is.
-    """
+    """Find the task that serves a model; InvalidConfig if `handler:` is neither a built-in task nor a task's file."""
     if model.handler in BUILT_IN:
         return BUILT_IN[model.handler]
     folder = model.folder.parent
-    known = f"built in are {', '.join(BUILT_IN)}"
+    known = f"built-in tasks are {', '.join(BUILT_IN)}"
     if not model.handler.endswith(".py"):
-        raise InvalidConfig(f"{model.name}: handler: {model.handler} is no task; {known}; a task of yours is NAME.py")
+        raise InvalidConfig(
+            f"{model.name}: handler: {model.handler} is not a task; {known}; your own task is a file NAME.py"
+        )
     path = folder / model.handler
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
         raise InvalidConfig(
-            f"{model.name}: handler: no file {model.handler} beside the list; there is {there}; {known}"
+            f"{model.name}: handler: no file {model.handler} beside the list, which has {there}; {known}"
         )
     try:
         check_name(path)
-        files = staged_files(path)
+        files = read_staged_files(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: handler: {error}") from None
     return Task(
@@ -187,15 +180,9 @@ def task_of(model: ModelEntry) -> Task:
 
 
 def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
-    """Find the files beside a model's configuration, or named by it, that its task wants in the archive.
+    """Find the files beside a model's configuration, or named by it, that its archive has, by their paths there.
 
-    A name or pattern that matches a folder stands for all files in it. The configuration itself is never among them.
-
-    Returns:
-        The files by their paths in the archive.
-
-    Raises:
-        InvalidConfig: a file that a setting names is missing.
+    A name or pattern that matches a folder stands for all files in it. The configuration itself is not among them.
     """
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
@@ -205,7 +192,7 @@ def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
 
 
 def find_in_package(package: str, file: str) -> Path | None:
-    """Give the place of a file or folder inside a package, which is not imported; None where there is no package."""
+    """Return the path of a file or folder inside a package without importing it; None if the package is missing."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         return None
@@ -213,15 +200,12 @@ def find_in_package(package: str, file: str) -> Path | None:
 
 
 def find_named_file(model: ModelEntry, setting: str) -> Path | None:
-    """Find the file that a setting under `handler:` names: `NAME` beside the configuration, or {package, file}.
-
-    Returns:
-        The file; None where the setting is left out, or is none of both, which whoever parses the settings says.
+    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for other values.
 
     Raises:
-        InvalidConfig: there is no such package or file.
+        InvalidConfig: the package or file is missing.
     """
-    value: Any = (model.config().get("handler") or {}).get(setting)
+    value: Any = model.settings().get(setting)
     path: Path | None
     if isinstance(value, str):
         path, place = model.folder / value, f"{model.folder.name}/{value}"
@@ -236,7 +220,7 @@ def find_named_file(model: ModelEntry, setting: str) -> Path | None:
 
 
 def import_quietly(name: str) -> ModuleType:
-    """Import a module that brings TorchServe's base class, which warns of optional packages that nobody asked for."""
+    """Import a module without the warnings of TorchServe's base class about optional packages."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -247,7 +231,7 @@ def import_quietly(name: str) -> ModuleType:
 
 
 def task_class(handler: str) -> Any:
-    """Find the class of a built-in task by the task's name."""
+    """Return the class of a built-in task."""
     module = import_quietly(f"handlers.tasks.{handler}")
     classes = (each for each in vars(module).values() if isinstance(each, type))
     (found,) = (each for each in classes if each.__module__ == module.__name__)
@@ -255,24 +239,39 @@ def task_class(handler: str) -> Any:
 
 
 def load_task(handler: str, folder: Path, config: Any) -> Any:
-    """Load a built-in task.
-
-    Args:
-        handler: the task's name.
-        folder: an archive's files, or those of them that the task loads.
-        config: the archive's settings.
-
-    Raises:
-        InvalidConfig: the files do not fit the settings.
-    """
-    # What only asks whether an archive is up to date does not wait for torch.
+    """Load a built-in task from an archive's files, as a worker does; InvalidConfig if they do not fit the settings."""
+    # Here and not above: the check whether an archive is up to date does not need torch.
     import torch  # noqa: PLC0415
 
     task = task_class(handler)()
-    # One stream is as good as another, and needs no trial.
+    # One stream needs no trial.
     streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
     task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
     task.longest_run_s = math.inf
     task.engine = task.load()
     return task
+
+
+def run_items(
+    task: Any,
+    items: Sequence[Any],
+    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]],
+    max_items: int,
+    max_tokens: int | None = None,
+) -> list[Any]:
+    """Run items in micro-batches, and return one answer for each, in order.
+
+    Args:
+        task: loaded.
+        items: decoded.
+        read: the task, the outputs of a micro-batch and its items -> an answer for each item.
+        max_items: the most items of a micro-batch.
+        max_tokens: the most padded tokens of a micro-batch.
+    """
+    answers: dict[int, Any] = {}
+    for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
+        some = [items[index] for index in indices]
+        outputs = task.forward(task.collate(some), some)
+        answers |= dict(zip(indices, read(task, outputs, some), strict=True))
+    return [answers[index] for index in range(len(items))]

@@ -1,6 +1,6 @@
-"""The weights of a network of torchvision, read from where they come from.
+"""The weights of a network of torchvision.
 
---weights or the model list -> Source (what, without reading it) -> load -> state dict
+--weights or the model list -> Source -> load_weights -> state dict
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from deploy.models import ModelEntry
 from deploy.progress import step
 from handlers.vision.pixel_network import AUXILIARY
 
-# The download server may be silent for so many seconds: a closed network should not look like a hanging build.
+# Seconds without a byte from the download server: a closed network must not look like a hanging build.
 NETWORK_TIMEOUT_S = 20
 
 
@@ -28,45 +28,46 @@ def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -
     """Read the weights of a network of torchvision, which `get_model` builds with `options`.
 
     Raises:
-        WeightsUnavailable: they cannot be fetched, or are no state dict.
+        WeightsUnavailable: they cannot be fetched, or are not a state dict.
     """
     if origin.kind == "random":
         if "detection" in torchvision.models.get_model_builder(arch).__module__:
-            raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; give --weights PATH (a state dict)")
-        return _random(arch, **options)
+            raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; use --weights PATH, a state dict")
+        return _make_random(arch, **options)
     if origin.kind == "torchvision":
-        return _published(model, arch, origin.location)
+        return _fetch(model, arch, origin.location)
     return read_state(model, Path(origin.location), read_shapes(arch, **options))
 
 
 def read_shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
-    """Return the shapes of a network's weights by their names, without making them."""
+    """Return the shapes of a network's weights by name, without allocating them."""
     with torch.device("meta"):
         network = torchvision.models.get_model(arch, weights=None, **options)
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
 def count_classes(model: ModelEntry, arch: str, state: StateDict, **options: Any) -> int:
-    """Read the number of classes off the head, which are the weights whose shape depends on that number."""
+    """Read the number of classes from the head: the weights whose shape depends on that number."""
     two, three = (read_shapes(arch, num_classes=count, **options) for count in (2, 3))
     heads = [name for name, shape in two.items() if shape != three[name] and not AUXILIARY.match(name)]
     sizes = {state[name].shape[:1] for name in heads if name in state}
     if len(sizes) != 1 or not all(sizes):
-        like = {name: [other for other in state if _is_like(other, state[other], name, two)] for name in heads}
+        like = {name: [other for other in state if _may_be_head(other, state[other], name, two)] for name in heads}
         # A head in a Sequential: its layers without weights, such as an activation, are unknown.
         renames = [f'state["{name}"] = state.pop("{others[0]}")' for name, others in like.items() if len(others) == 1]
-        way_out = "; rename theirs so" + (" if only dropout lies before it: " * bool(renames)) + "; ".join(renames)
+        way_out = "; rename the head's weights" + (", if only dropout comes before it: " * bool(renames))
+        way_out += "; ".join(renames)
         raise WeightsUnavailable(f"{model.name}: the weights have no {heads[0]}, the head of {arch}{way_out}")
     return sizes.pop()[0]
 
 
-def _is_like(other: str, tensor: torch.Tensor, name: str, own: Mapping[str, torch.Size]) -> bool:
-    """Whether a tensor that the network does not have may be its head."""
+def _may_be_head(other: str, tensor: torch.Tensor, name: str, own: Mapping[str, torch.Size]) -> bool:
+    """Return whether a tensor that the network does not have may be its head."""
     is_named = other not in own and other.rpartition(".")[2] == name.rpartition(".")[2]
     return is_named and tensor.shape[1:] == own[name][1:]
 
 
-def _published(model: ModelEntry, arch: str, name: str) -> StateDict:
+def _fetch(model: ModelEntry, arch: str, name: str) -> StateDict:
     known = torchvision.models.get_model_weights(arch)
     if name not in known.__members__:
         raise WeightsUnavailable(
@@ -86,17 +87,17 @@ def _published(model: ModelEntry, arch: str, name: str) -> StateDict:
     except (OSError, urllib.error.URLError) as error:
         raise WeightsUnavailable(
             f"{model.name}: cannot fetch {weights.url} ({error}); "
-            "give --weights PATH (a state dict), or --weights random for an untrained demo"
+            "use --weights PATH, a state dict, or --weights random for an untrained demo"
         ) from error
     finally:
         socket.setdefaulttimeout(previous)
     return state
 
 
-def _random(arch: str, **options: Any) -> StateDict:
-    """Make seeded weights whose numbers stay in range, as trained ones' do and fresh ones of a deep net do not.
+def _make_random(arch: str, **options: Any) -> StateDict:
+    """Make seeded weights whose activations stay in range, unlike the default initialisation of a deep network.
 
-    Batch norms take their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
+    Batch norms get their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
     """
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -66,7 +66,7 @@ def recipe(
 ) -> Recipe:
     """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
-    return Recipe(of, weights, wanted=precisions or PrecisionRequest(), **options)
+    return Recipe(of, weights, precision=precisions or PrecisionRequest(), **options)
 
 
 def build(

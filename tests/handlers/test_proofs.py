@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deploy.build.precision.answers import proof
+from deploy.build.precision.answers import make_proof
 from handlers.proofs import Measure, Proof, read_proofs
 
 
@@ -29,7 +29,7 @@ def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken()
     assert "show 0.85 at most; --validate with 300 or more" in Proof("top-1", 1.0, 0.01, 20, 0.99).weakness
     assert not Proof("top-1", 1.0, 0.01, 300, 0.99).weakness
     rows = [np.array([[0.9, 0.1]])] * 2
-    broken = proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
+    broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
     assert (broken.holds, broken.is_refuted, broken.broken) == (False, True, 1)
 
 

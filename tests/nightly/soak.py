@@ -144,7 +144,7 @@ def build(example: str, mode: str, store: Path) -> str:
         # OpenVINO keeps memory for the largest micro-batch, 2 GB for 64 images.
         scheduling |= {"max_latency_ms": 2000, "queue_timeout_ms": 5000}
         handler["max_batch_items"] = 16
-        config |= {"continuousBatching": True, "batchSize": 64, "maxBatchDelay": 1}
+        config |= {"batchSize": 64, "maxBatchDelay": 1}
     entry.folder.mkdir(parents=True)
     entry.config_path.write_text(yaml.safe_dump({**config, "handler": handler}))
     Recipe(entry, archive_format="no-archive", export_path=store, cache_path=shared()).build()

@@ -1,17 +1,17 @@
-"""Answers in two precisions held against each other. Pure: arrays in, figures out.
+"""Comparisons of answers in two precisions. Pure: arrays in, figures out.
 
-What is compared, and the least agreement:
+Agreement by kind of answer, and the least agreement:
 
     labels that are known       accuracy over fp32's                                0.99    MLPerf inference's rule
-    classes, labels, answers    share that stays, where fp32's first leads by LEAD  0.99
+    classes, labels, answers    share that stays, if fp32's first leads by LEAD     0.99
     vectors                     the lesser of the mean cosine and the correlation   0.98
                                 of the ranks of the similarities
-    boxes                       COCO's mean average precision, fp32's being right   0.98
+    boxes                       COCO's mean average precision against fp32's        0.98
     maps                        mean intersection over union of a class             0.98
     scores of pairs             Spearman's rank correlation                         0.98
 
-A share of all answers would count ties: of crops of photographs that show nothing of ImageNet's classes, one in five
-changes its class in int8, and so do some between two processors in fp32.
+Near ties are left out: of crops of photographs without any of ImageNet's classes, one in five changes its class in
+int8, and some do so between two processors in fp32.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,12 @@ from handlers.probabilities import sigmoid
 
 Array = NDArray[np.floating[Any]]
 
-# A sample counts where fp32's first label has so much more probability than its second.
+# A sample counts if fp32's first label has this much more probability than its second.
 LEAD = 0.2
-# Boxes that fp32 is as sure of are those to be found, and the overlaps that count, as COCO has them.
-SURE, OVERLAPS = 0.5, np.linspace(0.5, 0.95, 10)
+# The least score, in fp32, of a box that the other precision must find.
+SURE = 0.5
+# The least overlaps, intersection over union, of COCO's average precision.
+OVERLAPS = np.linspace(0.5, 0.95, 10)
 
 
 class Span(NamedTuple):
@@ -40,7 +42,7 @@ class Span(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """What was found in an image: (N,) class names, (N,) scores, (N, 4) corners."""
+    """The boxes of an image: (N,) class names, (N,) scores, (N, 4) corners."""
 
     labels: NDArray[Any]
     scores: Array
@@ -54,67 +56,67 @@ class Comparison(NamedTuple):
     detail: str = ""
 
 
-def compared_rows(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
-    """Compare probabilities, (rows, classes) of each item: the share of clear rows whose likeliest class is the same.
+def compare_rows(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+    """Compare probabilities, (rows, classes) of each item: the share of clear rows that keep their likeliest class.
 
-    The detail is how far the probability of fp32's first class moves on average, in all rows.
+    The detail is the mean change of the probability of fp32's first class, in all rows.
     """
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     best = ours.argmax(axis=1)
     top = np.sort(ours, axis=1)
     is_clear = top[:, -1] - (top[:, -2] if ours.shape[1] > 1 else 0.0) >= LEAD
     is_same = np.isfinite(theirs).all(axis=1) & (best == theirs.argmax(axis=1))
-    changes = _changes(ours, theirs)
-    return _clear(is_same, is_clear, float(changes.max()), float(changes[np.arange(len(best)), best].mean()))
+    changes = _measure_changes(ours, theirs)
+    return _summarise(is_same, is_clear, float(changes.max()), float(changes[np.arange(len(best)), best].mean()))
 
 
-def _clear(is_same: NDArray[np.bool_], is_clear: NDArray[np.bool_], largest: float, mean: float) -> Comparison:
+def _summarise(is_same: NDArray[np.bool_], is_clear: NDArray[np.bool_], largest: float, mean: float) -> Comparison:
     agreement = float(is_same[is_clear].mean()) if is_clear.any() else 0.0
     detail = f"{len(is_clear) - is_clear.sum()} near ties left out, mean change of the first label's {mean:.4f}"
     return Comparison(agreement, largest, int(is_clear.sum()), detail)
 
 
-def compared_accuracy(exact: Sequence[Array], others: Sequence[Array], truths: Sequence[int]) -> Comparison:
+def compare_accuracy(exact: Sequence[Array], others: Sequence[Array], truths: Sequence[int]) -> Comparison:
     """Compare probabilities, (1, classes) of each item, by their accuracy over that in fp32."""
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     right = [float((np.isfinite(rows).all(axis=1) & (rows.argmax(axis=1) == truths)).mean()) for rows in (ours, theirs)]
     agreement = min(1.0, right[1] / right[0]) if right[0] else 0.0
     detail = f"accuracy {right[1]:.4f}, in fp32 {right[0]:.4f}"
-    return Comparison(agreement, float(_changes(ours, theirs).max()), len(ours), detail)
+    return Comparison(agreement, float(_measure_changes(ours, theirs).max()), len(ours), detail)
 
 
-def _changes(ours: Array, theirs: Array) -> Array:
-    """Return how far each probability moved; what is no number has moved as far as a probability can."""
+def _measure_changes(ours: Array, theirs: Array) -> Array:
+    """Return the change of each probability; NaN and infinity count as 1."""
     return np.where(np.isfinite(theirs), np.abs(ours - theirs), 1.0)
 
 
-def compared_spans(exact: Sequence[Span], others: Sequence[Span]) -> Comparison:
+def compare_spans(exact: Sequence[Span], others: Sequence[Span]) -> Comparison:
     """Compare answers to questions: the share of clear ones that stay at the same place."""
     pairs = [*zip(exact, others, strict=True)]
     changes = np.nan_to_num([abs(ours.score - theirs.score) for ours, theirs in pairs], nan=1.0)
     is_same = np.array([ours[:2] == theirs[:2] for ours, theirs in pairs])
     is_clear = np.array([ours.lead >= LEAD for ours in exact])
-    return _clear(is_same, is_clear, float(changes.max()), float(changes.mean()))
+    return _summarise(is_same, is_clear, float(changes.max()), float(changes.mean()))
 
 
-def compared_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
-    """Compare vectors, (D,) of each item, and their similarities to each other; how far the least cosine is from 1."""
+def compare_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+    """Compare vectors, (D,) of each item, and their similarities to each other; the change is 1 - the least cosine."""
     ours, theirs = (np.stack(each).astype(np.float64) for each in (exact, others))
     with np.errstate(all="ignore"):
         ours, theirs = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (ours, theirs))
-        # What is no vector points nowhere.
+        # NaN and infinity agree with no vector.
         theirs = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)
     cosines = np.clip((ours * theirs).sum(axis=1), -1.0, 1.0)
     above = np.triu_indices(len(ours), 1)
-    ranks = compared_ranks((ours @ ours.T)[above], (theirs @ theirs.T)[above]).agreement if len(ours) > 2 else 1.0
+    ranks = compare_ranks((ours @ ours.T)[above], (theirs @ theirs.T)[above]).agreement if len(ours) > 2 else 1.0
     detail = f"mean cosine {cosines.mean():.4f}, ranks of similarities {ranks:.4f}"
     return Comparison(min(float(cosines.mean()), ranks), float(min(1.0, 1.0 - cosines.min())), len(ours), detail)
 
 
-def compared_boxes(exact: Sequence[Boxes], others: Sequence[Boxes]) -> Comparison:
+def compare_boxes(exact: Sequence[Boxes], others: Sequence[Boxes]) -> Comparison:
     """Compare boxes by COCO's mean average precision, over classes and OVERLAPS; the samples are fp32's sure boxes.
 
-    The largest change is the share of them that no box of their class overlaps by half.
+    The largest change is the share of sure boxes that no box of their class overlaps by half.
     """
     classes = sorted({str(label) for each in exact for label in each.labels[each.scores >= SURE]})
     precisions, missed, sure = [], 0, 0
@@ -122,19 +124,19 @@ def compared_boxes(exact: Sequence[Boxes], others: Sequence[Boxes]) -> Compariso
         ours = [each.corners[(each.labels == label) & (each.scores >= SURE)] for each in exact]
         theirs = [(each.scores[each.labels == label], each.corners[each.labels == label]) for each in others]
         count = sum(map(len, ours))
-        found = [_hits(ours, theirs, overlap) for overlap in OVERLAPS]
-        precisions += [_average_precision(hits, count) for hits in found]
+        found = [_find_hits(ours, theirs, overlap) for overlap in OVERLAPS]
+        precisions += [_measure_precision(hits, count) for hits in found]
         missed, sure = missed + count - int(found[0].sum()), sure + count
     return Comparison(float(np.mean(precisions or [0.0])), missed / max(1, sure), sure, f"{len(classes)} classes")
 
 
-def _hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], overlap: float) -> NDArray[np.bool_]:
-    """Whether each box of theirs, best first over all images, is one of ours that no better one of theirs is."""
+def _find_hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], overlap: float) -> NDArray[np.bool_]:
+    """Return whether each of their boxes, best first over all images, matches a box of ours that is still free."""
     hits, scores = [], []
     for right, (sure, corners) in zip(ours, theirs, strict=True):
         is_free = np.ones(len(right), bool)
         for index in np.argsort(-sure, kind="stable"):
-            overlaps = np.where(is_free, _overlaps(right, corners[index]), 0.0)
+            overlaps = np.where(is_free, _measure_overlaps(right, corners[index]), 0.0)
             is_hit = bool(len(right)) and overlaps.max() >= overlap
             if is_hit:
                 is_free[overlaps.argmax()] = False
@@ -143,7 +145,7 @@ def _hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], overlap:
     return np.array(hits, bool)[np.argsort(-np.array(scores), kind="stable")]
 
 
-def _overlaps(boxes: Array, other: Array) -> Array:
+def _measure_overlaps(boxes: Array, other: Array) -> Array:
     """Return the intersection over union of each of (N, 4) boxes with another."""
     sides = np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2])
     shared = np.clip(sides, 0, None).prod(axis=1)
@@ -151,8 +153,8 @@ def _overlaps(boxes: Array, other: Array) -> Array:
     return np.asarray(shared / np.maximum(union, 1e-9))
 
 
-def _average_precision(hits: NDArray[np.bool_], count: int) -> float:
-    """Return COCO's: the mean, at 101 recalls, of the best precision at that recall or a higher one."""
+def _measure_precision(hits: NDArray[np.bool_], count: int) -> float:
+    """Return COCO's average precision: the mean, at 101 recalls, of the best precision at that recall or above."""
     recall = hits.cumsum() / count
     precision = hits.cumsum() / np.arange(1, len(hits) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]
@@ -160,8 +162,8 @@ def _average_precision(hits: NDArray[np.bool_], count: int) -> float:
     return float(np.append(best, 0.0)[at].mean())
 
 
-def compared_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
-    """Compare maps of classes, (H, W) of each item: the mean over the classes of the first of what both share."""
+def compare_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+    """Compare maps of classes, (H, W) of each item: the mean intersection over union of fp32's classes."""
     ours, theirs = (np.concatenate([each.ravel() for each in maps]) for maps in (exact, others))
     shared = [
         ((ours == value) & (theirs == value)).sum() / ((ours == value) | (theirs == value)).sum()
@@ -171,12 +173,12 @@ def compared_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison
     return Comparison(float(np.mean(shared)), max(changed), len(changed))
 
 
-def compared_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Array) -> Comparison:
+def compare_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Array) -> Comparison:
     """Compare scores of pairs by the correlation of their ranks; the change is of their sigmoids."""
     ours, theirs = np.array(exact, np.float64), np.array(others, np.float64)
     if not np.isfinite(theirs).all():
         return Comparison(0.0, 1.0, len(ours))
-    # The correlation of whole numbers from 0 on, each of them once.
+    # Spearman's formula for ranks without ties.
     differences = ours.argsort().argsort() - theirs.argsort().argsort()
     correlation = 1 - 6 * (differences.astype(np.float64) ** 2).sum() / (len(ours) * (len(ours) ** 2 - 1))
     return Comparison(float(correlation), float(np.abs(sigmoid(ours) - sigmoid(theirs)).max()), len(ours))

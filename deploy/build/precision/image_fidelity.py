@@ -1,13 +1,13 @@
-"""The check that an archive of a task on images answers as its model does; fidelity.py has that of texts.
+"""Samples and exact answers of tasks on images, for the check of fidelity.
 
-pictures of several shapes -> the task's decode, collate and engine in fp32, alone and together
-                           -> the transform of the library that owns the model  -> nearly the same pixels?
-    the task's own pixels  -> that library's normalisation and model in PyTorch -> the same numbers?
+pictures of several shapes -> the task's decode  -> nearly the pixels of the transform of the model's own library
+    the task's own pixels  -> that library's normalisation and model in PyTorch -> the exact answer
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
+from deploy.build.differences import TOLERANCE, Array, Sample, compare_samples, relative_error
 from deploy.build.hub import open_checkpoint
-from deploy.build.precision.fidelity import TOLERANCE, difference
-from deploy.build.preprocessing import MOST_LEVELS, chosen_settings, load_processors, make_picture, run_processors
+from deploy.build.preprocessing import MOST_LEVELS, complete_settings, load_processors, make_picture, run_processors
 from deploy.build.sources import Source
 from deploy.build.weights import load_weights
 from deploy.models import ModelEntry
@@ -32,95 +32,58 @@ from handlers.vision.encoding import encode_image
 from handlers.vision.pixel_classifier import network_options
 from handlers.vision.pixel_network import load_state
 
-# Width and height of pictures: as photographs are, tall, small, very small, and long; and those that run together.
+# Width and height of pictures: as photographs are, tall, small, very small, and long.
 SIZES = ((640, 480), (480, 640), (61, 333), (9, 7), (1, 1), (900, 60))
+# Micro-batches of them, as indices.
 TOGETHER = ((0, 3, 5), (1, 4, 2), (0, 0))
-# A detector chooses the likeliest places. Of those whose scores differ by less, as a share of the largest, rounding
-# chooses: scores that OpenVINO and PyTorch compute differ by a tenth of it.
+# A detector chooses the likeliest places. If scores differ by less than this share of the largest, rounding chooses:
+# scores that OpenVINO and PyTorch compute differ by a tenth of it.
 TIE = 1e-4
-
-Array = NDArray[np.float32]
 
 
 class Owner(NamedTuple):
-    """The library that owns a model.
+    """The library that owns a model."""
 
-    Attributes:
-        transform: turns a picture into what the model takes, (3, H, W).
-        normalise: does that to a picture that has the size that the model sees.
-        answer: the model's own outputs for (1, 3, H, W), without the first dimension.
-    """
-
+    # A picture -> the model's input, (3, H, W).
     transform: Callable[[Image.Image], torch.Tensor]
+    # The same for a picture that has the model's size already.
     normalise: Callable[[Image.Image], torch.Tensor]
+    # The model's input, (1, 3, H, W) -> its outputs, without the first dimension.
     answer: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
-def check(model: ModelEntry, origin: Source, config: Any, task: Any, name: str) -> tuple[str, float]:
-    """Hold an archive's answers to pictures against those of the library that owns its model.
-
-    Args:
-        model: the entry of the list.
-        origin: where its weights come from.
-        config: its settings.
-        task: loaded as by a worker, in fp32.
-        name: that of its engine, for people.
+def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:
+    """Compare the pixels and the answers of pictures.
 
     Returns:
-        What was compared, in words, and the largest error.
+        The comparison in words, and the largest error.
 
     Raises:
-        Unfaithful: the engine answers otherwise.
-        InvalidConfig: the model itself gives no numbers, or its pictures become other pixels here.
+        Unfaithful: answers differ.
+        InvalidConfig: the model itself fails, or its library makes other pixels of a picture.
     """
-    with torch.no_grad(), _owner(model, origin, config, task) as owner:
-        pictures = [make_picture(*size) for size in SIZES]
-        items = {}
-        for size, picture in zip(SIZES, pictures, strict=True):
+    samples = {}
+    with torch.no_grad(), _open_owner(model, origin, config, task) as owner:
+        for width, height in SIZES:
+            picture = make_picture(width, height)
             try:
-                items[size] = task.decode(Payload(encode_image(picture, "PNG")))
+                item = task.decode(Payload(encode_image(picture, "PNG")))
             except InvalidInput:
-                # A limit of the task's own, such as the most pixels that it sees of a long picture.
+                # A limit of the task's own, such as the most pixels of a long picture.
                 continue
-            _check_pixels(owner, picture, items[size].pixels)
-        exact = {size: _exact(owner, size, item.pixels) for size, item in items.items()}
-    worst, compared, tied = 0.0, set(), ""
-    groups = [*([size] for size in items), *([SIZES[at] for at in group if SIZES[at] in items] for group in TOGETHER)]
-    for group in _runnable(task, items, groups):
-        some = [items[size] for size in group]
-        try:
-            outputs = task.forward(task.collate(some), some)
-        except Exception as error:
-            raise Unfaithful(f"{name} fails on pictures of {_listed(group)}: {reason(error)}") from error
-        for at, size in enumerate(group):
-            got = [array[at] for array in outputs.values()]
-            found = min(COMPARED[model.handler](got, answer) for answer in exact[size])
-            if found <= TOLERANCE:
-                worst = max(worst, found)
-                compared.add(size)
-                continue
-            beside = f" in a micro-batch of {_listed(group)}" if len(group) > 1 else ""
-            words = f"by {found:.2g} of the largest number for a picture of {_listed([size])}{beside}"
-            said = f"{name} answers otherwise than the model, {words}"
-            if len(exact[size]) == 1:
-                raise Unfaithful(said)
-            tied = tied or said
-    if not compared:
-        raise Unfaithful(tied)
-    sizes = _listed(size for size in items if size in compared)
-    return f"{name} in fp32 is within {worst:.1e} of the model, pictures of {sizes} alone and together", worst
-
-
-def _listed(sizes: Any) -> str:
-    return ", ".join(f"{width}x{height}" for width, height in sizes)
-
-
-def _runnable(task: Any, items: Any, groups: Sequence[Any]) -> Iterator[list[Any]]:
-    """Divide groups into those that may share a micro-batch."""
-    for group in groups:
-        kinds = {size: task.cost(items[size]).group for size in group}
-        for kind in dict.fromkeys(kinds.values()):
-            yield [size for size in group if kinds[size] == kind]
+            _check_pixels(owner, picture, item.pixels)
+            answers = _answer(owner, (width, height), item.pixels)
+            measures = [partial(MEASURES[model.handler], exact=answer) for answer in answers]
+            samples[width, height] = Sample(f"{width}x{height}", item, measures)
+    together = [[SIZES[at] for at in group if SIZES[at] in samples] for group in TOGETHER]
+    groups = [*([size] for size in samples), *together]
+    outcome = compare_samples(task, samples, groups, kind="a picture of", owner="the model")
+    failures = outcome.failures or ({} if outcome.agreed else outcome.tied)
+    for words in failures.values():
+        raise Unfaithful(f"{engine} {words}")
+    sizes = ", ".join(each.name for size, each in samples.items() if size in outcome.agreed)
+    worst = outcome.largest_error
+    return f"{engine} in fp32 is within {worst:.1e} of the model, pictures of {sizes} alone and together", worst
 
 
 def _check_pixels(owner: Owner, picture: Image.Image, pixels: NDArray[np.uint8]) -> None:
@@ -131,7 +94,10 @@ def _check_pixels(owner: Owner, picture: Image.Image, pixels: NDArray[np.uint8])
     level = ((high - low) / 255).view(3, 1, 1)
     off = float(((own - wanted) / level).abs().mean()) if own.shape == wanted.shape else math.inf
     if off > MOST_LEVELS:
-        raise InvalidConfig(f"a picture of {_listed([picture.size])} becomes other pixels, by {off:.1f} levels of 256")
+        size = "{}x{}".format(*picture.size)
+        raise InvalidConfig(
+            f"a picture of {size} becomes other pixels than those of the model's library, by {off:.1f} levels of 256"
+        )
 
 
 class _FirstOfEqual(TorchFunctionMode):
@@ -150,23 +116,24 @@ class _FirstOfEqual(TorchFunctionMode):
         return ordered.values[:, :count], ordered.indices[:, :count]
 
 
-def _exact(owner: Owner, size: tuple[int, int], pixels: NDArray[np.uint8]) -> list[list[Array]]:
-    """Answer a picture; twice if rounding chooses among the places of a detector: with the first, and PyTorch's own."""
+def _answer(owner: Owner, size: tuple[int, int], pixels: NDArray[np.uint8]) -> list[list[Array]]:
+    """Answer a picture; twice if rounding chooses among a detector's places: with the first, and with PyTorch's."""
     values = owner.normalise(Image.fromarray(pixels))[None]
+    name = "a picture of {}x{}".format(*size)
     try:
         with _FirstOfEqual() as choice:
             found = [[each.float().numpy() for each in owner.answer(values)]]
         if choice.is_tied:
             found += [[each.float().numpy() for each in owner.answer(values)]]
     except Exception as error:
-        raise InvalidConfig(f"the model itself fails on a picture of {_listed([size])}: {reason(error)}") from error
+        raise InvalidConfig(f"the model itself fails on {name}: {reason(error)}") from error
     if not all(np.isfinite(each).all() for answer in found for each in answer):
-        raise InvalidConfig(f"the model itself answers a picture of {_listed([size])} with what is no number")
+        raise InvalidConfig(f"the model itself returns NaN or infinity for {name}")
     return found
 
 
 @contextmanager
-def _owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterator[Owner]:
+def _open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterator[Owner]:
     if getattr(config, "arch", None) is not None:
         yield ARCHS[model.handler](model, origin, config, task)
         return
@@ -181,29 +148,29 @@ def _owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterato
         )
 
 
-def _of_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    known, chosen = network_options(config.arch, task.preprocessing), chosen_settings(config, origin)
+def _load_network(model: ModelEntry, origin: Source, config: Any, task: Any, **known: Any) -> Any:
     state = load_weights(model, config.arch, origin, **known)
+    empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
+    return load_state(empty, state, config.arch)
+
+
+def _own_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+    known, chosen = network_options(config.arch, task.preprocessing), complete_settings(config, origin)
     if chosen["transform_input"]:
         known["transform_input"] = True
-    empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
-    network = load_state(empty, state, config.arch)
-    sizes = {"crop_size": chosen["crop_size"], "resize_size": chosen["resize_size"]}
-    bare = {"crop_size": chosen["crop_size"], "resize_size": chosen["crop_size"]}
-    mode = InterpolationMode(chosen["interpolation"])
-    statistics = {"mean": chosen["mean"], "std": chosen["std"], "interpolation": mode}
+    network = _load_network(model, origin, config, task, **known)
+    crop = chosen["crop_size"]
+    statistics = {"mean": chosen["mean"], "std": chosen["std"]}
+    statistics["interpolation"] = InterpolationMode(chosen["interpolation"])
     return Owner(
-        ImageClassification(**sizes, **statistics),
-        ImageClassification(**bare, **statistics),
+        ImageClassification(crop_size=crop, resize_size=chosen["resize_size"], **statistics),
+        ImageClassification(crop_size=crop, resize_size=crop, **statistics),
         lambda values: [network(values)[0]],
     )
 
 
-def _of_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    state = load_weights(model, config.arch, origin, weights_backbone=None)
-    classes = len(task.labels)
-    empty = torchvision.models.get_model(config.arch, weights=None, weights_backbone=None, num_classes=classes)
-    network = load_state(empty, state, config.arch)
+def _own_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+    network = _load_network(model, origin, config, task, weights_backbone=None)
     statistics = {"mean": config.mean, "std": config.std}
     return Owner(
         SemanticSegmentation(resize_size=config.resize_size, **statistics),
@@ -212,10 +179,8 @@ def _of_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> 
     )
 
 
-def _of_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    state = load_weights(model, config.arch, origin, weights_backbone=None)
-    empty = torchvision.models.get_model(config.arch, weights=None, weights_backbone=None, num_classes=len(task.labels))
-    network = load_state(empty, state, config.arch)
+def _own_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
+    network = _load_network(model, origin, config, task, weights_backbone=None)
     side = task.preprocessing.least_side
     found: dict[str, Any] = {}
     network.head.register_forward_hook(lambda *arguments: found.update(arguments[2]))
@@ -233,16 +198,20 @@ def _of_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
     return Owner(transform, ObjectDetection(), answer)
 
 
-ARCHS = {"image_classification": _of_classifier, "image_segmentation": _of_segmenter, "object_detection": _of_ssd}
+ARCHS = {"image_classification": _own_classifier, "image_segmentation": _own_segmenter, "object_detection": _own_ssd}
 
 
-def _boxes(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
+def _read_logits(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
+    return [network(pixel_values=values).logits[0]]
+
+
+def _read_boxes(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
     found = network(pixel_values=values)
     centres, halves = found.pred_boxes[0, :, :2], found.pred_boxes[0, :, 2:] / 2
     return [found.logits[0], torch.cat([centres - halves, centres + halves], 1)]
 
 
-def _vector(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
+def _read_vector(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
     if hasattr(network, "get_image_features"):
         vector = network.get_image_features(pixel_values=values).pooler_output[0]
     else:
@@ -257,33 +226,33 @@ AUTO = {
     "image_text_embedding": "AutoModel",
 }
 ANSWERS: dict[str, Callable[[Any, torch.Tensor], list[torch.Tensor]]] = {
-    "image_classification": lambda network, values: [network(pixel_values=values).logits[0]],
-    "image_segmentation": lambda network, values: [network(pixel_values=values).logits[0]],
-    "object_detection": _boxes,
-    "image_text_embedding": _vector,
+    "image_classification": _read_logits,
+    "image_segmentation": _read_logits,
+    "object_detection": _read_boxes,
+    "image_text_embedding": _read_vector,
 }
 
 
-def _numbers(got: Sequence[Array], exact: Sequence[Array]) -> float:
-    return max(difference(one, other, float(np.abs(other).max())) for one, other in zip(got, exact, strict=True))
+def _measure_numbers(got: Sequence[Array], exact: Sequence[Array]) -> float:
+    return max(map(relative_error, got, exact))
 
 
-def _maps(got: Sequence[NDArray[Any]], exact: Sequence[Array]) -> float:
+def _measure_maps(got: Sequence[Array], exact: Sequence[Array]) -> float:
     """Compare maps: a class may be another one whose logit is as large."""
     (logits,) = exact
     if len(got) == 1:
-        return _numbers(got, exact)
+        return _measure_numbers(got, exact)
     classes, probabilities = got
     best = logits.max(0)
-    taken = np.take_along_axis(logits, classes.astype(np.intp)[None], 0)[0]
+    chosen = np.take_along_axis(logits, classes.astype(np.intp)[None], 0)[0]
     likeliest = 1 / np.exp(logits - best).sum(0)
     largest = float(np.abs(logits).max())
     # A small error of large logits is a large one of a probability, and of its logarithm a small one.
-    rounded = difference(np.log(probabilities), np.log(likeliest), largest)
-    return max(difference(taken, best, largest), min(rounded, difference(probabilities, likeliest, 1.0)))
+    rounded = relative_error(np.log(probabilities), np.log(likeliest), largest)
+    return max(relative_error(chosen, best, largest), min(rounded, relative_error(probabilities, likeliest, 1.0)))
 
 
-def _sets(got: Sequence[Array], exact: Sequence[Array]) -> float:
+def _measure_sets(got: Sequence[Array], exact: Sequence[Array]) -> float:
     """Compare boxes as sets: equally likely ones may change places."""
     if any(one.shape != other.shape or not np.isfinite(one).all() for one, other in zip(got, exact, strict=True)):
         return math.inf
@@ -298,9 +267,9 @@ def _sets(got: Sequence[Array], exact: Sequence[Array]) -> float:
     return max(nearest)
 
 
-COMPARED = {
-    "image_classification": _numbers,
-    "image_segmentation": _maps,
-    "object_detection": _sets,
-    "image_text_embedding": _numbers,
+MEASURES = {
+    "image_classification": _measure_numbers,
+    "image_segmentation": _measure_maps,
+    "object_detection": _measure_sets,
+    "image_text_embedding": _measure_numbers,
 }

@@ -1,7 +1,7 @@
-"""The precisions of a staged archive, and their proofs: out of the cache where it has them, or made here.
+"""The precisions of a staged archive, and their proofs.
 
-files of an archive, inputs -> answers in fp32 -> answers in bf16, where the processor has it -> proof
-                                               -> int8, where it was asked for                -> proof, or a refusal
+files of an archive, inputs -> answers in fp32 -> answers in bf16, if the processor has it -> proof
+                                               -> int8, on request                         -> proof, or a refusal
 """
 
 import json
@@ -19,20 +19,20 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from deploy.build.precision.answers import ask, exact_settings, is_comparable, proof
+from deploy.build.precision.answers import answer_items, exact_settings, is_comparable, make_proof
 from deploy.build.precision.inputs import (
     FEWEST,
     IMAGES,
     MOST,
     MOST_VALIDATING,
-    Taken,
-    decoded,
-    left_out,
-    listed,
-    sample_payloads,
-    some,
+    DecodedInput,
+    decode_inputs,
+    describe_refusals,
+    draw,
+    list_inputs,
+    make_sample_payloads,
+    match_labels,
     split,
-    truths,
 )
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.tasks import load_task, task_of
@@ -46,51 +46,57 @@ from handlers.proofs import FEWEST_SAMPLES, Proof
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# Tasks whose input has one right class.
+# Tasks with one right class for an input.
 CLASSIFIERS = ("image_classification", "text_classification")
 
 EXTRA = ROOT / ".extras" / "int8"
-# Seconds that answers in fp32 may take, of inputs that validate; the first micro-batch is always answered.
+# The most seconds of answers in fp32 that validate; the first micro-batch is always answered.
 EXACT_S = 120.0
-# Seconds that NNCF may take: a build takes five minutes at most, of which the export and the archive have one.
+# The most seconds of NNCF: a build takes five minutes at most, of which export and archive have one.
 QUANTISE_S = 240.0
-# Seconds that the inputs which calibrate may take, and how many fp32 answers one of them costs there: 4 with
-# ResNet-152, 7 with MobileNetV2. So many calibrate however long they take: more hardly move the ranges.
-STATISTICS_S, STATISTICS_RUNS, LEAST_CALIBRATING = 60.0, 8.0, 32
-# Inputs that an answer in fp32 is timed with.
+# The most seconds of the inputs that calibrate.
+STATISTICS_S = 60.0
+# The cost of an input that calibrates, in answers in fp32: 4 with ResNet-152, 7 with MobileNetV2.
+STATISTICS_RUNS = 8.0
+# The fewest inputs that calibrate, however long they take; more hardly move the ranges.
+LEAST_CALIBRATING = 32
+# Inputs that time an answer in fp32.
 TIMED = 8
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
-    """Write proofs.json, and the int8 graph with a label where it was asked for.
+    """Write proofs.json, and on request the int8 graph and label.json, into `out`.
 
     Args:
         model: the entry of the list, of a task whose answers can be compared.
-        request: what was asked for, checked.
-        folder: the archive's files so far, with a graph for OpenVINO.
-        out: gets the files.
-        is_trained: whether the weights mean anything; of random ones int8 alone is proven.
+        request: the options, checked.
+        folder: the archive's files, with a graph for OpenVINO.
+        out: an empty folder.
+        is_trained: whether the weights are trained; for random ones only int8 is proven.
 
     Raises:
-        InvalidConfig: the inputs do not do, or int8 is not near enough.
+        InvalidConfig: there are too few inputs, or int8 is not near enough.
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     if not is_comparable(model.handler, task):
         if request.precision or request.validate:
-            raise InvalidConfig(f"{model.name}: its answers are numbers, not labels: no agreement is defined")
+            raise InvalidConfig(
+                f"{model.name}: its answers are numbers, not labels, so no agreement is defined; leave out "
+                "--precision and --validate"
+            )
         _write(out, {})
         return
-    calibration, validation = _inputs(model, request, task)
-    # With the engine in fp32, which `prove` puts others in the place of.
+    calibration, validation = _read_inputs(model, request, task)
+    # In fp32; `prove` gives the task other engines.
     engine = task.engine
-    arrays = _calibrating(task, calibration) if calibration else []
+    arrays = _collate_calibration(task, calibration) if calibration else []
     items = [each.item for each in validation]
-    exact = ask(task, items, engine, EXACT_S)
-    items, right = items[: len(exact)], _truths(model, validation[: len(exact)], task)
+    exact = answer_items(task, items, engine, EXACT_S)
+    items, right = items[: len(exact)], _match_labels(model, validation[: len(exact)], task)
 
     def prove(other: Engine) -> Proof:
-        return proof(model.handler, exact, ask(task, items, other), request.least, right)
+        return make_proof(model.handler, exact, answer_items(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
     if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -104,27 +110,22 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
             }
             np.savez(inputs, **numbered)  # type: ignore[arg-type]
             quantise(folder / GRAPH, inputs, out / INT8_GRAPH, "cnn" if model.handler in IMAGES else "transformer")
-        # What stays in floating point is bf16 where the processor has it, as in a worker.
+        # As in a worker, the parts in floating point are bf16 if the processor has it.
         proofs["int8"] = prove(OpenVinoEngine(out / INT8_GRAPH, precision="int8", threads=config.threads))
-        _say(
-            model, f"int8: {proofs['int8']}; calibrated on {len(arrays)} inputs, {time.perf_counter() - started:.0f} s"
-        )
+        seconds = time.perf_counter() - started
+        _print(model, f"int8: {proofs['int8']}; calibrated on {len(arrays)} inputs, {seconds:.0f} s")
         is_default = request.least is None
         _check(model, proofs["int8"], proofs.get("bf16"), is_trained=is_trained, is_default=is_default)
     _write(out, proofs, len(arrays) if request.precision else None)
 
 
-def _say(model: ModelEntry, line: str) -> None:
-    # At once: the next line may be a minute away.
+def _print(model: ModelEntry, line: str) -> None:
+    # Flushed, since the next line may be a minute away.
     print(f"{model.name}: {line}", flush=True)
 
 
-def _inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[Taken]]:
-    """Decode what is to calibrate and what is to validate.
-
-    Raises:
-        InvalidConfig: there is too little of it.
-    """
+def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[DecodedInput]]:
+    """Decode the inputs that calibrate and those that validate; InvalidConfig if there are too few."""
     given = [None if path is None else _read(model, path, task) for path in (request.calibrate, request.validate)]
     calibration, validation = given
     if calibration is not None and len(calibration) < FEWEST:
@@ -132,67 +133,55 @@ def _inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[li
     if calibration is not None and validation is None:
         calibration, validation = split(calibration)
     if validation is None:
-        items = task.prepare([task.decode(each) for each in sample_payloads(model, task.inputs)])
-        validation = [Taken(item, None) for item in items if not isinstance(item, ItemError)]
+        items = task.prepare([task.decode(each) for each in make_sample_payloads(model, task.inputs)])
+        validation = [DecodedInput(item, None) for item in items if not isinstance(item, ItemError)]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
-def _truths(model: ModelEntry, validation: Sequence[Taken], task: Any) -> list[int] | None:
-    """Return the numbers of the right classes, where the task has one for an input and all inputs have labels.
-
-    Raises:
-        InvalidConfig: some have one, and others have not.
-    """
+def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: Any) -> list[int] | None:
+    """Return the numbers of the right classes, if an input of the task has one and all inputs have labels."""
     if model.handler not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:
-        return truths(validation, [*names])
+        return match_labels(validation, [*names])
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: {error}") from None
 
 
-def _read(model: ModelEntry, path: Path, task: Any) -> list[Taken]:
-    """Decode a folder's files or a file's lines, in an order that a seed decides."""
-    inputs = some(listed(path))
-    items, refused = decoded(task, inputs, is_text=model.handler not in IMAGES)
-    if line := left_out(path, len(inputs), refused):
-        _say(model, line)
+def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
+    """Decode a folder's files or a file's lines, in an order by a seed."""
+    inputs = draw(list_inputs(path))
+    items, refused = decode_inputs(task, inputs, is_text=model.handler not in IMAGES)
+    if line := describe_refusals(path, len(inputs), refused):
+        _print(model, line)
     return items
 
 
-def _calibrating(task: Any, items: Sequence[Any]) -> list[Arrays]:
-    """Give the model's inputs of the items that calibrate: as many as the time allows."""
+def _collate_calibration(task: Any, items: Sequence[Any]) -> list[Arrays]:
+    """Return the model's inputs for as many items as the time allows."""
     first = items[:TIMED]
-    # Once before it counts: the engine prepares itself for a shape.
-    ask(task, first, task.engine)
+    # The first run, in which the engine prepares itself for a shape, does not count.
+    answer_items(task, first, task.engine)
     started = time.perf_counter()
-    ask(task, first, task.engine)
+    answer_items(task, first, task.engine)
     answer_s = (time.perf_counter() - started) / len(first)
     count = max(LEAST_CALIBRATING, int(STATISTICS_S / (STATISTICS_RUNS * answer_s)))
     return [task.collate([item]) for item in items[:count]]
 
 
-def interpreter() -> Path:
-    """Find a Python that has NNCF: this one, or that of the extra's own environment.
-
-    Raises:
-        InvalidConfig: there is none; it says how to make one.
-    """
+def find_interpreter() -> Path:
+    """Find a Python with NNCF: this one, or the extra's; InvalidConfig if neither has it."""
     if find_spec("nncf") is not None:
         return Path(sys.executable)
     if not (EXTRA / ".installed").is_file():
-        raise InvalidConfig("--precision int8 needs NNCF, once: deploy/extras/environment.sh int8")
+        raise InvalidConfig("--precision int8 needs NNCF; install it once with deploy/extras/environment.sh int8")
     return EXTRA / "bin" / "python"
 
 
 def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
-    """Run the program of quantise.py, whose arguments these are.
-
-    Raises:
-        InvalidConfig: there is no NNCF, or it failed, or took too long.
-    """
-    words = [str(interpreter()), "-W", "ignore", "-m", "deploy.build.precision.quantise"]
+    """Run quantise.py with these arguments; InvalidConfig if NNCF is missing, fails or takes too long."""
+    words = [str(find_interpreter()), "-W", "ignore", "-m", "deploy.build.precision.quantise"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
             finished = subprocess.run(
@@ -206,7 +195,7 @@ def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
             )
         except subprocess.TimeoutExpired:
             raise InvalidConfig(
-                f"--precision int8: NNCF was not done after {QUANTISE_S:.0f} s; give fewer or smaller inputs"
+                f"--precision int8: NNCF took more than {QUANTISE_S:.0f} s; use fewer or smaller inputs"
             ) from None
         if finished.returncode != 0:
             log.seek(0)
@@ -215,22 +204,18 @@ def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
 
 
 def _check(model: ModelEntry, made: Proof, bf16: Proof | None, *, is_trained: bool, is_default: bool) -> None:
-    """Check that an int8 graph is as near as was asked for, or by default on enough samples.
-
-    Raises:
-        InvalidConfig: it is not; the figures are in it.
-    """
+    """Raise InvalidConfig if an int8 graph is not near enough, or by default if there are too few samples."""
     fewest = FEWEST_SAMPLES.get(made.measure, 0) if is_default else 0
     if made.holds and made.samples >= fewest:
         return
     if made.holds:
         labels = "" if made.measure == "accuracy" else ", or labels of them,"
         raise InvalidConfig(
-            f"{model.name}: int8: {made}: at least {fewest} samples are needed: give more inputs{labels} or "
-            "--min-agreement, which takes as many as there are"
+            f"{model.name}: int8: {made}: at least {fewest} samples are needed: use more inputs{labels} or "
+            "--min-agreement, which accepts fewer"
         )
-    why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it all the same"
-    most = "" if bf16 is None or bf16.holds else f"; bf16, too, has {bf16.agreement:.4f} on these inputs"
+    why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it anyway"
+    most = "" if bf16 is None or bf16.holds else f"; bf16 has {bf16.agreement:.4f} on these inputs, too"
     raise InvalidConfig(
         f"{model.name}: int8: {made}: less than --min-agreement {made.least:g}, so nothing was built{most}{why}"
     )

@@ -1,11 +1,11 @@
-"""The program that makes an int8 graph of one in fp32, with NNCF's post-training quantisation.
+"""The program that turns a graph in fp32 into one in int8, by NNCF's post-training quantisation.
 
     model.xml, inputs.npz -> nncf.quantize -> model-int8.xml
 
     .extras/int8/bin/python -m deploy.build.precision.quantise GRAPH.xml INPUTS.npz OUT.xml cnn|transformer
 
-NNCF brings more than a server needs, so it runs in an environment of its own. Standard library, numpy, openvino and
-nncf only.
+NNCF has more dependencies than a server needs, so it runs in a separate environment. This file may import only the
+standard library, numpy, openvino and nncf.
 """
 
 import sys
@@ -18,7 +18,7 @@ import openvino
 
 
 def samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the model's inputs, one sample after the other, by name."""
+    """Read the model's inputs by name, sample by sample."""
     with np.load(path) as arrays:
         numbers = dict.fromkeys(key.partition("/")[0] for key in arrays.files)
         for number in numbers:
@@ -31,26 +31,26 @@ def main(graph: str, inputs: str, out: str, kind: str) -> None:
 
     Args:
         graph: the .xml of a graph in fp32, its .bin beside it.
-        inputs: an .npz of the model's inputs, "NUMBER/NAME" each: what NNCF sees of the activations.
-        out: where the .xml is written, with its .bin.
-        kind: `transformer` where the model's attention is to be treated as NNCF knows to, else `cnn`.
+        inputs: an .npz of the model's inputs, named "NUMBER/NAME", from which NNCF learns the activations.
+        out: the .xml to write, with its .bin.
+        kind: `transformer` for NNCF's treatment of attention, else `cnn`.
     """
-    # Here and not above: it takes seconds, and only this program has it.
+    # Here and not above: it takes seconds, and only this program's environment has it.
     import nncf  # noqa: PLC0415
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters  # noqa: PLC0415
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet  # noqa: PLC0415
 
     is_transformer = kind == "transformer"
     calibration = [*samples(Path(inputs))]
-    # The widest range seen, where NNCF's default takes the mean of each input's, and biases corrected layer by layer.
-    # Of 397 crops that calibration has not seen and that are no near ties, MobileNetV2 keeps 1.0000 so; 0.9899 with
-    # NNCF's fast correction, 0.9924 with mean ranges, 0.9874 with both; smooth quantisation changes nothing.
+    # The widest range, where NNCF's default is the mean of the inputs' ranges; and biases corrected layer by layer.
+    # Of 397 new crops without near ties, MobileNetV2 keeps 1.0000 so; 0.9899 with NNCF's fast correction, 0.9924 with
+    # mean ranges, 0.9874 with both; smooth quantisation changes nothing.
     widest = AdvancedQuantizationParameters(activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX)
     advanced = None if is_transformer else widest
     quantised = nncf.quantize(
         openvino.Core().read_model(graph),
         nncf.Dataset(calibration),
-        # Weights symmetric, activations by their own range: ReLU's lose nothing by it, all others gain.
+        # Weights symmetric, activations by their own range: ReLU loses nothing by it, other activations gain.
         preset=nncf.QuantizationPreset.MIXED,
         target_device=nncf.TargetDevice.CPU,
         subset_size=len(calibration),

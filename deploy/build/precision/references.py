@@ -20,13 +20,13 @@ from handlers.text.encoders import SEGMENTS, Encoder
 from handlers.text.sentence_files import read_json
 from handlers.warm_up import decode_items
 
-# Samples that are compared from the text on; the lengths of rows are compared apart from them.
+# Samples that are compared from their text on; rows of other lengths are compared by their tokens.
 MOST = 4
 OWNER = "sentence_transformers"
 
 
-def samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
-    """Return the first samples that the task takes whole, as its items, with their texts; a classifier gets a pair."""
+def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
+    """Return the first samples that fit into one row, as items with their texts; a classifier gets a pair of texts."""
     found: list[tuple[Any, str]] = []
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])
@@ -39,11 +39,10 @@ def samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
     return found
 
 
-def answers(task: Any, encoder: Encoder, source: Path, asked: Sequence[tuple[Any, str]]) -> tuple[str, list[list[Any]]]:
-    """Answer samples, each alone, in fp32.
-
-    Returns:
-        The library that did; and the outputs of each sample.
+def answer(
+    task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, str]]
+) -> tuple[str, list[list[Any]]]:
+    """Answer samples, each alone, in fp32; return the library's name and the outputs of each sample.
 
     Raises:
         InvalidConfig: the library cannot answer.
@@ -52,16 +51,16 @@ def answers(task: Any, encoder: Encoder, source: Path, asked: Sequence[tuple[Any
     try:
         if task.head.is_pooled and importlib.util.find_spec(OWNER):
             library = "sentence-transformers"
-            return library, [*_embedded(source, [text for _, text in asked], trust_remote_code=is_code)]
+            return library, [*_embed(source, [text for _, text in samples], trust_remote_code=is_code)]
         if task.head.is_pooled:
             library = "transformers, with modules as read here,"
         tokenizer = load_tokenizer(source, trust_remote_code=is_code)
-        return library, [_answered(encoder, tokenizer, source, item) for item, _ in asked]
+        return library, [_run_model(encoder, tokenizer, source, item) for item, _ in samples]
     except Exception as error:
         raise InvalidConfig(f"{library} itself cannot answer a sample: {reason(error)}") from error
 
 
-def _embedded(source: Path, texts: Sequence[str], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+def _embed(source: Path, texts: Sequence[str], *, trust_remote_code: bool) -> Iterator[list[Any]]:
     logging.getLogger(OWNER).setLevel(logging.ERROR)
     library: Any = importlib.import_module(OWNER)
     options = {"device": "cpu", "local_files_only": True, "trust_remote_code": trust_remote_code}
@@ -71,8 +70,8 @@ def _embedded(source: Path, texts: Sequence[str], *, trust_remote_code: bool) ->
 
 
 @torch.no_grad()
-def _answered(encoder: Encoder, tokenizer: Any, source: Path, item: Any) -> list[Any]:
-    """Tokenise again; a model of several segments gets those of the tokenizer, unless its file lists its inputs."""
+def _run_model(encoder: Encoder, tokenizer: Any, source: Path, item: Any) -> list[Any]:
+    """Tokenise the text again; a model of several segments gets the tokenizer's, unless its file lists its inputs."""
     texts = (item.question, item.text) if hasattr(item, "question") else (item.text, item.pair)
     stated = read_json(source / "tokenizer_config.json").get("model_input_names")
     several = (getattr(encoder.model.config, "type_vocab_size", None) or 0) > 1

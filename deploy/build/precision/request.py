@@ -1,4 +1,4 @@
-"""What `archive.sh` was asked for of precisions, checked before anything takes long. Imports no library of models.
+"""The options of `archive.sh` on precisions, checked before the build starts. Imports no library of models.
 
 --precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
 """
@@ -7,37 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS, listed
+from deploy.build.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS, list_inputs
 from deploy.models import Engine, ModelEntry
 from handlers.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
-    """What was asked for.
-
-    Attributes:
-        precision: what the archive is to carry beside fp32; None for nothing.
-        calibrate: a folder or file of the inputs that int8 learns the ranges of activations from.
-        validate: those that precisions are held against fp32 with; None for a part of the former, or, without it, for
-            the samples that the examples have.
-        least: the agreement below which a precision is not to be served; None for the task's own.
-    """
+    """The options on precisions."""
 
     precision: Literal["int8"] | None = None
+    # A folder or file of inputs, from which int8 learns the ranges of activations.
     calibrate: Path | None = None
+    # Inputs that compare precisions with fp32; None for a part of `calibrate`, or, without it, the examples' samples.
     validate: Path | None = None
+    # The least agreement; None for the task's default.
     least: float | None = None
 
     def check(self, model: ModelEntry, engine: Engine) -> None:
-        """Check that a model can have it.
-
-        Raises:
-            InvalidConfig: it cannot, or inputs are missing; one line says what to give.
-        """
+        """Raise InvalidConfig if the model cannot have this precision, or inputs are missing."""
         if self.precision is None:
             if self.validate is not None and (model.handler not in TASKS or engine == "torch"):
-                raise InvalidConfig(f"{model.name}: --validate: there is no precision of this archive to prove")
+                raise InvalidConfig(f"{model.name}: --validate: this archive has no precision to prove")
             self._check_paths(model)
             return
         if model.handler == "translation":
@@ -48,11 +39,11 @@ class PrecisionRequest:
         if model.handler not in tasks:
             raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(tasks)}; this is {model.handler}")
         if engine == "torch":
-            raise InvalidConfig(f"{model.name}: --precision int8 is OpenVINO's: leave out --engine torch")
+            raise InvalidConfig(f"{model.name}: --precision int8 needs OpenVINO: leave out --engine torch")
         if self.calibrate is None:
             raise InvalidConfig(
-                f"{model.name}: --precision int8 needs --calibrate {_needed(model)}, at least {FEWEST} and best "
-                "some hundred of what clients send; the ranges of activations are learnt from them"
+                f"{model.name}: --precision int8 needs --calibrate {_describe_inputs(model)}, at least {FEWEST} and "
+                "preferably some hundred such as clients send; int8 learns the ranges of activations from them"
             )
         self._check_paths(model)
 
@@ -61,22 +52,22 @@ class PrecisionRequest:
         paths = {option: path for option, path in given.items() if path is not None}
         for option, path in paths.items():
             if model.handler in IMAGES and path.is_file():
-                raise InvalidConfig(f"{model.name}: {option} {path}: images come as a folder of them, not as a file")
+                raise InvalidConfig(f"{model.name}: {option} {path}: expected a folder of images, received a file")
         if len(paths) == 2 and len({path.resolve() for path in paths.values()}) == 1:
             raise InvalidConfig(
-                f"{model.name}: --validate has the inputs of --calibrate: what int8 has seen proves nothing"
+                f"{model.name}: --validate has the inputs of --calibrate: a proof needs inputs that int8 has not seen"
             )
         for path in paths.values():
-            listed(path)
+            list_inputs(path)
 
     def identity(self) -> str:
-        """Give a text that changes whenever what was asked for, or an input, may have."""
-        paths = [None if path is None else _identity(path) for path in (self.calibrate, self.validate)]
+        """Return a text that changes with the options and with any input."""
+        paths = [None if path is None else _identify(path) for path in (self.calibrate, self.validate)]
         return repr((self.precision, self.least, *paths))
 
 
-def processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Name the instructions of the machine that decide what a precision computes; nothing where nobody says."""
+def read_processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Name the machine's instructions that decide the arithmetic of a precision; empty if they are unknown."""
     try:
         with path.open(encoding="utf-8") as file:
             line = next((line for line in file if line.startswith("flags")), "")
@@ -85,7 +76,7 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(sorted(flag for flag in line.split() if flag.startswith(("amx_", "avx"))))
 
 
-def _needed(model: ModelEntry) -> str:
+def _describe_inputs(model: ModelEntry) -> str:
     if model.handler in IMAGES:
         return "FOLDER, of images"
     if model.handler in QUESTIONS:
@@ -95,8 +86,8 @@ def _needed(model: ModelEntry) -> str:
     return "FILE, of texts, one a line, or FOLDER, of texts"
 
 
-def _identity(path: Path) -> list[tuple[str, int, int]]:
-    files = [each.value for each in listed(path) if isinstance(each.value, Path)] if path.is_dir() else [path]
+def _identify(path: Path) -> list[tuple[str, int, int]]:
+    files = [each.value for each in list_inputs(path) if isinstance(each.value, Path)] if path.is_dir() else [path]
     root = path if path.is_dir() else path.parent
     found = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     return [(name, status.st_size, status.st_mtime_ns) for name, status in found]

@@ -1,9 +1,9 @@
-"""The step of a build that stages what a task serves, checks it and adds precisions, out of the cache where it can.
+"""The step of a build that stages a model's files, checks them and adds precisions, from the cache if it can.
 
 task, weights -> the cache, or the builder -> files of an archive -> the cache, or fidelity.py and prove.py
-                                                                  -> the same, with settings, proofs, an int8 graph
+                                                                  -> settings, proofs and an int8 graph beside them
 
-Imports no library of models: where the cache has it all, nothing is loaded.
+Imports no library of models: if the cache has all files, no model is loaded.
 """
 
 import shutil
@@ -13,14 +13,14 @@ from typing import cast
 
 from deploy.build.exports import Exports, link_files
 from deploy.build.fingerprint import export_fingerprint, precision_fingerprint
-from deploy.build.precision.inputs import TASKS, sample_files
-from deploy.build.precision.request import PrecisionRequest, processor
-from deploy.build.sources import Source
+from deploy.build.precision.inputs import TASKS, find_sample_files
+from deploy.build.precision.request import PrecisionRequest, read_processor
+from deploy.build.sources import Source, WeightsUnavailable
 from deploy.build.tasks import BUILT_IN, import_quietly, task_of
 from deploy.models import STOCK, TENSORS, Engine, ModelEntry
 from deploy.progress import step
 from handlers.archive_files import GRAPH
-from handlers.errors import InvalidConfig, Unfaithful
+from handlers.errors import InvalidConfig, Unfaithful, reason
 
 LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 
@@ -28,30 +28,21 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 def stage(
     model: ModelEntry, origin: Source, engine: Engine, request: PrecisionRequest, *, exports: Exports, folder: Path
 ) -> Engine:
-    """Write what the task serves, and what was asked for of precisions.
+    """Write a model's files and precisions into an empty folder; return the engine that the archive has.
 
-    Args:
-        model: the entry of the list.
-        origin: where its weights come from.
-        engine: what the archive is to carry a model for; of `auto`, another than OpenVINO alone where that fails.
-        request: what was asked for of precisions, checked.
-        exports: the cache.
-        folder: an empty one.
-
-    Returns:
-        The engine that the archive has.
+    With `auto`, the archive has another engine alone if OpenVINO cannot run the model exactly.
 
     Raises:
         WeightsUnavailable: see the builder.
-        InvalidConfig: the configuration is wrong, no engine runs the model as it is, or a precision is not near enough.
+        InvalidConfig: the configuration is wrong, no engine runs the model exactly, or a precision is not near enough.
     """
     if engine == "onnxruntime" and model.handler != TENSORS:
-        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files, of handler: {TENSORS}")
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")
     try:
         _stage(model, origin, engine, request, exports=exports, folder=folder)
     except Unfaithful as error:
         if engine != "auto" or request.precision is not None:
-            way_out = "" if engine == error.instead else f"; --engine {error.instead}, which has no int8, may do"
+            way_out = "" if engine == error.instead else f"; --engine {error.instead} may run it, without int8"
             raise InvalidConfig(f"{model.name}: {error}{way_out}") from error
         shutil.rmtree(folder)
         folder.mkdir()
@@ -70,15 +61,24 @@ def _stage(
 ) -> None:
     task = task_of(model)
 
-    def make(empty: Path) -> None:
-        with step(f"{model.name}: converting the model"):
-            import_quietly(task.builder).stage(model, origin, engine, empty)
+    def convert(empty: Path) -> None:
+        builder = import_quietly(task.builder)
+        try:
+            with step(f"{model.name}: converting the model"):
+                builder.stage(model, origin, engine, empty)
+        except (InvalidConfig, WeightsUnavailable, OSError):
+            raise
+        except Exception as error:
+            raise InvalidConfig(
+                f"{model.name}: {origin.location or origin.kind}: the model cannot be loaded: {reason(error)}; save it "
+                "again, or use --debug for the traceback"
+            ) from error
 
     key = export_fingerprint(model, task, origin, engine)
     if key is None:
-        make(folder)
+        convert(folder)
     else:
-        exports.take(key, make, folder)
+        exports.take(key, convert, folder)
 
     def check(empty: Path) -> None:
         with step(f"{model.name}: comparing with the original model"):
@@ -90,7 +90,7 @@ def _stage(
                 prove.make(model, request, folder, empty, is_trained=origin.is_trained)
 
     if model.handler not in BUILT_IN or model.handler in (STOCK, TENSORS, "translation"):
-        # The builder runs rows or texts itself; an old archive's code is not run here.
+        # Its builder compares rows or texts; an old archive's code does not run here.
         return
     with tempfile.TemporaryDirectory(prefix=".precision-", dir=folder.parent) as work:
         found = Path(work) / "files"
@@ -98,7 +98,7 @@ def _stage(
         if key is None:
             check(found)
         else:
-            samples = {f"sample/{number}/{path.name}": path for number, path in enumerate(sample_files(model))}
-            own = precision_fingerprint(model, samples, key, request.identity(), processor())
+            samples = {f"sample/{number}/{path.name}": path for number, path in enumerate(find_sample_files(model))}
+            own = precision_fingerprint(model, samples, key, request.identity(), read_processor())
             exports.take(own, check, found)
         link_files(found, folder, [path.name for path in found.iterdir()])

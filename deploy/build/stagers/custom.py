@@ -1,7 +1,7 @@
-"""Stages what a task of the user's wants in its archive, and runs its file once, as a worker will.
+"""Stages a user's own task: imports its file, as a worker does, and copies its files.
 
-beside the configuration, what `staged_files` names  -> under the same paths
-the weights that the list or --weights names, if any -> checkpoint/
+files beside the configuration that `staged_files` names -> their paths in the archive
+the weights of the list or --weights, if any             -> checkpoint/
 """
 
 import importlib.util
@@ -17,21 +17,21 @@ from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT
 from handlers.base import BatchHandler
 from handlers.config import parse
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, reason
 
-# A class cannot be served without these attributes; Python itself knows which methods it lacks.
+# The attributes that a class needs; abstract methods are listed by Python itself.
 STATED = ("config_class", "inputs")
 
 
-def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - its `load` decides
-    """Copy what the task names, after its class and its settings are found to be sound.
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - `load` chooses
+    """Check the class and its settings, and copy the files and weights.
 
     Raises:
-        WeightsUnavailable: the weights cannot be had.
+        WeightsUnavailable: the weights are missing.
         InvalidConfig: the class cannot be served, the configuration is wrong, or a file is missing.
     """
     task = task_of(model)
-    found = task_class(task.path)
+    found = import_task(task.path)
     config = parse(found.config_class, model.config().get("handler"))
     for pattern in task.files:
         if not any(model.folder.glob(pattern)):
@@ -47,7 +47,7 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
     if origin.kind == "none":
         return
     if folder.exists():
-        raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is where the weights go; use another name")
+        raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is the folder of the weights; use another name")
     if origin.kind == "hub":
         with open_checkpoint(model, origin, with_code=with_code) as source:
             shutil.copytree(source, folder)
@@ -58,14 +58,14 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
         folder.mkdir()
         shutil.copy(origin.location, folder)
     else:
-        raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; give --weights PATH")
+        raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
 
 
-def task_class(path: Path) -> type[BatchHandler[Any, Any]]:
-    """Import a task's file under its own name, and take the class that TorchServe will.
+def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
+    """Import a task's file under its own name, and return the class that TorchServe will find.
 
     Raises:
-        InvalidConfig: it cannot be imported, or what it holds cannot be served.
+        InvalidConfig: the file cannot be imported, or its class cannot be served.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -75,23 +75,24 @@ def task_class(path: Path) -> type[BatchHandler[Any, Any]]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidConfig(f"{path.name}: it cannot be imported: {type(error).__name__}: {reason}") from error
+        raise InvalidConfig(f"{path.name}: it cannot be imported: {reason(error)}") from error
     finally:
         del sys.modules[path.stem]
     if hasattr(module, "handle"):
-        raise InvalidConfig(f"{path.name}: `handle` at its top level would be served instead of the class; rename it")
-    # As ts.model_loader counts them: a named tuple is one too.
+        raise InvalidConfig(
+            f"{path.name}: TorchServe would call `handle` at its top level instead of the class; rename it"
+        )
+    # As ts.model_loader counts them: a named tuple is a class, too.
     classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == path.stem]
     if len(classes) != 1:
         names = f" ({', '.join(each.__name__ for each in classes)})" if classes else ""
         raise InvalidConfig(
-            f"{path.name}: it holds {len(classes) or 'no'} class{'es' if classes else ''}{names}; a task's file holds "
-            "exactly one, on BatchHandler; others may stand inside that one"
+            f"{path.name}: it has {len(classes) or 'no'} class{'es' if classes else ''}{names}; a task's file needs "
+            "exactly one, on BatchHandler; nest others inside that one"
         )
     (found,) = classes
     if not issubclass(found, BatchHandler):
-        raise InvalidConfig(f"{path.name}: {found.__name__} is no BatchHandler")
+        raise InvalidConfig(f"{path.name}: {found.__name__} is not a BatchHandler")
     lacking = sorted(found.__abstractmethods__) + [name for name in STATED if not hasattr(found, name)]
     if lacking:
         raise InvalidConfig(f"{path.name}: {found.__name__} lacks {', '.join(lacking)}")

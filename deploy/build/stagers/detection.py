@@ -1,20 +1,13 @@
-"""Stages what an archive of object detection holds, made from torchvision's weights or a Hugging Face checkpoint."""
+"""Stages object detection: an SSD of torchvision, or transformers' checkpoint -> the files of an archive."""
 
-import json
 from pathlib import Path
 
-import openvino
-import torch
-import transformers
-
 from deploy.build.hub import open_checkpoint, pack
-from deploy.build.preprocessing import of_processor
+from deploy.build.preprocessing import follow_processor
 from deploy.build.sources import Source
-from deploy.build.stagers.vision import export, read_labels
+from deploy.build.stagers.vision import read_checkpoint_labels, read_labels, write_network, write_state
 from deploy.build.weights import load_weights
 from deploy.models import Engine, ModelEntry
-from handlers.archive_files import GRAPH
-from handlers.checkpoints import check_labels
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
 from handlers.vision.pixel_detector import PixelDetector, load_detector
@@ -22,11 +15,11 @@ from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write index_to_name.json, preprocessing.json, the graph but for `torch`, and the weights but for `openvino`.
+    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`.
 
     Raises:
-        WeightsUnavailable: the model cannot be had, or only as a pickle.
-        InvalidConfig: the configuration is wrong, or the model is none that is served.
+        WeightsUnavailable: the weights are missing, or an unnamed pickle.
+        InvalidConfig: the configuration is wrong, or this project does not serve the model.
     """
     config = parse(ObjectDetectionConfig, model.config().get("handler"))
     detector: PixelDetector | PixelSsd
@@ -34,17 +27,13 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         state = load_weights(model, config.arch, origin, weights_backbone=None)
         detector, classes = load_ssd(state, config.arch)
         seen = detector.preprocessing
-        # Numbers that no class has are all "N/A" in COCO.
+        # COCO's unused numbers are all named "N/A".
         labels = dict(enumerate(read_labels(model, config.arch, classes, are_unique=False)))
-        if engine != "openvino":
-            torch.save(state, folder / "model.pt")
+        write_state(state, engine, folder)
     else:
         with open_checkpoint(model, origin) as source:
-            seen = of_processor(source)
+            seen = follow_processor(source)
             detector = load_detector(source, seen)
-            labels = check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
+            labels = read_checkpoint_labels(source)
             pack(source, folder, with_weights=engine != "openvino")
-    seen.write(folder)
-    if engine != "torch":
-        openvino.save_model(export(detector, seen, ("logits", "boxes")), folder / GRAPH, compress_to_fp16=False)
-    (folder / "index_to_name.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    write_network(detector, seen, ("logits", "boxes"), labels, engine=engine, folder=folder)

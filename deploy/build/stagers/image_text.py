@@ -1,11 +1,11 @@
-"""Stages what an archive of image and text embedding holds, made from a Hugging Face folder or hub id."""
+"""Stages image and text embedding: a Hugging Face folder or hub id -> the files of an archive."""
 
 from pathlib import Path
 
 import openvino
 
 from deploy.build.hub import open_checkpoint, pack
-from deploy.build.preprocessing import of_processor
+from deploy.build.preprocessing import follow_processor
 from deploy.build.sources import Source
 from deploy.build.stagers.text import export as export_text
 from deploy.build.stagers.vision import export as export_pixels
@@ -17,15 +17,15 @@ from handlers.image_text.towers import TEXT_GRAPH, load_towers
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the checkpoint, without its weights for `openvino`, how it sees images, and its graphs but for `torch`.
+    """Write the checkpoint, without its weights for `openvino`, its preprocessing, and its graphs except for `torch`.
 
     Raises:
-        WeightsUnavailable: the model cannot be had, or only as a pickle.
-        InvalidConfig: the configuration is wrong, or the model is none that is served.
+        WeightsUnavailable: the weights are missing, or an unnamed pickle.
+        InvalidConfig: the configuration is wrong, or this project does not serve the model.
     """
     parse(ImageTextEmbeddingConfig, model.config().get("handler"))
     with open_checkpoint(model, origin) as source:
-        seen = of_processor(source)
+        seen = follow_processor(source)
         towers = load_towers(source, seen)
         seen.write(folder)
         if engine != "torch":

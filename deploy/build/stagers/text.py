@@ -1,4 +1,4 @@
-"""Stages what an archive of a task on a transformers encoder holds, made from a Hugging Face folder or hub id."""
+"""Stages a task on a transformers encoder: a Hugging Face folder or hub id -> the files of an archive."""
 
 import io
 import logging
@@ -23,20 +23,20 @@ from handlers.text.config import TextConfig
 from handlers.text.encoders import Encoder, Head, load_encoder
 from handlers.text.sentence_modules import read_modules
 
-# A configuration's names for how far a token sees, where it does not see all others.
+# A configuration's names for the window of attention.
 WINDOWS = ("sliding_window", "local_attention")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the checkpoint, without its weights for `openvino`, and model.xml with model.bin, but for `torch`.
+    """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`.
 
     Raises:
-        WeightsUnavailable: the model cannot be had, or only as a pickle.
-        InvalidConfig: the configuration is wrong, or the folder holds no model for the task.
+        WeightsUnavailable: the weights are missing, or an unnamed pickle.
+        InvalidConfig: the configuration is wrong, or the checkpoint is not a model for the task.
     """
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
-        # A model of words, not of a transformer, has no config.json: its modules are named first.
+        # A model of words has no config.json; the refusal names its modules.
         read_modules(Path(origin.location))
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
@@ -48,11 +48,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def read_head(task: str) -> Head:
-    """Read what the class of a built-in task says of its model's head.
-
-    Args:
-        task: the name of a task on an encoder.
-    """
+    """Return the model's head, which the class of a built-in task states."""
     head: Head = task_class(task).head
     return head
 
@@ -60,29 +56,29 @@ def read_head(task: str) -> Head:
 def export(encoder: Encoder | TextTower) -> openvino.Model:
     """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names.
 
-    A trace is quick, and takes some sizes for constants; where it fails or does not run, torch.export has them all.
+    A trace is quick but treats some sizes as constants; if it fails or does not run, torch.export keeps them free.
 
     Raises:
         Unfaithful: neither makes a graph.
     """
     model = next((each for each in encoder.modules() if isinstance(each, transformers.PreTrainedModel)), None)
     if model is not None and any(getattr(model.config.get_text_config(), name, None) for name in WINDOWS):
-        # Fused attention gives NaN for a token whose window holds padding alone, and later layers pass it on.
+        # Fused attention returns NaN for a token whose window has only padding, and later layers pass it on.
         model.set_attn_implementation("eager")
     encoder.eval()
     with torch.no_grad(), warnings.catch_warnings():
-        # Tracing warns of every Python branch in transformers; the check of fidelity finds those that matter.
+        # Tracing warns of each Python branch in transformers; the check of fidelity finds the relevant ones.
         warnings.simplefilter("ignore")
         try:
-            # Two of one and three of the other: an axis of length one could be taken for a constant.
-            graph = _graph(encoder, openvino.convert_model(encoder, example_input=_example(encoder, 2, 3)))
-            openvino.compile_model(graph, "CPU")([each.numpy() for each in _example(encoder, 1, 5).values()])
+            # Two rows of three tokens: an axis of length one could become a constant.
+            graph = _name_ports(encoder, openvino.convert_model(encoder, example_input=_make_example(encoder, 2, 3)))
+            openvino.compile_model(graph, "CPU")([each.numpy() for each in _make_example(encoder, 1, 5).values()])
         except Exception as error:
             try:
-                # It prints and logs the whole program with an error.
+                # torch.export prints and logs the whole program with an error.
                 logging.disable(logging.CRITICAL)
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                    graph = _graph(encoder, openvino.convert_model(_program(encoder)))
+                    graph = _name_ports(encoder, openvino.convert_model(_export_program(encoder)))
             except Exception:
                 raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
             finally:
@@ -90,17 +86,17 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
     return graph
 
 
-def _example(encoder: Encoder | TextTower, rows: int, length: int) -> dict[str, torch.Tensor]:
+def _make_example(encoder: Encoder | TextTower, rows: int, length: int) -> dict[str, torch.Tensor]:
     return {name: torch.ones(rows, length, dtype=torch.int64) for name in encoder.input_names}
 
 
-def _program(encoder: Encoder | TextTower) -> torch.export.ExportedProgram:
+def _export_program(encoder: Encoder | TextTower) -> torch.export.ExportedProgram:
     any_size = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
     shapes = dict.fromkeys(encoder.input_names, any_size)
-    return torch.export.export(encoder, (), _example(encoder, 2, 11), dynamic_shapes=shapes, strict=False)
+    return torch.export.export(encoder, (), _make_example(encoder, 2, 11), dynamic_shapes=shapes, strict=False)
 
 
-def _graph(encoder: Encoder | TextTower, graph: openvino.Model) -> openvino.Model:
+def _name_ports(encoder: Encoder | TextTower, graph: openvino.Model) -> openvino.Model:
     """Name the inputs and outputs, and free their sizes."""
     names = (*encoder.input_names, *encoder.output_names)
     for port, name in zip((*graph.inputs, *graph.outputs), names, strict=True):

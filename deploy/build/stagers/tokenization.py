@@ -1,4 +1,4 @@
-"""Stages what an archive of tokenization holds: the tokenizer's files of a Hugging Face folder or hub id."""
+"""Stages tokenization: the tokenizer's files of a Hugging Face folder or hub id."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from handlers.config import parse
 from handlers.text.config import TokenizationConfig
 
 
-def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - it needs none
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - no engine runs
     """Write the checkpoint without its weights.
 
     Raises:
-        WeightsUnavailable: the checkpoint cannot be had.
+        WeightsUnavailable: the checkpoint is missing.
         InvalidConfig: the configuration is wrong.
     """
     config = parse(TokenizationConfig, model.config().get("handler"))

@@ -1,1 +1,1 @@
-"""Models of tensors as they are found: files, graphs, programs, functions, and the proof that rows stay apart."""
+"""Models of tensors: files, graphs, programs, functions, and the proof that rows do not affect each other."""

@@ -1,6 +1,6 @@
-"""Stages a model that is a Python function: infer.py, and what lies in its folder.
+"""Stages a model that is a Python function: infer.py, and the other files of its folder.
 
-files -> function/ -> imported, and run as a worker does where the configuration says what its inputs are
+files -> function/ -> imported, and run as a worker does if the configuration describes its inputs
 """
 
 import shutil
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.build.tensors.files import ModelFile
-from deploy.build.tensors.proof import NotRun, prove, rows
+from deploy.build.tensors.proof import NotRun, make_rows, prove
 from deploy.models import ModelEntry
 from handlers.engines.function import FOLDER, FunctionEngine, load_function
 from handlers.errors import InvalidConfig, reason
@@ -19,17 +19,13 @@ from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_si
 
 
 def stage_function(model: ModelEntry, file: ModelFile, config: TensorsConfig, folder: Path) -> None:
-    """Copy the function and what belongs to it.
-
-    Raises:
-        InvalidConfig: it cannot be imported or loaded, or does not batch.
-    """
+    """Copy the function and its files; InvalidConfig if it cannot be imported or loaded, or does not batch."""
     target = folder / FOLDER
     names = file.beside or (Path(file.path.name),)
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path.parent / name, target / name)
-    with _imports_undone(target):
+    with _forget_imports(target):
         _run(model, target, config)
     _remove_others(target, names)
 
@@ -37,7 +33,7 @@ def stage_function(model: ModelEntry, file: ModelFile, config: TensorsConfig, fo
 def _run(model: ModelEntry, folder: Path, config: TensorsConfig) -> None:
     function = load_function(folder)
     signature = merge_signature(DeclaredSignature(tuple(Tensor(name) for name in function.inputs)), config)
-    if not rows(signature, config):
+    if not make_rows(signature, config):
         return
     try:
         if function.load is not None:
@@ -47,13 +43,13 @@ def _run(model: ModelEntry, folder: Path, config: TensorsConfig) -> None:
     try:
         prove(FunctionEngine(function.infer, function.inputs).run, signature, config)
     except NotRun as error:
-        # It may refuse what no client of it would send; nobody but its author knows.
+        # It may refuse numbers that its clients never send.
         print(f"{model.name}: not shown to batch: {error}")
 
 
 @contextmanager
-def _imports_undone(folder: Path) -> Iterator[None]:
-    """Forget the modules of a folder: those of the next function may have the same names."""
+def _forget_imports(folder: Path) -> Iterator[None]:
+    """Forget the modules of a folder afterwards, since the next function's may have equal names."""
     path = [*sys.path]
     try:
         yield
@@ -65,7 +61,7 @@ def _imports_undone(folder: Path) -> Iterator[None]:
 
 
 def _remove_others(folder: Path, names: Sequence[Path]) -> None:
-    """Remove what running the function left: compiled Python, and files that `load` wrote."""
+    """Remove the files that running the function wrote, such as compiled Python."""
     kept = {folder / name for name in names}
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):

@@ -1,7 +1,7 @@
-"""OpenVINO's graphs: read from files, and given the signature's names and shapes.
+"""OpenVINO's graphs: read from files, with the signature's names and shapes.
 
-.onnx, .xml -> read_graph -> graph, DeclaredSignature
-graph + Signature -> shaped: its ports named, their batch dimension free, none of them BF16
+.onnx, .xml       -> read_graph      -> graph, DeclaredSignature
+graph + Signature -> apply_signature -> a graph with named ports, a free batch dimension, and no port in BF16
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ DATATYPES = {
     **{"f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64"},
 }
 TYPES = {datatype: getattr(openvino.Type, name) for name, datatype in DATATYPES.items()}
-# Operations that take a size, the number of runs or a position from an input that is not their first.
+# Operations that read a size, a number of runs or a position from another input than their first.
 SIZED = frozenset(
     {"Range", "Broadcast", "Reshape", "Tile", "Pad", "OneHot", "Interpolate", "Slice", "StridedSlice", "Loop", "TopK"}
 )
-# OpenVINO's reader of each kind of file: this one, and not an attempt with each that it has.
+# OpenVINO's reader of each kind of file; without a name it tries all of them.
 READERS = {".onnx": "onnx", ".xml": "ir"}
 
 
@@ -37,22 +37,18 @@ class Unreadable(InvalidConfig):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph as it was read or converted.
-
-    Attributes:
-        model: OpenVINO's.
-        ports: the name of each input in it, by the name that requests have; those that nothing reads may lack.
-    """
+    """A graph as it was read or converted."""
 
     model: openvino.Model
+    # The graph's name of each input by the request's; the graph may lack inputs that nothing reads.
     ports: Mapping[str, str]
 
 
 def read_graph(path: Path) -> tuple[Graph, DeclaredSignature]:
-    """Read an ONNX file, or an .xml with its .bin beside it, and what it says of itself.
+    """Read an ONNX file, or an .xml with its .bin beside it, and its description.
 
     Raises:
-        Unreadable: it is broken, or has what OpenVINO does not run.
+        Unreadable: the file is broken, or has an operation that OpenVINO lacks.
     """
     try:
         reader = FrontEndManager().load_by_framework(READERS[path.suffix])
@@ -61,19 +57,19 @@ def read_graph(path: Path) -> tuple[Graph, DeclaredSignature]:
         raise Unreadable(f"OpenVINO cannot read it: {reason(error)}") from error
     if not model.inputs or not model.outputs:
         raise Unreadable(f"it has {len(model.inputs)} inputs and {len(model.outputs)} outputs")
-    inputs = [_said(port, port.node.friendly_name) for port in model.inputs]
-    names = output_names(len(model.outputs))
+    inputs = [_describe(port, port.node.friendly_name) for port in model.inputs]
+    names = name_outputs(len(model.outputs))
     # The reader of ONNX calls a result `y/sink_port_0`.
     outputs = [
-        _said(port, port.node.friendly_name.removesuffix("/sink_port_0"), name)
+        _describe(port, port.node.friendly_name.removesuffix("/sink_port_0"), name)
         for port, name in zip(model.outputs, names, strict=True)
     ]
     ports = {tensor.name: port.any_name for tensor, port in zip(inputs, model.inputs, strict=True)}
     return Graph(model, ports), DeclaredSignature(tuple(inputs), tuple(outputs))
 
 
-def _said(port: Any, own: str, otherwise: str = "") -> Tensor:
-    """Read one input or output; of the names that a tensor has, its own is the one in the file."""
+def _describe(port: Any, own: str, otherwise: str = "") -> Tensor:
+    """Describe an input or output; of a tensor's names, its own is the one in the file."""
     names = port.get_names()
     if not names:
         port.get_tensor().set_names({otherwise or own})
@@ -81,32 +77,32 @@ def _said(port: Any, own: str, otherwise: str = "") -> Tensor:
     kind = port.element_type.get_type_name()
     if kind not in DATATYPES:
         raise Unreadable(
-            f"{name}: it is of {kind}s, which OpenVINO does not run; an infer.py may take BYTES, and run the file"
+            f"{name}: it has {kind}s, which OpenVINO does not run; an infer.py may accept BYTES and run the file"
         )
-    return Tensor(name, DATATYPES[kind], shape_of(port))
+    return Tensor(name, DATATYPES[kind], read_shape(port))
 
 
-def shape_of(port: Any) -> Shape | None:
-    """Read the shape of an input or output; None where its rank is free."""
+def read_shape(port: Any) -> Shape | None:
+    """Read the shape of an input or output; None if its rank is free."""
     shape = port.partial_shape
     return None if shape.rank.is_dynamic else tuple(size.get_length() if size.is_static else -1 for size in shape)
 
 
-def output_names(count: int) -> list[str]:
-    """Name the outputs of a model that does not, as PyTorch's engine does."""
+def name_outputs(count: int) -> list[str]:
+    """Name the outputs of a model without names, as PyTorch's engine does."""
     return [ONLY_OUTPUT] if count == 1 else [OUTPUT.format(index) for index in range(count)]
 
 
-def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvino.Model:
-    """Give a graph the signature's names and shapes, and numpy's datatypes.
+def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvino.Model:
+    """Return a graph with the signature's names and shapes, and numpy's datatypes.
 
     Args:
-        graph: it is used up.
-        signature: whose inputs all have a shape.
-        outputs: the names of its outputs, in their order.
+        graph: changed by the call.
+        signature: all of its inputs have a shape.
+        outputs: the names of the outputs, in order.
 
     Raises:
-        InvalidConfig: it cannot have a free batch dimension.
+        InvalidConfig: the batch dimension cannot be free.
     """
     parameters = {name: port.node for port in graph.model.inputs for name in port.get_names()}
     found = [parameters.get(graph.ports[name]) for name in signature.arguments]
@@ -116,16 +112,18 @@ def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvi
     try:
         graph.model.validate_nodes_and_infer_types()
     except RuntimeError as error:
-        raise InvalidConfig(f"its batch dimension cannot be freed: {reason(error)}") from error
-    # An input that nothing reads may be gone; requests still have it.
-    nodes = [node or _unread(tensor) for node, tensor in zip(found, signature.arguments.values(), strict=True)]
-    nodes = [_without_bf16(node) for node in nodes]
+        raise InvalidConfig(
+            f"its batch dimension is fixed inside it: {reason(error)}; export it with a free one"
+        ) from error
+    # The graph may lack an input that nothing reads; requests still have it.
+    nodes = [node or _make_parameter(tensor) for node, tensor in zip(found, signature.arguments.values(), strict=True)]
+    nodes = [_remove_bf16(node) for node in nodes]
     seen: set[tuple[str, int]] = set()
     results = []
     for port in graph.model.outputs:
         source = port.node.input_value(0)
         kind, key = source.get_element_type(), (source.get_node().friendly_name, source.get_index())
-        # A name is a tensor's: one that is an input as well, or an output twice, has to become another.
+        # A name belongs to one tensor: an output that is an input, or another output, needs a tensor of its own.
         if kind == openvino.Type.bf16 or key in seen or source.get_node().get_type_name() == "Parameter":
             target = openvino.Type.f32 if kind == openvino.Type.bf16 else kind
             source = openvino.opset8.convert(source, target.get_type_name()).output(0)
@@ -138,8 +136,8 @@ def shaped(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvi
     return made
 
 
-def sizing_inputs(model: openvino.Model) -> set[str]:
-    """Name the inputs whose numbers may decide how large a tensor is, or how often a loop runs."""
+def find_sizing_inputs(model: openvino.Model) -> set[str]:
+    """Name the inputs whose numbers may decide the size of a tensor, or the runs of a loop."""
     return {port.any_name for port in model.inputs if _is_sizing(port.node.output(0))}
 
 
@@ -156,12 +154,12 @@ def _is_sizing(output: Any) -> bool:
     return False
 
 
-def _unread(tensor: Tensor) -> Any:
+def _make_parameter(tensor: Tensor) -> Any:
     shape = openvino.PartialShape([*(tensor.shape or ())])
     return openvino.opset8.parameter(shape, TYPES[tensor.datatype or "FP32"])
 
 
-def _without_bf16(node: Any) -> Any:
+def _remove_bf16(node: Any) -> Any:
     if node.get_element_type() != openvino.Type.bf16:
         return node
     other = openvino.opset8.parameter(node.get_partial_shape(), openvino.Type.f32)

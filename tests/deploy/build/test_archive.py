@@ -159,7 +159,7 @@ def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: 
         (["--all", "--weights", "x.pt"], "archive.sh: error: "),
         (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
         (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
-        (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is no number from 0 to 1"),
+        (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),
     ],
 )
 def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,16 +172,20 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
+        ("- colours", "models.yaml: while parsing a block mapping"),
         ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
         ("colours: {handler: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
         ("colours: {handler: tokenization}", "models.yaml: colours: version missing"),
         ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
-        ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; give --weights PATH"),
+        ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
         ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
         ("a/b: {handler: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
         ("colours: {handler: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
-        ("colours: {handler: image_clasification, version: '1'}", "image_clasification is no task; built in are"),
-        ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list; there is none;"),
+        (
+            "colours: {handler: image_clasification, version: '1'}",
+            "image_clasification is not a task; built-in tasks are",
+        ),
+        ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
     ],
 )
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.archive import why_classic, with_mode
+from deploy.build.archive import complete_mode, find_classic_cause
 from handlers.config import HandlerConfig, parse
 from handlers.continuous import mode
 from handlers.errors import InvalidConfig
@@ -28,15 +28,15 @@ def mode_of(config: dict[str, Any]) -> str:
         ({}, {"continuousBatching": True, **WINDOW, **WORKER}),
         (ADAPTIVE, {"continuousBatching": True, **WINDOW, **WORKER}),
         ({"batchSize": 8, "maxBatchDelay": 50}, {"continuousBatching": True, **WORKER}),
-        ({"continuousBatching": True, "maxWorkers": 1}, {**WINDOW, "minWorkers": 1}),
+        ({"maxWorkers": 1}, {"continuousBatching": True, **WINDOW, "minWorkers": 1}),
     ],
 )
 def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
     config: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    assert with_mode("m", config) == {**config, **more}
-    assert mode_of(with_mode("m", config)) == "adaptive"
-    assert why_classic(config) is None
+    assert complete_mode("m", config) == {**config, **more}
+    assert mode_of(complete_mode("m", config)) == "adaptive"
+    assert find_classic_cause(config) is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_config_that_leaves_it_open_is_adaptive_and_keeps_what_it_says(
 def test_classic_config_without_batch_parameters_gets_them_and_keeps_what_it_says(
     config: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    assert with_mode("m", config, "classic") == {**config, **more}
+    assert complete_mode("m", config, "classic") == {**config, **more}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,9 @@ def test_classic_config_without_batch_parameters_gets_them_and_keeps_what_it_say
         ("", "own: classic mode, batchSize 32, maxBatchDelay 1 by default; model-config.yaml sets others"),
         ("batchSize: 4\n", "own: classic mode, maxBatchDelay 1 by default; model-config.yaml sets others"),
         ("batch_size: 4\n", "own: model-config.yaml: batch_size: unknown name (did you mean batchSize?)"),
+        ("handler: tensors\n", "own: model-config.yaml: handler: expected a mapping of settings, received str"),
+        ("handler: [threads]\n", "own: model-config.yaml: handler: expected a mapping of settings, received list"),
+        ("continuousBatching: true\n", "own: model-config.yaml: continuousBatching: archive.sh writes it; remove it"),
         ("- 4\n", "own: model-config.yaml: expected a mapping of names to values"),
         ("a: [\n", "own: model-config.yaml: while parsing"),
     ],
@@ -94,7 +97,7 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     def write(**config: Any) -> None:
         (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
 
-    write(continuousBatching=True)
+    write(**ADAPTIVE)
     assert not [line for line in archive_sh("own") if "classic" in line]
     config = yaml.safe_load(archived_config.read_text())
     assert (config["continuousBatching"], config["maxWorkers"], config["batchSize"]) == (True, 1, 64)
@@ -106,5 +109,5 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     assert config["maxWorkers"] == 4
     write(maxWorkers=4, **ADAPTIVE)
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
-    with pytest.raises(InvalidConfig, match=r"^m: .*continuousBatching must be true"):
-        with_mode("m", {"continuousBatching": False, **ADAPTIVE})
+    with pytest.raises(InvalidConfig, match=r"^m: model-config.yaml: continuousBatching: archive.sh writes it"):
+        complete_mode("m", {"continuousBatching": False, **ADAPTIVE})

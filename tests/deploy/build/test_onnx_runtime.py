@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from deploy.build.fingerprint import read_build
-from deploy.build.tensors.proof import agree
+from deploy.build.tensors.proof import compare_runtimes
 from handlers.engines.onnx import OnnxEngine
 from handlers.errors import InvalidConfig
 from handlers.tasks.tensors import TensorsHandler
@@ -252,7 +252,7 @@ def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archiv
             np.testing.assert_allclose(array, first[name], 1e-5, 1e-6)
     archive_sh.write_list("m", "text_classification", "m.onnx", {})
     assert archive_sh.refused("m", "--engine", "onnxruntime") == (
-        "m: --engine onnxruntime runs ONNX files, of handler: tensors"
+        "m: --engine onnxruntime runs ONNX files; they need handler: tensors"
     )
 
 
@@ -265,7 +265,9 @@ ONE_ROW = {"label": (Types.INT64, [1]), "probabilities": (Types.FLOAT, [1, 3])}
 
 def test_maps_are_left_out_of_answers_by_name_or_refused_with_the_way_out(archive_sh: ArchiveSh) -> None:
     write(archive_sh.folder / "m.onnx", ZIPPED, FEATURES, {"label": CLASSES["label"], "maps": MAPS})
-    assert "m: answers lack maps, a sequence or map; convert the model with zipmap=False" in built(archive_sh)[0]
+    assert (
+        "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False" in built(archive_sh)[0]
+    )
     assert worker(archive_sh).metadata.outputs[0].name == "label"
     write(archive_sh.folder / "m.onnx", ZIPPED, FEATURES, {"maps": MAPS})
     refusal = archive_sh.refused("m")
@@ -282,7 +284,7 @@ def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
     assert ask(worker(archive_sh), instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
     mod = CASES["mod"]
     write(path, *mod[:4])
-    assert archive_sh.refused("m", "--engine", "openvino").endswith("; --engine onnxruntime, which has no int8, may do")
+    assert archive_sh.refused("m", "--engine", "openvino").endswith("; --engine onnxruntime may run it, without int8")
     write(path, [helper.make_node("Foo", ["X"], ["y"], domain="com.microsoft")], FEATURES, {"y": (Types.FLOAT, None)})
     refusal = archive_sh.refused("m")
     assert "OpenVINO cannot read it: " in refusal
@@ -295,7 +297,7 @@ def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
     (own / "m.onnx").write_bytes(data)
     (archive_sh.folder / "wb").write_bytes((own / "w.bin").read_bytes())
     archive_sh.write_list("m", "tensors", "own/m.onnx", {})
-    assert "its external data must lie in its folder" in archive_sh.refused("m", "--engine", "onnxruntime")
+    assert "its external data must be in its folder" in archive_sh.refused("m", "--engine", "onnxruntime")
 
 
 def test_engine_takes_and_returns_bf16_as_fp32(tmp_path: Path) -> None:
@@ -325,4 +327,4 @@ def test_number_that_only_openvino_does_not_have_is_a_difference() -> None:
         return {"y": arrays["x"]}
 
     with pytest.raises(InvalidConfig, match="other values than ONNX Runtime, on a random row"):
-        agree(broken, whole, signature, TensorsConfig(), owner="ONNX Runtime", sizing=())
+        compare_runtimes(broken, whole, signature, TensorsConfig(), owner="ONNX Runtime", sizing=())

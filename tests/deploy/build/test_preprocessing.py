@@ -11,7 +11,7 @@ import torchvision
 import transformers
 from PIL import Image
 
-from deploy.build.preprocessing import of_arch, of_processor
+from deploy.build.preprocessing import follow_processor, read_transform
 from deploy.build.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
@@ -55,7 +55,7 @@ def seen(preprocessing: Preprocessing, image: Image.Image) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", ["efficientnet_b0", "googlenet", "inception_v3", "resnet50", "swin_t", "vit_b_16"])
 def test_defaults_of_an_arch_are_the_transform_of_its_published_weights(arch: str) -> None:
-    found = of_arch(TINY, ImageClassificationConfig(arch=arch), FILE)
+    found = read_transform(TINY, ImageClassificationConfig(arch=arch), FILE)
     transform = torchvision.models.get_model_weights(arch).IMAGENET1K_V1.transforms()
     again: Any = torch.nn.Identity()
     if arch in ("googlenet", "inception_v3"):
@@ -72,7 +72,7 @@ def test_settings_are_followed_and_printed_where_the_published_transform_differs
     config = ImageClassificationConfig(
         arch="googlenet", resize_size=236, interpolation="bicubic", transform_input=False
     )
-    found = of_arch(TINY, config, FILE)
+    found = read_transform(TINY, config, FILE)
     assert (found.resize, found.crop, found.interpolation) == (236, (224, 224), "bicubic")
     np.testing.assert_allclose(found.mean, [255 * 0.485, 255 * 0.456, 255 * 0.406])
     said = capsys.readouterr().out
@@ -83,10 +83,10 @@ def test_settings_are_followed_and_printed_where_the_published_transform_differs
         f"tiny: transform_input is False; the transform of {weights} has True",
     ]
     # Whose weights these are is not known: another published transform is named, too.
-    of_arch(TINY, ImageClassificationConfig(arch="resnet50"), FILE)
+    read_transform(TINY, ImageClassificationConfig(arch="resnet50"), FILE)
     assert "resize_size is 256, as of ResNet50_Weights.IMAGENET1K_V1; IMAGENET1K_V2 has 232" in capsys.readouterr().out
     with pytest.raises(InvalidConfig, match="tiny: crop_size 300 is more than resize_size 256"):
-        of_arch(TINY, ImageClassificationConfig(arch="resnet18", crop_size=300), FILE)
+        read_transform(TINY, ImageClassificationConfig(arch="resnet18", crop_size=300), FILE)
 
 
 CROPPED = {"size": {"shortest_edge": 48}, "crop_size": SQUARE}
@@ -111,7 +111,7 @@ def test_image_processor_is_followed(kind: str, tmp_path: Path) -> None:
     name, settings = PROCESSORS[kind]
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     processor: Any = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    found = of_processor(tmp_path)
+    found = follow_processor(tmp_path)
     for image in images():
         wanted = torch.as_tensor(np.asarray(processor(image, return_tensors="pt")["pixel_values"]), dtype=torch.float32)
         assert_same(image, seen(found, image), wanted, 1 / min(found.std))
@@ -120,7 +120,7 @@ def test_image_processor_is_followed(kind: str, tmp_path: Path) -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BitImageProcessor", {**CROPPED, "resample": 0}, "^resample: 0, size"),
     ("BitImageProcessor", {"do_resize": False, "crop_size": SQUARE}, "^do_resize: False"),
-    ("BitImageProcessor", {"size": {"shortest_edge": 32}, "do_center_crop": False}, "images become of different sizes"),
+    ("BitImageProcessor", {"size": {"shortest_edge": 32}, "do_center_crop": False}, "images get different sizes"),
     ("DetrImageProcessor", {"size": {"shortest_edge": 80, "longest_edge": 133}}, "do_pad: True"),
 ]
 
@@ -131,13 +131,13 @@ def test_image_processor_that_cannot_be_followed_is_refused_by_the_name_of_its_s
 ) -> None:
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match=words) as raised:
-        of_processor(tmp_path)
+        follow_processor(tmp_path)
     assert "\n" not in str(raised.value)
 
 
 def test_image_processor_that_is_missing_or_unknown_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="no image processor can be read"):
-        of_processor(tmp_path)
+    with pytest.raises(InvalidConfig, match="its image processor cannot be read"):
+        follow_processor(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "NoneOfThese"}))
-    with pytest.raises(InvalidConfig, match="no image processor can be read"):
-        of_processor(tmp_path)
+    with pytest.raises(InvalidConfig, match="its image processor cannot be read"):
+        follow_processor(tmp_path)

@@ -80,13 +80,13 @@ def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path:
     [
         (
             lambda network: dict.fromkeys(("model", "ema"), network.state_dict()),
-            "holds several networks: model, ema; save",
+            "contains several networks: model, ema; save",
         ),
         (
             lambda network: prefixed(network.state_dict(), "a.") | prefixed(network.state_dict(), "b."),
-            "hold several networks, under a., b.; save",
+            "contain several networks, under a., b.; save",
         ),
-        (lambda network: network, "is no state dict: .* save model.state_dict"),
+        (lambda network: network, "is not a state dict: .* save model.state_dict"),
     ],
 )
 def test_file_without_one_state_dict_is_refused_with_a_remedy(

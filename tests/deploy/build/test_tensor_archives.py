@@ -67,13 +67,13 @@ def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: Arch
     ones = {"x": np.ones((1, 4), np.float32), "scale": np.ones((1, 1), np.float32)}
     assert engine_of(archive_sh.store / "scaled")[0].run(ones)["scaled"].tolist() == [[0, 0, 0]]
     data.unlink()
-    assert archive_sh.refused("scaled") == "scaled: m.onnx needs of-x.bin, which is not beside it"
+    assert archive_sh.refused("scaled") == "scaled: m.onnx needs of-x.bin, which is missing beside it"
 
 
 def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_model(archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("double", "tensors", "infer.py")
     infer_py(folder, "def infer(*, x, y=None):\n    return {'y': x * 2}")
-    assert archive_sh("double")[1].endswith("y any datatype of any shape -> whatever infer gives")
+    assert archive_sh("double")[1].endswith("y any datatype of any shape -> the outputs that infer returns")
     archive_sh("double", "--weights", str(scaled_onnx(archive_sh.folder / "m.onnx")))
     assert (archive_sh.store / "double" / "model.xml").is_file()
     scaled_onnx(folder / "n.onnx")
@@ -81,10 +81,10 @@ def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_m
     (folder / "infer.py").unlink()
     kinds = "(.onnx, .xml, .pt2, .pt or infer.py)"
     for choice, words in (
-        ("random", "no random weights for tensors; give --weights PATH"),
-        ("no.onnx", "no file no.onnx; give --weights PATH"),
-        (str(archive_sh.store), f"store/ must hold one model {kinds}; it has none"),
-        (str(folder), f"double/ must hold one model {kinds}; it has m.pt2, n.onnx"),
+        ("random", "no random weights for tensors; use --weights PATH"),
+        ("no.onnx", "no file no.onnx; use --weights PATH"),
+        (str(archive_sh.store), f"store/ must contain one model {kinds}; it has none"),
+        (str(folder), f"double/ must contain one model {kinds}; it has m.pt2, n.onnx"),
     ):
         assert archive_sh.refused("double", "--weights", choice) == f"double: {words}"
 
@@ -166,7 +166,7 @@ def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) ->
             return x / x.sum()
 
     path = exported(tmp_path / "m.pt2", OverRows(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
-    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together give other values"):
+    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together have other values"):
         staged(path, engine="torch")
 
 
@@ -192,12 +192,12 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
     [
         ("m.onnx", garbage, None, "m.onnx: OpenVINO cannot read it: GeneralFailure: Model can't be parsed"),
         ("m.xml", without_bin, None, "m.xml: OpenVINO cannot read it: RuntimeError: "),
-        ("scale.py", garbage, None, "own: scale.py: the function of a model stands in infer.py"),
+        ("scale.py", garbage, None, "own: scale.py: the function of a model must be in infer.py"),
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] lacks batch_dim 0"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
-        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together give other values than each alone"),
+        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together have other values than each alone"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),
-        ("m.pt", pair, None, "m.pt: inputs.x: TorchScript says neither datatype nor shape; model-config.yaml must"),
+        ("m.pt", pair, None, "m.pt: inputs.x: TorchScript has no datatype and shape; model-config.yaml needs them"),
         ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),
         ("m.onnx", scaled_onnx, IN_DOUBLE, "m.onnx: inputs.x: the model has FP32, not FP64"),
     ],

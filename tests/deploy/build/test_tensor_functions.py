@@ -40,7 +40,7 @@ def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_no
     ("text", "words"),
     [
         ("def infer(x):\n    return {'y': x[:1]}", "infer.py: run on 3 rows: y: 1 rows were returned for 3."),
-        ("def infer(x):\n    return {'y': x - x.mean()}", "outputs.y: 3 rows together give other values than each"),
+        ("def infer(x):\n    return {'y': x - x.mean()}", "outputs.y: 3 rows together have other values than each"),
         ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 was returned; FP32 is expected."),
         ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
         ("def infer(x:", "infer.py: the import failed: SyntaxError: "),

@@ -106,7 +106,7 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
     broken.mkdir()
     (broken / "one.txt").write_bytes(b"\xff\xfe")
     asked = ["tiny", "--weights", checkpoint, "--engine", "openvino", "--validate", str(broken)]
-    assert f"{broken}: the model takes none of its 1 inputs: one.txt: " in archive_sh.refused(*asked)
+    assert f"{broken}: the model accepts none of the 1 inputs: one.txt: " in archive_sh.refused(*asked)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
         ("translation", {}, "translation runs in int8 by itself"),
         ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
         ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
-        ("mobilenet-v2", {"calibrate": "texts"}, "images come as a folder of them"),
+        ("mobilenet-v2", {"calibrate": "texts"}, "expected a folder of images"),
         ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "--validate has the inputs of --calibrate"),
     ],
 )

@@ -78,7 +78,7 @@ def test_model_that_remembers_earlier_texts_is_refused_with_the_lengths_that_agr
     families.save("big_bird", "AutoModelForSequenceClassification", weights)
     archive_sh.write_list("own", "text_classification", config={"threads": 1})
     line = archive_sh.refused("own", "--weights", str(weights))
-    assert "PyTorch answers otherwise than the model, by " in line
+    assert "PyTorch differs from the model by " in line
     assert "max_length: 40 in model-config.yaml" in line
     # Shorter texts do without the blocks that it remembers, and torch.export makes a graph of that.
     assert built(archive_sh, weights, max_length=40)["engine"] == "auto"
@@ -92,8 +92,8 @@ def test_graph_that_lacks_a_branch_of_its_model_is_left_to_pytorch_or_refused(ar
     (weights / "own.py").write_text(BRANCH)
     assert built(archive_sh, weights, trust_remote_code=True)["engine"] == "torch"
     line = archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
-    assert "OpenVINO answers otherwise than the model, by " in line
-    assert "at 33 tokens; max_length: 17" in line
+    assert "OpenVINO differs from the model by " in line
+    assert "on a text of 33 tokens; max_length: 17" in line
     assert "--engine torch" in line
 
 
@@ -104,5 +104,4 @@ def test_graph_without_the_segments_of_its_model_is_refused(
     archive_sh.write_list("own", "question_answering", config={"threads": 1})
     monkeypatch.setattr("handlers.text.encoders.INPUT_NAMES", ("input_ids", "attention_mask"))
     line = archive_sh.refused("own", "--weights", str(weights))
-    assert line.startswith("own: OpenVINO answers ")
-    assert "otherwise than transformers, by " in line
+    assert line.startswith("own: OpenVINO differs from transformers by ")
