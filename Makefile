@@ -13,7 +13,7 @@ help: ## list these commands
 $(BIN)/python: # a moved or removed environment is built anew
 	@rm -f .venv/.installed
 
-.venv/.installed: requirements.lock deploy/environment.sh $(BIN)/python
+.venv/.installed: requirements.lock deploy/environment.sh $(wildcard my/requirements.txt) $(BIN)/python
 	@deploy/environment.sh
 
 # CONFIG and NODES only as arguments of make: variables of the environment may belong to another program.

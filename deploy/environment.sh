@@ -2,6 +2,8 @@
 # Builds .venv from requirements.lock, with uv:  deploy/environment.sh [LOCK [FOLDER]]  takes another lock, another folder.
 # Needs python3 (3.11+), pip and a network to PyPI.
 #   TORCH_INDEX=URL   take torch and torchvision from that index (a CPU-only build, say), the rest from the lock
+#   REQUIREMENTS=FILE add your own packages, such as those of an old handler; by default my/requirements.txt, if it exists.
+#                     They cannot change a version of the lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=${1:-requirements.lock}
@@ -52,6 +54,17 @@ else
     step "environment: installing torch from $TORCH_INDEX" \
         "$uv" pip install --quiet --python "$venv" --no-deps --index-url "$TORCH_INDEX" \
         $("$python" deploy/lock.py pins "$lock" torch torchvision)
+fi
+
+requirements=${REQUIREMENTS:-my/requirements.txt}
+if [ -n "${REQUIREMENTS:-}" ] || [ -f "$requirements" ]; then
+    [ -f "$requirements" ] || { echo "environment: REQUIREMENTS=$requirements: no such file" >&2; exit 1; }
+    # Without hashes: the constraints are the versions of the lock.
+    constraints=$(mktemp)
+    trap 'rm -f "${rest:-}" "$constraints"' EXIT
+    "$python" deploy/lock.py versions "$lock" >"$constraints"
+    step "environment: installing $requirements" \
+        "$uv" pip install --quiet --python "$venv" --constraint "$constraints" -r "$requirements"
 fi
 
 # The client is a package of its own; what builds it is pinned in the lock, so nothing more is fetched.

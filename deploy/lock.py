@@ -1,6 +1,7 @@
 """Reads requirements.lock: one block of lines per package, which begins with `name==version`.
 
     python deploy/lock.py pins requirements.lock torch torchvision   -> torch==2.13.0 ...
+    python deploy/lock.py versions requirements.lock                 -> name==version ; marker, a line for each package
     python deploy/lock.py without-torch requirements.lock            -> the lock without torch and its CUDA parts
     python deploy/lock.py beyond requirements.lock whole.lock        -> the packages that only the second lock contains
 
@@ -32,6 +33,11 @@ def pins(text: str, names: list[str]) -> list[str]:
     """Return `name==version` for each name; a KeyError names a missing package."""
     by_name = {pin.split("==")[0]: pin for pin in blocks(text)}
     return [by_name[name] for name in names]
+
+
+def versions(text: str) -> str:
+    """The first line of each package, with its marker and without hashes: constraints for other packages."""
+    return "\n".join(lines[0].removesuffix("\\").strip() for lines in blocks(text).values()) + "\n"
 
 
 def without_torch(text: str) -> str:
@@ -67,6 +73,8 @@ def main(arguments: list[str]) -> int:
     match command:
         case "pins":
             print("\n".join(pins(text, others)))
+        case "versions":
+            print(versions(text), end="")
         case "beyond":
             print(beyond(text, Path(others[0]).read_text(encoding="utf-8")), end="")
         case _:

@@ -14,6 +14,8 @@ from torchserve_client.archives import check_name
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_LIST = ROOT / "examples" / "models.yaml"
+# The user's own list, from the current folder.
+MINE = Path("my/models.yaml")
 
 # The engine that an archive has a model for; `auto` stands for both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]

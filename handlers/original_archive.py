@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +18,26 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig, ItemError, OutOfMemory, WrongOutput
 from handlers.torchserve import BASE_MODULE, blocked_imports
 
 # The folder of an archive that holds the files of an old one.
 ORIGINAL = "original"
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class StockConfig(HandlerConfig):
+    """Settings of an old archive's handler."""
+
+    decode_input_request: bool = Field(
+        default=True,
+        description="Whether the handler receives JSON as objects and text as text. TorchServe's setting of this name "
+        "is true by default; `config.properties` here sets it to false, and `stock` decodes in its place.",
+    )
 
 
 class OriginalRow(NamedTuple):
@@ -90,7 +105,7 @@ class OriginalArchive:
         except ModuleNotFoundError as error:
             raise InvalidConfig(
                 f"the handler {handler} of the old archive imports {error.name}, which is not installed; add it to the "
-                "environment with deploy/environment.sh, as docs/move.md shows"
+                "environment with deploy/environment.sh, as docs/how-to/move.md shows"
             ) from error
 
     def handle(self, rows: Sequence[OriginalRow]) -> list[OriginalReply | ItemError]:
@@ -123,6 +138,24 @@ class OriginalArchive:
             found = f"{len(answers)} answers" if isinstance(answers, list) else f"a {type(answers).__name__}"
             raise WrongOutput(f"The handler must return a list of {len(rows)} answers; it returned {found}.")
         return [_reply(answer, context, index) for index, answer in enumerate(answers)]
+
+
+def decode_values(row: OriginalRow) -> OriginalRow:
+    """Decode JSON and text as ts.protocol.otf_message_handler does with `decode_input_request=true`."""
+    values = {name: _decode(value, row.headers.get(name)) for name, value in row.values.items()}
+    return row._replace(values=values)
+
+
+def _decode(value: Any, header: Any) -> Any:
+    content_type = header.get("content-type", "") if isinstance(header, Mapping) else ""
+    if isinstance(value, bytes | bytearray):
+        # A body that cannot be decoded reaches the handler as bytes.
+        with suppress(ValueError, RecursionError):
+            if content_type == "application/json":
+                return json.loads(value.decode())
+            if content_type.startswith("text"):
+                return value.decode()
+    return value
 
 
 def _reply(answer: Any, context: Any, index: int) -> OriginalReply:

@@ -22,7 +22,7 @@ from deploy.build.fingerprint import read_packed
 from deploy.build.precision.inputs import FEWEST, MOST
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import WeightsNotMade, WeightsUnavailable
-from deploy.models import MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
+from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -42,6 +42,13 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
+        if options.source is not None:
+            # Seconds, which no other command needs.
+            from deploy.migrate.entry import write_entry  # noqa: PLC0415
+
+            asked, name = options.names[0] if options.names else None, str(options.source)
+            moved, is_whole = write_entry(options.source, asked, options.models, is_stock=options.stock)
+            options.names = [moved] if is_whole else []
         for name in list(models(options.models)) if options.all else options.names:
             started = time.monotonic()
             recipe = Recipe(
@@ -97,7 +104,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     group.add_argument("--all", action="store_true", help="build every model of the list")
     words = "read this model list (default: examples/models.yaml)"
-    group.add_argument("--models", type=Path, default=MODEL_LIST, metavar="FILE", help=words)
+    group.add_argument("--models", type=Path, metavar="FILE", help=words)
+    words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
+    group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
+    words = "serve the handler of --from unchanged: its code runs in the worker"
+    group.add_argument("--stock", action="store_true", help=words)
     words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
     group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
     words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
@@ -129,7 +140,14 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     group.add_argument("--min-chrf", type=float, metavar="N", help=words)
 
     options = parser.parse_args(arguments)
-    if bool(options.names) == options.all:
+    if options.models is None:
+        options.models = MINE if options.source else MODEL_LIST
+    if options.source is not None:
+        if options.all or len(options.names) > 1:
+            parser.error("--from takes one archive and at most one name")
+    elif options.stock:
+        parser.error("--stock belongs to --from: use both")
+    elif bool(options.names) == options.all:
         parser.error("name models or use --all, and not both")
     if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
         parser.error("--weights PATH belongs to one model: name only that model")

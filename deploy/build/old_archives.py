@@ -9,7 +9,7 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -60,6 +60,25 @@ class OldArchive:
         path = self.folder / PurePosixPath(str(name)).name
         return path if name and path.is_file() else None
 
+    def read_text(self, name: str) -> str:
+        """Read a file of code or settings, of a bounded size.
+
+        Raises:
+            InvalidConfig: it has more bytes than such a file needs.
+        """
+        path = self.folder / name
+        if path.stat().st_size > MOST_SETTINGS_BYTES:
+            raise InvalidConfig(f"{name} has {path.stat().st_size} bytes; at most {MOST_SETTINGS_BYTES} are read")
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a JSON object; empty if there is no such file.
+
+        Raises:
+            InvalidConfig: it is not a JSON object.
+        """
+        return _parse(name, self.read_text(name), json.loads) if (self.folder / name).is_file() else {}
+
     def files(self) -> list[str]:
         """List the files but those of MAR-INF, by their paths."""
         paths = (path.relative_to(self.folder) for path in sorted(self.folder.rglob("*")) if path.is_file())
@@ -94,25 +113,24 @@ def _read(folder: Path) -> OldArchive:
     """Read the manifest and the settings of unpacked files."""
     if not (folder / MANIFEST).is_file():
         raise InvalidConfig(f"no {MANIFEST}: expected an archive that torch-model-archiver wrote")
-    manifest = _settings(folder / MANIFEST, json.loads).get("model")
+    archive = OldArchive(folder, {}, {})
+    manifest = archive.read_json(MANIFEST).get("model")
     if not isinstance(manifest, dict) or not isinstance(manifest.get("handler"), str):
         raise InvalidConfig(f"{MANIFEST}: expected model.handler, the name of its handler")
-    name = manifest.get("configFile")
-    path = folder / PurePosixPath(str(name)).name
-    return OldArchive(folder, manifest, _settings(path, yaml.safe_load) if name and path.is_file() else {})
+    name = PurePosixPath(str(manifest.get("configFile", ""))).name
+    config = _parse(name, archive.read_text(name), yaml.safe_load) if name and (folder / name).is_file() else {}
+    return OldArchive(folder, manifest, config)
 
 
-def _settings(path: Path, parse: Any) -> dict[str, Any]:
-    if path.stat().st_size > MOST_SETTINGS_BYTES:
-        raise InvalidConfig(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_SETTINGS_BYTES} are read")
+def _parse(name: str, text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InvalidConfig(f"{path.name}: {' '.join(str(error).split())}") from None
+        raise InvalidConfig(f"{name}: {' '.join(str(error).split())}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise InvalidConfig(f"{path.name}: expected a mapping of names to values, received a {type(found).__name__}")
+        raise InvalidConfig(f"{name}: expected a mapping of names to values, received a {type(found).__name__}")
     return found
 
 

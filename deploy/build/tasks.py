@@ -93,7 +93,7 @@ BUILT_IN = {
         path=_find_file("image_segmentation"),
         builder="deploy.build.stagers.segmentation",
         settings="handlers.vision.config:ImageSegmentationConfig",
-        export_settings=("arch", "resize_size", "mean", "std"),
+        export_settings=("arch", "resize_size", "crop_size", "mean", "std"),
         files=("index_to_name.json",),
         takes_hub_ids=True,
     ),
@@ -142,7 +142,7 @@ BUILT_IN = {
     STOCK: Task(
         path=_find_file(STOCK),
         builder="deploy.build.stagers.stock",
-        settings="handlers.config:HandlerConfig",
+        settings="handlers.original_archive:StockConfig",
         mode="classic",
     ),
 }

@@ -74,7 +74,9 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         count = count if top_k is None else min(count, top_k)
         found = zip(labels[:count].tolist(), scores[:count].tolist(), boxes.astype(int).tolist(), strict=False)
         if self.config.answer == "torchserve":
-            return [{self.labels[label]: corner, "score": score} for label, score, corner in found]
+            # TorchServe's own has fractions of pixels.
+            exact = zip(labels[:count].tolist(), scores[:count].tolist(), boxes.tolist(), strict=False)
+            return [{self.labels[label]: corner, "score": score} for label, score, corner in exact]
         return [
             {"label": self.labels[label], "score": score, "box": dict(zip(CORNERS, corner, strict=True))}
             for label, score, corner in found

@@ -13,23 +13,29 @@ from typing import Any
 import numpy as np
 
 from handlers.base import BatchHandler
-from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
-from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow
+from handlers.original_archive import (
+    ORIGINAL,
+    OriginalArchive,
+    OriginalReply,
+    OriginalRow,
+    StockConfig,
+    decode_values,
+)
 from handlers.protocol.headers import Headers
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 
 
-class StockHandler(BatchHandler[HandlerConfig, OriginalRow]):
+class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     """Serves what the archive holds:
 
     original/   the files of the old archive, MAR-INF/MANIFEST.json among them, which names its handler
     """
 
-    config_class = HandlerConfig
+    config_class = StockConfig
     inputs = frozenset({"data"})
     decodes_in_threads = False
 
@@ -64,9 +70,10 @@ class StockHandler(BatchHandler[HandlerConfig, OriginalRow]):
         return Request((Payload({"row": row, "headers": headers.sent}),), self.AsReturned())
 
     def decode(self, payload: Payload) -> OriginalRow:
-        """Return the row as TorchServe handed it over: decoding is the old handler's."""
+        """Return the row as the old handler expects it; all other decoding is its own."""
         value: Any = payload.value
-        return OriginalRow(value["row"], value["headers"])
+        row = OriginalRow(value["row"], value["headers"])
+        return decode_values(row) if self.config.decode_input_request else row
 
     def collate(self, items: Sequence[OriginalRow]) -> Arrays:
         """Put the rows into an array of objects, (B,)."""

@@ -120,6 +120,11 @@ class ImageSegmentationConfig(PixelsConfig):
         default=None, description="The name of a network of torchvision.models.segmentation; None for a checkpoint."
     )
     resize_size: Side = Field(default=520, description="The length of the shorter side after resizing, in pixels.")
+    crop_size: Side | None = Field(
+        default=None,
+        description="The side of the centre square that the network sees, with `arch` and `answer: torchserve`; None "
+        "for the whole image. TorchServe's image_segmenter has 224, and 256 for `resize_size`.",
+    )
     mean: Channels = Field(
         default=IMAGENET_MEAN, description="The mean of each channel's values, 0 to 1, that is subtracted."
     )
@@ -136,8 +141,16 @@ class ImageSegmentationConfig(PixelsConfig):
     answer: Literal["segments", "torchserve"] = Field(
         default="segments",
         description="`segments`, or `torchserve` for TorchServe's image_segmenter's [class, probability] of every "
-        "pixel, here of the whole image at the network's size.",
+        "pixel that the network sees.",
     )
+
+    @model_validator(mode="after")
+    def _check_crop(self) -> "ImageSegmentationConfig":
+        if self.crop_size is not None and (self.arch is None or self.answer != "torchserve"):
+            raise ValueError("crop_size: only with arch and answer: torchserve; segments cover the whole image")
+        if self.crop_size is not None and self.crop_size > self.resize_size:
+            raise ValueError(f"crop_size {self.crop_size} is more than resize_size {self.resize_size}")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lock import beyond, blocks, pins, without_torch
+from deploy.lock import beyond, blocks, pins, versions, without_torch
 from deploy.models import ROOT
 
 LOCK = """\
@@ -33,6 +33,10 @@ def test_parts_of_a_lock() -> None:
         "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:aa\n"
         "torch-model-archiver==0.12.0 \\\n    --hash=sha256:ee\n"
     )
+    assert versions(LOCK).splitlines()[:2] == [
+        "numpy==2.4.6 ; python_full_version < '3.12'",
+        "nvidia-cublas==13.1 ; sys_platform == 'linux'",
+    ]
     more = "ray==2.60.0 \\\n    --hash=sha256:00\n"
     whole = LOCK.replace("make lock", "make lock-extras").replace("torch==", more + "torch==", 1)
     assert beyond(LOCK, whole) == "# This file was made by: make lock-extras\n" + more

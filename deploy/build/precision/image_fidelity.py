@@ -172,8 +172,12 @@ def _own_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -
 def _own_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
     network = _load_network(model, origin, config, task, weights_backbone=None)
     statistics = {"mean": config.mean, "std": config.std}
+    transform: Any = SemanticSegmentation(resize_size=config.resize_size, **statistics)
+    if config.crop_size is not None:
+        # A classifier's transform is TorchServe's own, of its image_segmenter too.
+        transform = ImageClassification(crop_size=config.crop_size, resize_size=config.resize_size, **statistics)
     return Owner(
-        SemanticSegmentation(resize_size=config.resize_size, **statistics),
+        transform,
         SemanticSegmentation(resize_size=None, **statistics),
         lambda values: [network(values)["out"][0]],
     )

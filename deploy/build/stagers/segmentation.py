@@ -24,7 +24,9 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     config = parse(ImageSegmentationConfig, model.config().get("handler"))
     segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:
-        seen = Preprocessing(config.resize_size, None, "bilinear", to_levels(config.mean), to_levels(config.std))
+        crop = None if config.crop_size is None else (config.crop_size, config.crop_size)
+        statistics = to_levels(config.mean), to_levels(config.std)
+        seen = Preprocessing(config.resize_size, crop, "bilinear", *statistics, is_rounded=crop is not None)
         state = load_weights(model, config.arch, origin, weights_backbone=None)
         labels = read_labels(model, config.arch, count_classes(model, config.arch, state, weights_backbone=None))
         segmenter = build_torchvision(state, config.arch, len(labels), seen)

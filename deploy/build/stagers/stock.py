@@ -8,9 +8,9 @@ from pathlib import Path
 from deploy.build.old_archives import unpack
 from deploy.build.sources import Source, WeightsUnavailable
 from deploy.models import Engine, ModelEntry
-from handlers.config import HandlerConfig, parse
+from handlers.config import parse
 from handlers.errors import InvalidConfig
-from handlers.original_archive import ORIGINAL
+from handlers.original_archive import ORIGINAL, StockConfig
 
 # Modules that the worker has imported under these names before it loads the old handler.
 TAKEN = ("handlers", "stock")
@@ -23,7 +23,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         WeightsUnavailable: no archive is named.
         InvalidConfig: it is not an archive of TorchServe, or has a module that the worker has itself.
     """
-    parse(HandlerConfig, model.config().get("handler"))
+    parse(StockConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(
             f"{model.name}: no {origin.kind} weights for handler: stock; name an archive, weights: OLD.mar"

@@ -71,7 +71,9 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StockH
 
 
 def ask(handler: StockHandler, *bodies: str) -> list[Answer]:
-    headers: list[dict[str, Any]] = [{"X-Ask": body, "body": {"content-type": "text/plain"}} for body in bodies]
+    headers: list[dict[str, Any]] = [
+        {"X-Ask": body, "body": {"content-type": "application/octet-stream"}} for body in bodies
+    ]
     return serve(handler, [bytearray(body.encode()) for body in bodies], headers)
 
 

@@ -1,0 +1,263 @@
+"""What an old archive becomes: an entry of a model list, settings, files; or the reason why not, in one line.
+
+OldArchive -> find_move -> Move, by its handler: TorchServe's vision handlers, the transformers example, custom ones
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torchvision
+import yaml
+
+from deploy.build.old_archives import OldArchive
+from deploy.build.state_dicts import StateDict
+from deploy.build.weights import count_classes
+from deploy.migrate.custom import draft_task, find_problems
+from deploy.migrate.weights import find_arch, read_weights
+from deploy.models import STOCK, ModelEntry
+from handlers.config import FRONTEND_NAMES
+from handlers.errors import InvalidConfig
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
+from handlers.vision.pixel_classifier import WITHOUT_HEADS
+from handlers.vision.pixel_ssd import RULES, load_ssd
+
+LABELS = "index_to_name.json"
+# What makes answers equal to those of TorchServe's handlers, which compute and decode in full.
+EXACT = {"precision": "fp32", "scaled_decode": False}
+STATISTICS = {"mean": [*IMAGENET_MEAN], "std": [*IMAGENET_STD]}
+# As ts.torch_handler.image_classifier and image_segmenter transform images.
+CROPPED = {"resize_size": 256, "crop_size": 224, **STATISTICS}
+# The transformers example's modes, with the tasks that serve them.
+MODES = {
+    "sequence_classification": "text_classification",
+    "token_classification": "token_classification",
+    "question_answering": "question_answering",
+}
+CHECKPOINT = "checkpoint"
+WAY_OUT = "add --stock to run it as it is"
+
+
+@dataclass(slots=True)
+class Move:
+    """What is written for a model, and what is printed of it.
+
+    Attributes:
+        handler: of the entry: a task, or the draft's file.
+        weights: of the entry, a path from the model's folder; empty for none.
+        settings: `handler:` of model-config.yaml.
+        files: contents of the model's folder by path: a file of the old archive, or text.
+        state: the weights, written to model.pt.
+        is_whole: whether it can be built before its owner fills anything in.
+        draft: the source of a task beside the list, which its owner completes; empty for a built-in task.
+        sources: rows of the table: setting, value, where it is from.
+        notes: lines of advice: differences, problems, values to fill in.
+    """
+
+    handler: str
+    weights: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Path | str] = field(default_factory=dict)
+    state: StateDict | None = None
+    is_whole: bool = True
+    draft: str = ""
+    sources: list[tuple[str, str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, values: dict[str, Any], source: str) -> None:
+        """Add settings, with where they are from."""
+        self.settings |= values
+        self.sources += [(name, str(value), source) for name, value in values.items()]
+
+
+def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
+    """Decide what an archive becomes.
+
+    Args:
+        name: the model's.
+        archive: its files.
+        is_stock: whether its own handler is to run, unchanged.
+
+    Raises:
+        InvalidConfig: it cannot be moved; the line has the reason and the way out.
+    """
+    handler = str(archive.manifest["handler"])
+    own, config_file = _own_handler(archive), str(archive.manifest.get("configFile"))
+    source = None if own is None else archive.read_text(own.name)
+    if is_stock:
+        move = Move(STOCK, "old")
+        move.files = {f"old/{each}": archive.folder / each for each in [*archive.files(), "MAR-INF/MANIFEST.json"]}
+        move.notes = [f"`{STOCK}` runs the archive's own code in its worker: serve it only if you trust it"]
+    elif handler in MOVES and source is None:
+        move = MOVES[handler](name, archive)
+    elif (archive.folder / "setup_config.json").is_file() and source and "AutoTokenizer" in source:
+        move = _move_transformers(archive)
+    elif source is not None:
+        file = "task_" + re.sub(r"\W", "_", name) + ".py"
+        move = Move(file, draft=draft_task(archive, source), is_whole=False)
+        move.files = {
+            each: archive.folder / each
+            for each in archive.files()
+            if (archive.folder / each) != own and each != config_file
+        }
+        move.notes = [f"complete {file}, where BATCHING marks each decision: it has the old code, which a build runs"]
+    else:
+        raise InvalidConfig(f"handler {handler}: not a handler that this project has; {WAY_OUT}")
+    move.sources += [("weights", move.weights, str(archive.manifest.get("serializedFile", "")))] if move.weights else []
+    config = _frontend_settings(move, archive)
+    if source is not None and (move.handler == STOCK or move.draft):
+        problems, is_single = find_problems(archive, source)
+        move.notes += problems
+        config |= {"batchSize": 1} if is_single and move.handler == STOCK else {}
+    if config:
+        move.files["model-config.yaml"] = yaml.safe_dump(config)
+    return move
+
+
+def _own_handler(archive: OldArchive) -> Path | None:
+    """Return the file of the archive's own handler; None for one of TorchServe's."""
+    name = PurePosixPath(str(archive.manifest["handler"]).partition(":")[0]).name
+    path = archive.folder / f"{name.removesuffix('.py')}.py"
+    return path if path.is_file() else None
+
+
+def _frontend_settings(move: Move, archive: OldArchive) -> dict[str, Any]:
+    """Keep TorchServe's own settings; the sizes of batches only of a handler that stays as it was."""
+    known = {key: value for key, value in archive.config.items() if key in FRONTEND_NAMES}
+    kept = {key: value for key, value in known.items() if isinstance(value, str | int | float)}
+    left = () if move.handler == STOCK else ("batchSize", "maxBatchDelay")
+    move.notes += [f"{key} {kept.pop(key)} is left out: archive.sh sets its own" for key in left if key in kept]
+    move.sources += [(key, str(value), "model-config.yaml") for key, value in kept.items()]
+    return kept
+
+
+def _network(name: str, archive: OldArchive, package: Any) -> tuple[str, StateDict]:
+    """Read the weights and name their network; its own code may only be an `__init__`."""
+    weights, code = archive.path("serializedFile"), archive.path("modelFile")
+    if weights is None or weights.suffix not in (".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
+        raise InvalidConfig(f"weights {archive.manifest.get('serializedFile')}: expected a .pt or .pth; {WAY_OUT}")
+    hint = archive.read_text(code.name) if code else ""
+    try:
+        methods = [node for node in ast.walk(ast.parse(hint)) if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError) as error:
+        raise InvalidConfig(f"{code and code.name}: not valid Python: {error}") from None
+    if own := [
+        f"{node.name} (line {node.lineno})" for node in methods if node.name not in ("__init__", "load_state_dict")
+    ]:
+        raise InvalidConfig(
+            f"model file {code and code.name} defines {', '.join(own)}, so torchvision's network may answer otherwise; "
+            f"{WAY_OUT}, or export the model to ONNX for handler: tensors"
+        )
+    state = read_weights(ModelEntry(name, "", "", archive.folder), weights)
+    arch = find_arch(state, package, f"{hint} {weights.name} {name}")
+    if arch is None:
+        raise InvalidConfig(
+            f"weights {weights.name}: not those of a network in {package.__name__}; {WAY_OUT}, or export the model "
+            "to ONNX for handler: tensors"
+        )
+    return arch, state
+
+
+def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[str, OldArchive], Move]:
+    def move_vision(name: str, archive: OldArchive) -> Move:
+        arch, state = _network(name, archive, package)
+        old = archive.manifest["handler"]
+        if handler == "object_detection" and arch not in RULES:
+            raise InvalidConfig(
+                f"{arch}: it chooses boxes inside the network, so images cannot share a forward pass; {WAY_OUT}, or "
+                f"train one of {', '.join(RULES)}, or RT-DETR of transformers"
+            )
+        move = Move(handler, "model.pt", state=state)
+        move.add({"arch": arch}, "names and shapes of the weights")
+        move.add(settings, f"TorchServe's {old}")
+        move.add(EXACT, "equal answers; leave it out for speed")
+        if (archive.folder / LABELS).is_file():
+            move.files[LABELS] = archive.folder / LABELS
+            move.sources.append(("labels", LABELS, LABELS))
+        else:
+            numbers = map(str, range(_count_classes(name, arch, state, package)))
+            move.files[LABELS] = json.dumps({number: number for number in numbers})
+            move.notes.append(f"fill in {LABELS}: the archive has no names, so classes are numbers as before")
+        return move
+
+    return move_vision
+
+
+def _count_classes(name: str, arch: str, state: StateDict, package: Any) -> int:
+    if package is torchvision.models.detection:
+        return load_ssd(state, arch)[1]
+    options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
+    return count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
+
+
+def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all
+    raise InvalidConfig(
+        "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads the first "
+        "request of a batch alone; train a model of transformers for handler: text_classification"
+    )
+
+
+def _move_transformers(archive: OldArchive) -> Move:
+    """Move the example Huggingface_Transformers of TorchServe's repository, by its setup_config.json."""
+    setup = archive.read_json("setup_config.json")
+    mode = setup.get("mode")
+    if mode not in MODES:
+        raise InvalidConfig(f"setup_config.json: mode {mode}: expected one of {', '.join(MODES)}; {WAY_OUT}")
+    if setup.get("save_mode") != "pretrained" or not (archive.folder / "config.json").is_file():
+        raise InvalidConfig(
+            f"setup_config.json: save_mode {setup.get('save_mode')}: TorchScript has no config.json; build the archive "
+            f"with save_mode pretrained, or {WAY_OUT}"
+        )
+    others = {LABELS, "setup_config.json", str(archive.manifest.get("configFile"))}
+    names = [each for each in archive.files() if not each.endswith(".py") and each not in others]
+    weights = archive.path("serializedFile")
+    is_pickle = weights is not None and not any(each.endswith(".safetensors") for each in names)
+    # A pickle is read only if it is named, and then as tensors alone.
+    move = Move(MODES[mode], f"{CHECKPOINT}/{weights.name}" if weights and is_pickle else CHECKPOINT)
+    move.files = {f"{CHECKPOINT}/{each}": archive.folder / each for each in names}
+    move.add({"max_length": int(setup.get("max_length", 512)), "truncation": True}, "setup_config.json")
+    move.add({"precision": "fp32"}, "equal answers; leave it out for speed")
+    config = archive.read_json("config.json")
+    if labels := _labels(archive.read_json(LABELS)):
+        config |= {"id2label": dict(enumerate(labels)), "label2id": {label: at for at, label in enumerate(labels)}}
+        move.files[f"{CHECKPOINT}/config.json"] = json.dumps(config, indent=2)
+        move.sources.append(("id2label", ", ".join(labels), LABELS))
+    if not any(each.startswith(("vocab", "tokenizer", "spiece", "sentencepiece")) for each in names):
+        move.is_whole = False
+        move.notes.append(f"fill in the tokenizer's files: copy those of {setup.get('model_name')} to {CHECKPOINT}/")
+    elif "do_lower_case" in setup and "tokenizer.json" not in names:
+        known = archive.read_json("tokenizer_config.json") | {"do_lower_case": bool(setup["do_lower_case"])}
+        move.files[f"{CHECKPOINT}/tokenizer_config.json"] = json.dumps(known)
+        move.sources.append(("do_lower_case", str(setup["do_lower_case"]), "setup_config.json"))
+    if mode == "token_classification":
+        move.add({"aggregation": "none", "ignore_labels": []}, "the example labels every token")
+    move.notes.append(
+        f"answers are objects with scores, not text: see docs/reference/tasks/{move.handler.replace('_', '-')}.md"
+    )
+    return move
+
+
+def _labels(names: dict[str, Any]) -> list[str]:
+    """Read the example's labels: {"0": NAME}, or {"label_list": "[O, B-PER]"}."""
+    listed = names.get("label_list")
+    if isinstance(listed, str):
+        return [each.strip() for each in listed.strip("][").split(",")]
+    return [str(names.get(str(index), index)) for index in range(len(names))]
+
+
+MOVES = {
+    "image_classifier": _vision(
+        "image_classification", torchvision.models, {**CROPPED, "interpolation": "bilinear", "top_k": 5}
+    ),
+    "object_detector": _vision(
+        "object_detection", torchvision.models.detection, {"threshold": 0.5, "answer": "torchserve"}
+    ),
+    "image_segmenter": _vision(
+        "image_segmentation", torchvision.models.segmentation, {**CROPPED, "answer": "torchserve"}
+    ),
+    "text_classifier": _refuse_text,
+}

@@ -1,0 +1,260 @@
+"""What an old archive becomes: an entry, settings and files; or one line that says why not. Its code is never run."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+import yaml
+
+from deploy.build.__main__ import main
+from deploy.build.stagers.custom import import_task
+from deploy.build.state_dicts import read_state
+from deploy.migrate.entry import write_entry
+from deploy.models import model
+from handlers.config import parse
+from handlers.errors import InvalidConfig
+from handlers.vision.config import ImageClassificationConfig, ImageSegmentationConfig, ObjectDetectionConfig
+from tests import tiny_models
+from tests.handlers.serving import serve, started
+from tests.stock_archives import IRIS, IRIS_LABELS, RESNET, archive, resnet18, saved, scripted
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+LABELS = json.dumps(
+    {str(index): name for index, name in enumerate(["daisy", "dandelion", "rose", "sunflower", "tulip"])}
+)
+CLASS = "class Network({}):\n    def __init__(self):\n        super().__init__()\nopen('code-has-run', 'w')\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "code-has-run").exists()
+
+
+def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tuple[Any, dict[str, Any], Path]:
+    """Move an archive; returns the entry, its settings and its folder."""
+    found, _ = write_entry(path, name, Path("my/models.yaml"), is_stock=is_stock)
+    entry = model(found, Path("my/models.yaml"))
+    return entry, entry.config(), entry.folder
+
+
+@pytest.mark.parametrize("form", ["eager", "scripted"])
+def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = resnet18()
+    files: dict[str, Any] = {"index_to_name.json": LABELS, "model-config.yaml": "batchSize: 8\nmaxWorkers: 2\n"}
+    names = {"serializedFile": "w.pt", "configFile": "model-config.yaml"}
+    if form == "eager":
+        files |= {"w.pt": saved(network.state_dict(), tmp_path / "w.pt"), "model.py": RESNET}
+        names["modelFile"] = "model.py"
+    else:
+        files["w.pt"] = scripted(network, tmp_path / "w.pt")
+    entry, config, folder = move(archive(tmp_path / "flowers.mar", "image_classifier", files, **names))
+    assert (entry.handler, entry.version, entry.weights) == (
+        "image_classification",
+        "1.0",
+        {"path": "flowers/model.pt"},
+    )
+    settings = parse(ImageClassificationConfig, config["handler"])
+    assert (settings.arch, settings.resize_size, settings.crop_size, settings.top_k) == ("resnet18", 256, 224, 5)
+    assert (settings.precision, settings.scaled_decode, config["maxWorkers"]) == ("fp32", False, 2)
+    state = read_state(entry, folder / "model.pt", ())
+    assert all(torch.equal(state[name], tensor) for name, tensor in network.state_dict().items())
+    assert (folder / "index_to_name.json").read_text() == LABELS
+    printed = capsys.readouterr()
+    assert "its code is read as text and not run" in printed.out and "names and shapes of the weights" in printed.out
+    assert "batchSize 8 is left out" in printed.err
+
+
+def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base: str) -> Path:
+    torch.manual_seed(1)
+    network = getattr(package, arch)(weights=None, weights_backbone=None, num_classes=4)
+    files: dict[str, Path | str | bytes] = {
+        "w.pth": saved(network.state_dict(), tmp_path / "w.pth"),
+        "model.py": f"# {arch}\n" + CLASS.format(base),
+    }
+    return archive(tmp_path / "old.mar", handler, files, serializedFile="w.pth", modelFile="model.py")
+
+
+def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(tmp_path: Path) -> None:
+    detection, segmentation = torchvision.models.detection, torchvision.models.segmentation
+    path = network_archive(tmp_path, "object_detector", detection, "ssdlite320_mobilenet_v3_large", "SSD")
+    _, config, folder = move(path, "things")
+    found = parse(ObjectDetectionConfig, config["handler"])
+    assert (found.arch, found.threshold, found.answer) == ("ssdlite320_mobilenet_v3_large", 0.5, "torchserve")
+    assert json.loads((folder / "index_to_name.json").read_text()) == {"0": "0", "1": "1", "2": "2", "3": "3"}
+    path = network_archive(tmp_path, "image_segmenter", segmentation, "lraspp_mobilenet_v3_large", "LRASPP")
+    _, config, _ = move(path, "areas")
+    areas = parse(ImageSegmentationConfig, config["handler"])
+    assert (areas.arch, areas.resize_size, areas.crop_size) == ("lraspp_mobilenet_v3_large", 256, 224)
+
+
+@pytest.mark.parametrize(
+    ("mode", "names", "labels"),
+    [
+        ("sequence_classification", {"0": "no", "1": "yes"}, {"0": "no", "1": "yes"}),
+        ("token_classification", {"label_list": "[O, B-PER]"}, {"0": "O", "1": "B-PER"}),
+        ("question_answering", {}, None),
+    ],
+)
+def test_transformers_example_becomes_a_checkpoint_with_its_labels_and_settings(
+    tmp_path: Path, mode: str, names: dict[str, str], labels: dict[str, str] | None
+) -> None:
+    task = mode.replace("sequence", "text")
+    source = tiny_models.checkpoint(tmp_path / "source", "bert", task, ("a", "b"))
+    setup = {"mode": mode, "save_mode": "pretrained", "model_name": "bert", "do_lower_case": True, "max_length": "150"}
+    files: dict[str, Any] = {path.name: path for path in source.iterdir()}
+    files |= {"setup_config.json": json.dumps(setup), "index_to_name.json": json.dumps(names)}
+    files["h.py"] = "from transformers import AutoTokenizer\nopen('code-has-run', 'w')"
+    path = archive(tmp_path / "bert.mar", "h.py", files, serializedFile="model.safetensors")
+    entry, config, folder = move(path)
+    assert (entry.handler, entry.weights) == (task, {"path": "bert/checkpoint"})
+    assert (config["handler"]["max_length"], config["handler"]["truncation"]) == (150, True)
+    if labels is not None:
+        assert json.loads((folder / "checkpoint" / "config.json").read_text())["id2label"] == labels
+    assert not [*folder.rglob("*.py")]
+
+
+FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            lambda folder: network_archive(
+                folder,
+                "object_detector",
+                torchvision.models.detection,
+                "fasterrcnn_mobilenet_v3_large_fpn",
+                "FasterRCNN",
+            ),
+            "fasterrcnn_mobilenet_v3_large_.*: it chooses boxes inside the network.*--stock",
+        ),
+        (
+            lambda folder: archive(
+                folder / "old.mar",
+                "image_classifier",
+                {"w.pth": saved(resnet18().state_dict(), folder / "w.pth"), "model.py": FORWARD},
+                serializedFile="w.pth",
+                modelFile="model.py",
+            ),
+            "model.py defines forward.*--stock",
+        ),
+        (
+            lambda folder: archive(
+                folder / "old.mar",
+                "image_classifier",
+                {"w.pth": saved({"a.b": torch.zeros(1)}, folder / "w.pth"), "resnet.py": ""},
+                serializedFile="w.pth",
+            ),
+            "not those of a network in torchvision.models; add --stock",
+        ),
+        (lambda folder: archive(folder / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
+        (lambda folder: archive(folder / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
+    ],
+)
+def test_archive_that_cannot_be_moved_is_one_line_with_the_way_out_and_nothing_is_written(
+    tmp_path: Path, make: Callable[[Path], Path], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchvision.models, "list_models", lambda package: NETWORKS[package])
+    with pytest.raises(InvalidConfig, match=reason) as error:
+        move(make(tmp_path), "old")
+    assert "\n" not in str(error.value) and not Path("my").exists()
+
+
+NETWORKS = {
+    torchvision.models: ["resnet18", "alexnet"],
+    torchvision.models.detection: ["fasterrcnn_mobilenet_v3_large_fpn", "ssd300_vgg16"],
+}
+
+
+def iris(tmp_path: Path, handler: str = IRIS, **more: str) -> Path:
+    torch.manual_seed(1)
+    weights = scripted(torch.nn.Linear(4, 3), tmp_path / "iris.pt")
+    files: dict[str, Path | str | bytes] = {
+        "iris_handler.py": handler,
+        "iris.pt": weights,
+        "index_to_name.json": IRIS_LABELS,
+        **more,
+    }
+    names = {"requirementsFile": "requirements.txt"} if "requirements.txt" in more else {}
+    return archive(tmp_path / "iris.mar", "iris_handler.py", files, serializedFile="iris.pt", **names)
+
+
+def test_draft_of_a_custom_handler_is_a_task_that_answers_as_the_handler_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry, _, folder = move(iris(tmp_path))
+    draft = tmp_path / "my" / "task_iris.py"
+    assert entry.handler == "task_iris.py" and draft.read_text().count("BATCHING") >= 6
+    assert "complete task_iris.py" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    handler = started(import_task(draft)(), folder, {})
+    network: Any = torch.jit.load(folder / "iris.pt")  # type: ignore[no-untyped-call]
+    features = [[1.0, 2, 3, 4], [-5, 2, 0, 1], [0, 0, 9, 0]]
+    expected = [json.loads(IRIS_LABELS)[str(at)] for at in network(torch.tensor(features)).argmax(1).tolist()]
+    bodies = [json.dumps({"features": each}).encode() for each in features]
+    answers = serve(handler, bodies, [{"body": {"content-type": "application/json"}}] * len(bodies))
+    assert [answer.body for answer in answers] == [{"class": label} for label in expected]
+    assert len(set(expected)) > 1
+
+
+SLOW = """
+import json
+from ts.torch_handler.base_handler import BaseHandler
+NAMES = json.load(open("index_to_name.json"))
+class Slow(BaseHandler):
+    def preprocess(self, data):
+        return json.loads(data[0]["body"].decode())
+    def inference(self, inputs):
+        return [self.model(each) for each in inputs]
+    def handle(self, data, context):
+        results = []
+        for row in data:
+            results.append(self.model(row))
+        return results
+_service = Slow()
+def handle(data, context):
+    return _service.handle(data, context)
+"""
+
+
+def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batches_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry, config, folder = move(iris(tmp_path, SLOW, **{"requirements.txt": "rapidfuzz\n"}), is_stock=True)
+    assert (entry.handler, entry.weights, config["batchSize"]) == ("stock", {"path": "iris/old"}, 1)
+    assert (folder / "old" / "MAR-INF" / "MANIFEST.json").is_file()
+    problems = capsys.readouterr().err
+    for words in (
+        "runs the archive's own code",
+        "requirements.txt (rapidfuzz): not installed",
+        "line 4 reads a file when it is imported",
+        "handle (line 12) runs the model once for each row",
+        "inference (line 9) runs the model once for each row",
+        "preprocess (line 6) reads data[0] alone",
+        "decode_input_request",
+    ):
+        assert words in problems
+
+
+def test_command_builds_what_it_has_moved_and_refuses_a_name_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = iris(tmp_path)
+    command = ["--from", str(path), "--stock", "--export-path", str(tmp_path / "store")]
+    assert main(command) == 0
+    assert (tmp_path / "store" / "iris.mar").is_file()
+    assert yaml.safe_load(Path("my/models.yaml").read_text()).keys() == {"iris"}
+    assert main(command) == 1
+    assert "choose another name" in capsys.readouterr().err
+    shutil.rmtree("my")
