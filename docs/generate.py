@@ -32,6 +32,7 @@ COMMANDS = (
     "deploy.run.__main__",
     "deploy.gateway.__main__",
     "deploy.container.__main__",
+    "deploy.ray.__main__",
     "torchserve_client.cli",
     "load.__main__",
 )

@@ -169,17 +169,18 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
 
 def _read_document(path: Path) -> Any:
     """Parse the settings, with the keys of `key_file` as `keys`."""
-    document = _parse_yaml(path) or {}
+    document = parse_yaml(path) or {}
     if isinstance(document, dict) and isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := _parse_yaml(ROOT / name)):
+        if not (keys := parse_yaml(ROOT / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
     return document
 
 
-def _parse_yaml(path: Path) -> Any:
+def parse_yaml(path: Path) -> Any:
+    """Return a document of YAML; an InvalidConfig names the line that cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -1,26 +1,18 @@
-"""An archive, loaded in this process as TorchServe's worker loads it, and asked without a server.
+"""An archive that is asked without a server.
 
-    NAME.mar -> unpacked -> first on sys.path -> its handler's one class -> initialize: files checked, model loaded
-    inputs   -> rows, as TorchServe's frontend makes them -> handle -> a status and a body for each
+    inputs -> rows, as TorchServe's frontend makes them -> the handler's `handle` -> a status and a body for each
 
-A process has one of them: an archive brings a package `handlers` of its own, and Python has one of a name.
+deploy.loader loads it, once in a process.
 """
 
-import importlib
-import inspect
 import json
 import logging
-import sys
-import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from deploy.loader import LoadedArchive
 
-MANIFEST = Path("MAR-INF", "MANIFEST.json")
-CONFIG = "model-config.yaml"
 # Content types by the Python type of an input, as torchserve_client sends them; a dict is handed over parsed.
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
 
@@ -59,17 +51,12 @@ class Model:
             ValueError: it has no handler.
             Exception: the handler does not load it, InvalidConfig above all: a file is changed or missing.
         """
-        # An unpacked archive goes with its process: nobody may change it meanwhile, and a task may write into its own.
-        self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
+        loaded = LoadedArchive(
+            archive, "classic", batch_size=batch_size, response_timeout_s=BATCH_S, threads=threads, gpu=gpu
+        )
         #: Where its files are.
-        self.folder = folder = archive if archive.is_dir() else Path(self._unpacked.name)
-        if not archive.is_dir():
-            with zipfile.ZipFile(archive) as content:
-                content.extractall(folder)
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        self._handler = _handler(folder, manifest)
-        self._context = _context(folder, manifest, _settings(folder, threads), batch_size, gpu)
-        self._handler.initialize(self._context)
+        self.folder = loaded.folder
+        self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
         # Nobody reads a worker's lines here.
         logging.getLogger("ts.metrics").setLevel(logging.WARNING)
 
@@ -93,45 +80,6 @@ class Model:
         bodies = self._handler.handle([row for row, _ in rows], self._context)
         statuses = [self._context.get_response_status(index)[0] for index in range(len(rows))]
         return [Answer(status, bytes(body)) for status, body in zip(statuses, bodies, strict=True)]
-
-
-class _NoMetrics:
-    """Stands in the place of TorchServe's metrics, which nobody would read."""
-
-    def get_metric(self, name: str, kind: object) -> "_NoMetrics":  # noqa: ARG002
-        return self
-
-    def add_or_update(self, value: float, labels: Sequence[str]) -> None:
-        """Forget it."""
-
-
-def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
-    """Import the archive's handler as TorchServe does: by its file's name, with the archive first on the path."""
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    module = importlib.import_module(Path(manifest["model"]["handler"]).stem)
-    own = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
-    if len(own) != 1 or not hasattr(own[0], "initialize"):
-        raise ValueError(f"{module.__name__}: not a handler: a module with one class")
-    return own[0]()
-
-
-def _settings(folder: Path, threads: int) -> dict[str, Any]:
-    """Read the archive's settings, in classic mode: batches are formed here, and nobody waits."""
-    settings: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) or {}
-    handler = {**(settings.get("handler") or {}), "scheduling": {"mode": "classic"}}
-    if threads:
-        handler |= {"threads": threads, "decode_threads": threads}
-    return {**settings, "continuousBatching": False, "handler": handler, "responseTimeout": BATCH_S}
-
-
-def _context(
-    folder: Path, manifest: Mapping[str, Any], settings: dict[str, Any], batch_size: int, gpu: int | None
-) -> Any:
-    from ts.context import Context  # noqa: PLC0415
-
-    name = manifest["model"]["modelName"]
-    return Context(name, str(folder), manifest, batch_size, gpu, "", True, _NoMetrics(), settings)
 
 
 def _row(value: bytes | str | Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

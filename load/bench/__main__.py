@@ -22,7 +22,20 @@ from rich.console import Console
 from deploy.build.archive import ArchiverFailed
 from deploy.run.errors import ServerError
 from deploy.sandbox import NotStarted
-from load.bench import archives, gateway, int8, machine, modes, peer_process, peers, resnet, retrieval, texts, vision
+from load.bench import (
+    archives,
+    gateway,
+    int8,
+    machine,
+    modes,
+    peer_process,
+    peers,
+    ray_serve,
+    resnet,
+    retrieval,
+    texts,
+    vision,
+)
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, render
 from load.errors import LoadError
@@ -48,6 +61,7 @@ PARTS = {
     "vision": Part(vision.measure, is_plain=False),
     "gateway": Part(gateway.measure, is_plain=False),
     "default": Part(modes.measure_default, is_plain=False),
+    "ray": Part(ray_serve.measure, ("ray",), is_plain=False),
     "peers": Part(peers.measure, ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]

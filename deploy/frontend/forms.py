@@ -1,0 +1,115 @@
+"""An HTTP request as TorchServe's frontend hands it over: a row and its headers. Pure.
+
+    headers, body -> row_of -> row: the fields of a form, or the body; headers with each field's content type
+
+`handlers.protocol.rows` takes them apart, and has the limits of a body and of its fields.
+"""
+
+import re
+from collections.abc import Mapping
+from email.message import Message
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+# As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
+BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
+# Every prediction of TorchServe has this header, and it replaces a client's.
+EXPLAIN = "explain"
+# Bytes of a part's head.
+MOST_HEAD_BYTES = 4096
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+
+
+class MalformedForm(Exception):
+    """The body says it is a form and is not, or two of its fields have one name; the message is for the client."""
+
+
+# A field's name -> its value and content type.
+Fields = dict[str, tuple[bytes, str]]
+
+
+def row_of(
+    headers: Mapping[str, str], body: bytes, most: int, path: str = ""
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return a request's row, and its headers for `Pipeline.unpack`.
+
+    Args:
+        headers: by their names in lower case.
+        body: a form or any other.
+        most: the most bytes of a body; more are not read as a form, and are refused as a row.
+        path: the path that a proxy has rewritten, whose bodies are no forms; a client's header of that name is dropped.
+
+    Raises:
+        MalformedForm: the form cannot be decoded, or two fields have one name.
+    """
+    sent: dict[str, Any] = {**headers, EXPLAIN: "False"}
+    sent.pop(ORIGINAL_PATH, None)
+    if path:
+        sent[ORIGINAL_PATH] = path
+    content_type = headers.get("content-type", "")
+    fields = None if path or len(body) > most else _fields(content_type, body)
+    if fields is None:
+        fields = {BODY: (body, content_type)}
+    types = {name: {"content-type": kind} for name, (_, kind) in fields.items()}
+    return {name: value for name, (value, _) in fields.items()}, {**sent, **types}
+
+
+def _fields(content_type: str, body: bytes) -> Fields | None:
+    """Return the fields of a form, or None if the body is not a form."""
+    media_type = content_type.partition(";")[0].strip()
+    if media_type == "application/x-www-form-urlencoded":
+        return _urlencoded(body)
+    header = Message()
+    header["content-type"] = content_type
+    boundary = header.get_param("boundary")
+    # TorchServe hands over a body whose type is in capitals or lacks the boundary as it is.
+    if media_type != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
+        return None
+    return _multipart(body, boundary.encode("latin-1", "replace"))
+
+
+def _urlencoded(body: bytes) -> Fields:
+    found: Fields = {}
+    *pairs, last = body.split(b"&", MOST_FIELDS)
+    # As Netty: the last field needs its "=", which JSON from `curl -d` lacks. One field too many is refused later.
+    for pair in [*pairs, *([last] if b"=" in last else [])]:
+        name, _, value = pair.replace(b"+", b" ").partition(b"=")
+        if name:
+            _add(found, unquote_to_bytes(name).decode("utf-8", "replace"), unquote_to_bytes(value), "")
+    return found
+
+
+def _multipart(body: bytes, boundary: bytes) -> Fields:
+    found: Fields = {}
+    before, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MOST_FIELDS + 2)
+    if before.strip():
+        raise MalformedForm("The form does not begin with the boundary of its Content-Type.")
+    for part in parts:
+        if part.startswith(b"--") or len(found) > MOST_FIELDS:
+            return found
+        end = _HEAD_END.search(part, 0, MOST_HEAD_BYTES)
+        if end is None:
+            raise MalformedForm("A part of the form has no end of its headers.")
+        head = _head(part[: end.start()])
+        name = head.get_param("name", None, "content-disposition")
+        if not isinstance(name, str):
+            raise MalformedForm("A part of the form has no name.")
+        # TorchServe knows the content type of a file, and not that of a plain field.
+        is_file = head.get_param("filename", None, "content-disposition") is not None
+        _add(found, name, part[end.end() :], str(head["content-type"] or "") if is_file else "")
+    raise MalformedForm("The form does not end with its boundary.")
+
+
+def _head(lines: bytes) -> Message:
+    head = Message()
+    for line in lines.decode("utf-8", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.lower() in ("content-disposition", "content-type") and name not in head:
+            head[name] = value.strip()
+    return head
+
+
+def _add(found: Fields, name: str, value: bytes, content_type: str) -> None:
+    if name in found:
+        raise MalformedForm("Two fields of the form have one name.")
+    found[name] = (value, content_type)

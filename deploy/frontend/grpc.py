@@ -1,0 +1,77 @@
+"""Triton's gRPC service, in the application at /: ModelInfer asks a replica, the other methods `Models.describe`."""
+
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from deploy.frontend.http import GRPC_METHODS, Answer, refusal
+from deploy.frontend.routes import Models
+from deploy.gateway.control import messages_pb2
+from deploy.gateway.control.errors import RequestError
+from deploy.gateway.control.protocol import SERVICE
+from handlers.protocol.open_inference_pb2 import ModelInferRequest
+from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
+from handlers.protocol.terms import TERMS_HEADERS
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Written(bytes):
+    """A serialised message, as Serve's proxy takes it."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return bytes(self)
+
+
+class Service:
+    """Serve calls the methods of the service by their names."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+
+def _method(name: str) -> Any:
+    async def call(self: Service, message: bytes, grpc_context: Any) -> Written:
+        try:
+            if name == "ModelInfer":
+                return _received(await _infer(self.models, message, grpc_context), grpc_context)
+            asked = getattr(messages_pb2, f"{name}Request").FromString(message)
+            answered = getattr(messages_pb2, f"{name}Response")()
+            found = await self.models.describe(name, getattr(asked, "name", ""), getattr(asked, "version", ""))
+            return Written(ParseDict(found, answered, ignore_unknown_fields=True).SerializeToString())
+        except RequestError as error:
+            return _failed(grpc_context, error.grpc_status, str(error))
+        except DecodeError:
+            return _failed(grpc_context, code_of(400), f"The message is not a valid {name}Request.")
+
+    call.__name__ = name
+    return call
+
+
+for _name in GRPC_METHODS:
+    setattr(Service, _name, _method(_name))
+
+
+async def _infer(models: Models, message: bytes, context: Any) -> Answer:
+    if len(message) > models.body_bytes:
+        return refusal(413, "BodyTooLarge", f"A message may have {models.body_bytes} bytes.")
+    asked = ModelInferRequest.FromString(message)
+    terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
+    headers = {"content-type": PROTOBUF, **terms}
+    return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")
+
+
+def _received(answer: Answer, context: Any) -> Written:
+    if answer.status == 200:
+        return Written(answer.body)
+    message = unquote(answer.headers.get(MESSAGE_HEADER, "")) or answer.body.decode("utf-8", "replace")
+    return _failed(context, int(answer.headers.get(STATUS_HEADER) or code_of(answer.status)), message)
+
+
+def _failed(context: Any, code: int, message: str) -> Written:
+    context.set_code(CODES[code])
+    context.set_details(message)
+    return Written()

@@ -1,0 +1,140 @@
+"""Loads an archive in this process as TorchServe's worker loads it, without a server.
+
+    NAME.mar -> unpacked -> first on sys.path -> its handler's one class -> initialize: files checked, model loaded
+
+A process loads one archive: an archive brings a package `handlers` of its own, and Python has one of a name. So this
+module does not import `handlers`, and neither does a program before it loads an archive.
+"""
+
+import importlib
+import inspect
+import json
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+MANIFEST, CONFIG = "MAR-INF/MANIFEST.json", "model-config.yaml"
+
+
+class NoMetrics:
+    """Discards metrics; it has the interface of TorchServe's metrics cache."""
+
+    def get_metric(self, name: str, kind: object) -> "NoMetrics":  # noqa: ARG002
+        return self
+
+    def add_or_update(self, value: float, labels: Sequence[str]) -> None:
+        """Discard a sample."""
+
+
+class LoadedArchive:
+    """One archive, with its handler ready."""
+
+    def __init__(
+        self,
+        archive: Path,
+        mode: Literal["classic", "adaptive"],
+        *,
+        batch_size: int | None = None,
+        response_timeout_s: int | None = None,
+        threads: int = 0,
+        gpu: int | None = None,
+        metrics: Any = None,
+    ) -> None:
+        """Load it; seconds.
+
+        Args:
+            archive: NAME.mar (zip or tar.gz), or the folder of an archive that was built as one.
+            mode: who forms the batches: the caller of `handler.handle`, or `handler.core`.
+            batch_size: of the registration; None for `batchSize` of model-config.yaml, or 1.
+            response_timeout_s: seconds that a batch may take; None for `responseTimeout` of model-config.yaml.
+            threads: processor threads of the engine and of decoding; 0 for the archive's own setting, by default one
+                on every core.
+            gpu: the device's number; None for the processor.
+            metrics: receives the samples of the handler's metrics; None discards them.
+
+        Raises:
+            FileNotFoundError, shutil.ReadError: not an archive.
+            ValueError: the archive has no handler.
+            Exception: the handler does not load it, for example InvalidConfig: a file has changed or is missing.
+        """
+        # An unpacked archive lives as long as its process: a task may read and write its files.
+        self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
+        #: The folder of its files.
+        self.folder = folder = _unpack(archive, Path(self._unpacked.name))
+        manifest = manifest_of(folder)
+        self.name, self.version = str(manifest["model"]["modelName"]), manifest["model"].get("modelVersion")
+        settings = _settings(folder, mode, threads)
+        if response_timeout_s is not None:
+            settings["responseTimeout"] = response_timeout_s
+        #: A `handlers.base.BatchHandler` of the archive's own package.
+        self.handler = _handler(folder, manifest)
+        from ts.context import Context  # noqa: PLC0415
+
+        window = batch_size or settings.get("batchSize") or 1
+        #: TorchServe's, which `handler.handle` takes.
+        self.context: Any = Context(
+            self.name, str(folder), manifest, window, gpu, "", True, metrics or NoMetrics(), settings
+        )
+        self.handler.initialize(self.context)
+
+
+def settings_of(archive: Path) -> dict[str, Any]:
+    """Read the model-config.yaml of an archive, which need not be loaded."""
+    settings: dict[str, Any] = yaml.safe_load(_read(archive, CONFIG)) or {}
+    return settings
+
+
+def manifest_of(archive: Path) -> dict[str, Any]:
+    """Read the manifest of an archive, which need not be loaded."""
+    manifest: dict[str, Any] = json.loads(_read(archive, MANIFEST))
+    return manifest
+
+
+def _read(archive: Path, name: str) -> str:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as content:
+            return content.read(name).decode()
+    with tempfile.TemporaryDirectory() as folder:
+        return (_unpack(archive, Path(folder)) / name).read_text(encoding="utf-8")
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    """Unpack an archive into a folder, and return where its files are."""
+    if archive.is_dir():
+        return archive
+    # Neither writes outside the folder.
+    if archive.name.endswith((".tar.gz", ".tgz")):
+        shutil.unpack_archive(archive, folder, "gztar", filter="data")
+    else:
+        shutil.unpack_archive(archive, folder, "zip")
+    return folder
+
+
+def _handler(folder: Path, manifest: Mapping[str, Any]) -> Any:
+    """Import the archive's handler as TorchServe does: by its file's name, with the archive first on the path."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    module = importlib.import_module(Path(manifest["model"]["handler"]).stem)
+    own = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+    if len(own) != 1 or not hasattr(own[0], "initialize"):
+        raise ValueError(f"{module.__name__}: not a handler: a module with one class")
+    return own[0]()
+
+
+def _settings(folder: Path, mode: str, threads: int) -> dict[str, Any]:
+    """Read the archive's settings, with the caller's mode and threads."""
+    settings = settings_of(folder)
+    handler = dict(settings.get("handler") or {})
+    # A caller that forms the batches has no use for the scheduler's settings.
+    kept = (handler.get("scheduling") or {}) if mode == "adaptive" else {}
+    handler["scheduling"] = {**kept, "mode": mode}
+    if threads:
+        handler |= {"threads": threads, "decode_threads": threads}
+    frontend = {"continuousBatching": mode == "adaptive", "maxWorkers": 1, "asyncCommunication": False}
+    return {**settings, **frontend, "handler": handler}

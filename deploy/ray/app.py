@@ -1,0 +1,99 @@
+"""The applications that the configuration names: `archive` at /predictions/M, and `routes` at /."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.util.metrics import Counter
+
+from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
+from deploy.ray.replica import Predictions, Replica
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+class ExportedCounter(NamedTuple):
+    """A handler's counter in Ray's Prometheus export."""
+
+    counter: Counter
+    labels: tuple[str, ...]
+
+    def add_or_update(self, value: float, labels: Sequence[str]) -> None:
+        # Ray refuses an increment of 0.
+        if value > 0:
+            self.counter.inc(value, dict(zip(self.labels, labels, strict=True)))
+
+
+class RayMetrics(dict[str, ExportedCounter]):
+    """A handler's counters; it has the interface of TorchServe's metrics cache."""
+
+    def get_metric(self, name: str, kind: object) -> ExportedCounter:  # noqa: ARG002
+        if name not in self:
+            from handlers.metrics import COUNTERS  # noqa: PLC0415
+
+            (own,) = {counter.labels for counter in COUNTERS if counter.name == name}
+            labels = ("ModelName", "ModelVersion", *own)
+            self[name] = ExportedCounter(Counter(name, tag_keys=labels), labels)
+        return self[name]
+
+
+@serve.deployment(name="archive")
+@serve.ingress()
+class Archive:
+    """A replica of one archive."""
+
+    def __init__(self, archive: str, threads: int, gpu: bool) -> None:
+        # Ray shows an actor its own devices, from 0 on.
+        self._replica = Replica(archive, threads=threads, gpu=0 if gpu else None, metrics=RayMetrics())
+
+    def __serve_build_asgi_app__(self) -> Predictions:
+        return Predictions(self._replica)
+
+    async def predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+        """Answer a request of `routes`; None if the archive is not of that version."""
+        return await self._replica.predict(headers, body, path) if self._replica.is_version(version, path) else None
+
+    async def check_health(self) -> None:
+        """Raise an exception if Serve is to replace this replica."""
+        await self._replica.check()
+
+
+def archive(args: Mapping[str, Any]) -> serve.Application:
+    """Build the application of one archive; `args` are those of `Archive`."""
+    return Archive.bind(**args)  # type: ignore[attr-defined]
+
+
+def routes(args: Mapping[str, Any]) -> serve.Application:
+    """Build the application at /."""
+    from deploy.frontend.grpc import Service  # noqa: PLC0415
+    from deploy.frontend.routes import Models, Routes  # noqa: PLC0415
+
+    @serve.deployment(name="routes")
+    @serve.ingress()
+    class Front(Service):
+        def __init__(self, models: list[str], invocations: str | None, body_bytes: int) -> None:
+            handles = {name: serve.get_deployment_handle("archive", app_name=name) for name in models}
+            calls = {name: partial(_predict, name, handle) for name, handle in handles.items()}
+            super().__init__(Models(calls, invocations, body_bytes))
+
+        def __serve_build_asgi_app__(self) -> Routes:
+            return Routes(self.models)
+
+    return Front.bind(**args)  # type: ignore[attr-defined]
+
+
+async def _predict(name: str, handle: Any, *request: Any) -> Answer | None:
+    try:
+        return await handle.predict.remote(*request)  # type: ignore[no-any-return]
+    except (RayError, RayServeException):
+        return refusal(503, "ServiceUnavailableException", f"Model {name} has no replica that answers.", RETRY)
+
+
+def add_servicer(_: object, server: Any) -> None:
+    """Add Triton's service to Serve's gRPC server, which calls the application's methods with messages as bytes."""
+    handlers = {name: grpc.unary_unary_rpc_method_handler(lambda *_: None) for name in GRPC_METHODS}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,109 @@
+"""One archive in a replica: requests go to the scheduler of its core, without exchanges, window or re-sending.
+
+headers, body -> row -> core.pipeline.unpack -> core.submit -> await -> write -> Answer
+the client disconnects: Serve cancels the task -> core.cancel: its waiting items never run
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.frontend.forms import MalformedForm, row_of
+from deploy.frontend.http import Answer, Application, Message, Receive, headers_of, no_version, read_body
+from deploy.loader import LoadedArchive
+
+OUT_OF_MEMORY = 507
+# Seconds in which the model's own sample must be answered.
+SAMPLE_S = 20.0
+
+
+class Unhealthy(Exception):
+    """The replica cannot serve; Serve replaces it."""
+
+
+class Replica:
+    """One archive and its core, for one event loop."""
+
+    def __init__(self, archive: str, *, threads: int, gpu: int | None, metrics: Any) -> None:
+        """Load the archive; see `LoadedArchive`."""
+        # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
+        self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
+        self._handler, self._core = loaded.handler, loaded.handler.core
+        #: The most bytes of a body; one byte more is enough to refuse it.
+        self.max_body_bytes: int = self._handler.config.max_body_bytes
+        self._is_doubtful = False
+        # Of the archive's own package, which is on the path now.
+        from handlers.errors import ItemError  # noqa: PLC0415
+        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+
+        self._item_error, self._request_class, self._slot_class = ItemError, Request, Slot
+
+    def is_version(self, version: str, path: str) -> bool:
+        """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
+        return version in ("", self.version) or bool(path and _plain(version) == _plain(self.version or ""))
+
+    async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
+        """Answer one request; see `row_of`."""
+        try:
+            request = self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
+        except MalformedForm as error:
+            request = self._request(self._item_error(400, MalformedForm.__name__, str(error)))
+        return await self._run(request)
+
+    async def check(self) -> None:
+        """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard).
+
+        Raises:
+            Unhealthy: a request found no memory, and the model's own sample finds none either.
+        """
+        if self._is_doubtful and (sample := self._handler.sample()) is not None:
+            answer = await asyncio.wait_for(self._run(self._request(sample)), SAMPLE_S)
+            if answer.status == OUT_OF_MEMORY:
+                raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
+            self._is_doubtful = False
+
+    async def close(self) -> None:
+        """End the core's threads, and report the last metrics."""
+        await asyncio.to_thread(self._core.close)
+        await asyncio.to_thread(self._handler.reporter.stop)
+
+    def _request(self, content: Any) -> Any:
+        """Return a request of one payload or error."""
+        return self._request_class((), slots=[self._slot_class(content)], arrived_s=time.perf_counter())
+
+    async def _run(self, request: Any) -> Answer:
+        try:
+            reply = (await asyncio.wrap_future(self._core.submit(request)))()
+        except asyncio.CancelledError:
+            self._core.cancel(request)
+            raise
+        self._is_doubtful |= reply.status == OUT_OF_MEMORY
+        return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
+
+
+class Predictions(Application):
+    """/predictions/M[/V] of one archive; any method infers, as in TorchServe."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def answer(self, scope: Message, receive: Receive) -> Answer:
+        version = "".join(scope["path"].split("/")[3:4])
+        body = await read_body(receive, self._replica.max_body_bytes)
+        if version not in ("", self._replica.version):
+            return no_version(self._replica.name, version)
+        return await self._replica.predict(headers_of(scope), body)
+
+    async def close(self) -> None:
+        await self._replica.close()
+
+
+def _plain(version: str) -> str:
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version

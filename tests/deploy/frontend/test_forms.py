@@ -1,0 +1,77 @@
+"""HTTP requests as TorchServe's frontend hands them over."""
+
+import pytest
+
+from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
+from handlers.protocol import rows
+from handlers.protocol.headers import read_headers
+
+URL_ENCODED, FORM = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
+MOST = 10_000
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    return f'--b\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + value + b"\r\n"
+
+
+TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
+    ("", b"abc", {"body": (b"abc", "")}),
+    ("application/json", b"{}", {"body": (b"{}", "application/json")}),
+    (URL_ENCODED, b"data=a+b%21&top_k=2", {"data": (b"a b!", ""), "top_k": (b"2", "")}),
+    # JSON that `curl -d` sends as a form: Netty drops a last field without "=".
+    (URL_ENCODED, b'{"text": 1}', {}),
+    (FORM, part("data", b"x\r\ny") + b"--b--\r\n", {"data": (b"x\r\ny", "")}),
+    (
+        FORM,
+        part("data", b"j", '; filename="a.jpg"\r\nContent-Type: image/jpeg') + part("top_k", b"3") + b"--b--",
+        {"data": (b"j", "image/jpeg"), "top_k": (b"3", "")},
+    ),
+    # Neither is parsed by TorchServe, and the handler refuses both.
+    ("multipart/form-data", b"--b", {"body": (b"--b", "multipart/form-data")}),
+    ("MULTIPART/FORM-DATA; boundary=b", b"--b", {"body": (b"--b", "MULTIPART/FORM-DATA; boundary=b")}),
+]
+
+
+@pytest.mark.parametrize(("content_type", "body", "expected"), TABLE)
+def test_row_has_the_fields_of_a_form_or_the_body(
+    content_type: str, body: bytes, expected: dict[str, tuple[bytes, str]]
+) -> None:
+    row, headers = row_of({"content-type": content_type}, body, MOST)
+    types = read_headers(headers).types
+    assert {name: (value, types[name]) for name, value in row.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"]
+)
+def test_form_that_is_none_is_an_error(body: bytes) -> None:
+    with pytest.raises(MalformedForm):
+        row_of({"content-type": FORM}, body, MOST)
+
+
+def test_form_of_too_many_fields_is_a_row_of_too_many() -> None:
+    forms = {
+        URL_ENCODED: b"&".join(b"%d=1" % number for number in range(5 * MOST_FIELDS)),
+        FORM: b"".join(part(str(number), b"1") for number in range(5 * MOST_FIELDS)) + b"--b--",
+    }
+    assert MOST_FIELDS == rows.MOST_FIELDS
+    for kind, body in forms.items():
+        row, _ = row_of({"content-type": kind}, body, len(body))
+        assert len(row) > MOST_FIELDS
+
+
+def test_body_beyond_the_limit_and_one_of_a_rewritten_path_are_no_forms() -> None:
+    body = part("data", b"x") + b"--b--"
+    for row, _ in (
+        row_of({"content-type": FORM}, body, 3),
+        row_of({"content-type": FORM}, body, MOST, "/v2/models/m/infer"),
+    ):
+        assert row == {"body": body}
+
+
+def test_headers_that_only_a_proxy_may_send_are_the_frontends_own() -> None:
+    sent = {"x-envoy-original-path": "/v2/models/m/infer", "explain": "True", "describe": "True"}
+    _, headers = row_of(sent, b"x", MOST)
+    assert (headers.get("x-envoy-original-path"), headers["explain"]) == (None, "False")
+    _, headers = row_of(sent, b"x", MOST, "/v1/embeddings")
+    assert headers["x-envoy-original-path"] == "/v1/embeddings"

@@ -1,0 +1,135 @@
+"""The routes of all models, with replicas that repeat what they are asked."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from deploy.frontend.http import Answer, Message, read_body
+from deploy.frontend.routes import Models, Routes
+
+METADATA = {
+    "name": "texts",
+    "version": "1.0",
+    "platform": "torchserve_openvino",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
+    "outputs": [{"name": "label", "datatype": "BYTES", "shape": [-1, 1]}],
+    "max_batch_size": 64,
+}
+
+
+async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+    if "x-model-metadata" in headers:
+        return Answer(200, json.dumps(METADATA).encode())
+    if version not in ("", "1.0"):
+        return None
+    asked = {"version": version, "body": body.decode(), "path": path, "api": headers.get("x-api")}
+    return Answer(200, json.dumps(asked).encode(), headers={"Server-Timing": "x"})
+
+
+async def absent(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+    return Answer(503, b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}')
+
+
+def ask(method: str, path: str, body: bytes = b"", query: str = "", **headers: str) -> tuple[int, Any]:
+    sent: list[Message] = []
+
+    async def run() -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": named}
+        await Routes(Models({"texts": texts, "absent": absent}, "texts", 1000))(scope, receive, send)
+
+    asyncio.run(run())
+    start, end = sent
+    return start["status"], json.loads(end["body"]) if end["body"] else None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/predictions/texts", b"a", {"version": "", "body": "a", "path": "", "api": None}),
+        ("/predictions/texts/1.0/", b"a", {"version": "1.0", "body": "a", "path": "", "api": None}),
+        ("/v1/models/texts:predict", b"a", {"version": "", "body": "a", "path": "", "api": None}),
+        ("/invocations", b"a", {"version": "", "body": "a", "path": "", "api": None}),
+        ("/v2/models/texts/infer", b"a", {"version": "", "body": "a", "path": "/v2/models/texts/infer", "api": None}),
+        (
+            "/v2/models/texts/versions/1.0/infer",
+            b"a",
+            {"version": "1.0", "body": "a", "path": "/v2/models/texts/versions/1.0/infer", "api": None},
+        ),
+        (
+            "/v1/embeddings",
+            b'{"model":"texts"}',
+            {"version": "", "body": '{"model":"texts"}', "path": "/v1/embeddings", "api": "embeddings"},
+        ),
+        (
+            "/rerank",
+            b'{"model":"texts"}',
+            {"version": "", "body": '{"model":"texts"}', "path": "/rerank", "api": "rerank"},
+        ),
+    ],
+)
+def test_inference_reaches_the_model_that_path_or_body_names(path: str, body: bytes, expected: dict[str, Any]) -> None:
+    assert ask("POST", path, body) == (200, expected)
+
+
+def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
+    status, asked = ask("POST", "/predictions/texts", gzip.compress(b"abc"), content_encoding="gzip")
+    assert (status, asked["body"]) == (200, "abc")
+    assert ask("POST", "/predictions/texts", gzip.compress(bytes(5000)), content_encoding="gzip")[0] == 413
+    for path in ("/predictions/texts", "/v2/models/texts/infer"):
+        assert ask("POST", path, b"x" * 5000)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "field"),
+    [
+        ("/predictions/nobody", 404, "type"),
+        ("/predictions/texts/7", 404, "type"),
+        ("/v2/models/nobody/infer", 404, "error"),
+        ("/v2/models/texts/versions/7/infer", 404, "error"),
+        ("/v2/models/absent/infer", 503, "error"),
+        ("/v2/models/nobody", 404, "error"),
+        ("/v2/models/absent", 503, "error"),
+        ("/v2/models/texts/nothing", 404, "error"),
+        ("/v2/models", 404, "error"),
+        ("/v3", 404, "type"),
+        ("/v1/embeddings", 400, "error"),
+        ("/v1/models/nobody", 404, "error"),
+        ("/v2/health/ready", 503, "status"),
+    ],
+)
+def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, status: int, field: str) -> None:
+    found, document = ask("POST", path, b"x")
+    assert (found, field in document) == (status, True)
+
+
+def test_models_are_described_as_the_gateway_describes_them() -> None:
+    status, found = ask("GET", "/v2/models/texts/versions/1")
+    assert (status, found["versions"], found["inputs"]) == (200, ["1.0"], METADATA["inputs"])
+    assert ask("GET", "/v2/models/texts/config")[1]["max_batch_size"] == 64
+    assert ask("GET", "/v2/models/texts/ready") == (200, None)
+    assert ask("GET", "/v2/models/absent/ready") == (503, None)
+    assert "statistics" not in ask("GET", "/v2")[1]["extensions"]
+    assert [each["id"] for each in ask("GET", "/v1/models")[1]["data"]] == ["texts", "absent"]
+    assert ask("GET", "/v1/models/texts")[1]["id"] == "texts"
+
+
+def test_body_is_read_up_to_its_limit_and_no_further() -> None:
+    read = []
+
+    async def receive() -> Message:
+        read.append(1)
+        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+
+    assert len(asyncio.run(read_body(receive, 25))) == 30
+    assert len(read) == 3

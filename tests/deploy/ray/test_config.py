@@ -1,0 +1,73 @@
+"""models.yaml -> Serve's configuration; Serve itself reads it in tests/nightly/ray."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.ray.settings import read
+from handlers.errors import InvalidConfig
+
+
+def archive(folder: Path, name: str, **handler: object) -> str:
+    path = folder / f"{name}.mar"
+    with zipfile.ZipFile(path, "w") as content:
+        content.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": name, "handler": "h.py"}}))
+        content.writestr("model-config.yaml", yaml.safe_dump({"handler": handler}))
+    return str(path)
+
+
+def config(folder: Path, **settings: object) -> Path:
+    path = folder / "models.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_each_archive_is_an_application_with_its_own_limits(tmp_path: Path) -> None:
+    models = [
+        {"archive": archive(tmp_path, "a"), "replicas": 2, "cpus": 1.5},
+        {
+            "archive": archive(tmp_path, "b", max_batch_items=16, scheduling={"max_queue_items": 100}),
+            "replicas": [1, 4],
+            "gpus": 1,
+        },
+    ]
+    found = read(config(tmp_path, models=models, invocations="a", port=9000))
+    a, b, routes = found["applications"]
+    assert [each["route_prefix"] for each in (a, b, routes)] == ["/predictions/a", "/predictions/b", "/"]
+    assert a["args"] == {"archive": str(tmp_path / "a.mar"), "threads": 2, "gpu": False}
+    (deployment,) = a["deployments"]
+    assert (deployment["num_replicas"], deployment["max_ongoing_requests"]) == (2, 1024)
+    assert deployment["ray_actor_options"] == {"num_cpus": 1.5, "num_gpus": 0.0}
+    (deployment,) = b["deployments"]
+    scaling = deployment["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"], scaling["target_ongoing_requests"]) == (1, 4, 16)
+    assert (deployment["max_ongoing_requests"], b["args"]["gpu"]) == (200, True)
+    assert routes["args"]["models"] == ["a", "b"]
+    assert found["http_options"] == {"host": "127.0.0.1", "port": 9000}
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, "models"),
+        ({"models": []}, "models"),
+        ({"models": [{"archive": "nothing.mar"}]}, "no such archive"),
+        ({"models": [{"archive": "a", "replica": 1}]}, "replica"),
+        ({"models": [{"archive": "a", "replicas": 0}]}, "replicas"),
+        ({"models": [{"archive": "a"}], "port": 0}, "port"),
+    ],
+)
+def test_wrong_settings_are_one_error_that_names_them(tmp_path: Path, settings: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        read(config(tmp_path, **settings))
+    assert named in str(caught.value)
+
+
+def test_two_archives_of_one_name_are_an_error(tmp_path: Path) -> None:
+    models = [{"archive": archive(tmp_path, "a")}] * 2
+    with pytest.raises(InvalidConfig, match="different models"):
+        read(config(tmp_path, models=models))
