@@ -179,7 +179,7 @@ class HandlerConfig:
         "`max_response_size`.",
     )
     scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = Field(
-        default=SchedulingConfig(), description="What decides which items run together, and when."
+        default=SchedulingConfig(), description="Settings that decide which items run together, and when."
     )
     tensors: Annotated[TensorNames, from_mapping(TensorNames)] = Field(
         default=TensorNames(), description="Names of tensors in the Open Inference Protocol that replace the task's."
