@@ -2,8 +2,8 @@
 
     NAME.mar -> unpacked -> first on sys.path -> its handler's one class -> initialize: files checked, model loaded
 
-A process loads one archive: an archive brings a package `handlers` of its own, and Python has one of a name. So this
-module does not import `handlers`, and neither does a program before it loads an archive.
+A process loads one archive: an archive contains its own package `handlers`, and a process imports only one of that
+name. So this module does not import `handlers`, and neither does a program before it loads an archive.
 """
 
 import importlib

@@ -42,7 +42,7 @@ RUN_SHARE = 0.4
 
 
 class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
-    """The base class of tasks. A task is one subclass in a file of its own; this one doubles numbers:
+    """The base class of tasks. A task is one subclass in its own file; this one doubles numbers:
 
         from handlers.base import BatchHandler
         from handlers.config import HandlerConfig

@@ -230,7 +230,7 @@ class Recorder:
 
 
 class Reporter:
-    """Drains a recorder into `emit`, once an interval, on a thread of its own."""
+    """Drains a recorder into `emit`, once an interval, on a separate thread."""
 
     def __init__(self, recorder: Recorder, emit: Callable[[Sample], None], interval_s: float = 1.0) -> None:
         self.recorder = recorder

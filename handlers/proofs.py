@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# What is compared: the likeliest class of an image; the label of a text, of each token, of an answer; accuracy against
+# The compared values: the likeliest class of an image; the label of a text, a token, an answer; accuracy against
 # known labels; vectors; boxes, by COCO's mean average precision; maps, by the mean intersection over union of a class;
 # the order of pairs, by Spearman's correlation.
 Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks"]

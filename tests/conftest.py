@@ -2,7 +2,7 @@
 
 tests/            `make check`: no server, no network, no package but those of requirements.lock
 tests/e2e/        `make test`: a real TorchServe
-tests/nightly/    `make test-all`: minutes, or Debian's packages, or an environment of its own
+tests/nightly/    `make test-all`: minutes, or Debian's packages, or a separate environment
 """
 
 import functools

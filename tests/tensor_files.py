@@ -23,7 +23,7 @@ from handlers.tasks.tensors import load_model
 from handlers.tensor_models.config import TensorsConfig
 
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
-# What TorchScript does not declare.
+# The properties that TorchScript does not declare.
 SCRIPT_INPUTS = {
     "x": {"datatype": "FP32", "shape": [-1, 4]},
     "scale": {"datatype": "FP32", "shape": [-1, 1]},
@@ -182,7 +182,7 @@ def assert_scales(engine: RunningEngine, rows: int, names: tuple[str, str] = ("s
 
 
 class Bessel(torch.nn.Module):
-    """An operation that PyTorch has, and OpenVINO has not."""
+    """An operation that PyTorch has and OpenVINO lacks."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.special.bessel_j0(x)

@@ -1,4 +1,4 @@
-"""What every command prints when asked for help, and what `make help` lists."""
+"""The help of every command and the list of `make help`."""
 
 import subprocess
 import sys

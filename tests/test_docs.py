@@ -1,4 +1,4 @@
-"""What the pages promise of the repository: links lead somewhere, commands are run, examples are whole."""
+"""The pages' claims about the repository: links have targets, tests run the commands, examples are complete."""
 
 import re
 import subprocess

@@ -118,9 +118,9 @@ def test_packages_import_only_their_neighbours(package: str) -> None:
 
 @pytest.mark.parametrize("package", list(ABOVE))
 def test_packages_of_deploy_import_none_that_imports_them(package: str) -> None:
-    """What is imported of deploy's own modules is followed: a way round is one, too."""
+    """The test follows imports within deploy: an indirect import counts, too."""
 
-    # What a person types is left out: `python -m deploy.run restart` has the gateway take nodes out.
+    # Commands are left out: `python -m deploy.run restart` lets the gateway take nodes out.
     waiting = [path for path in modules(f"deploy/{package}") if path.name not in TYPED]
     seen, wrong = {*waiting}, []
     while waiting:

@@ -17,7 +17,7 @@ from tests import exports
 # Most tokens that each of them takes.
 LIMIT = 192
 
-# What the vocabularies are made of; what is not in it (emoji, Arabic) is unknown to WordPiece.
+# The source of the vocabularies; other characters (emoji, Arabic) are unknown to WordPiece.
 PAGE = """\
 In the spring the river rose above the meadows, and the ferry did not run for nine days. Anna Berg, who kept the inn
 at Lindau, wrote to her brother in Lisbon that the bridge would hold. It held. On the tenth day Tomas Okafor crossed
@@ -97,7 +97,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
 
 
 def staged(folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, **config: Any) -> Path:
-    """What the archive of such a checkpoint, with further files of JSON, holds for both engines: as archive.sh does."""
+    """Return such a checkpoint's archive contents for both engines, with further JSON files, as archive.sh does."""
     entry = model(task.replace("_", "-"))
     weights = checkpoint(folder / "checkpoint", kind, task, **config)
     for name, content in (files or {}).items():

@@ -165,7 +165,7 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
                 weight.normal_(0, 1)
         # Special tokens that an answer does not show.
         model.lm_head.weight[[number for number in tokenizer.all_special_ids if number != tokenizer.eos_token_id]] = 0
-    # Otherwise it would be made anew when it is loaded.
+    # Otherwise loading would make a new one.
     model.generation_config._from_model_config = False
     for name, value in {"no_repeat_ngram_size": 2, **generation}.items():
         setattr(model.generation_config, name, value)
@@ -175,7 +175,7 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
 
 
 def _sentencepiece(path: Path) -> list[str]:
-    """Train a model; give back its pieces."""
+    """Train a model and return its pieces."""
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(SENTENCES * 4), model_writer=file, vocab_size=110, minloglevel=2
@@ -186,7 +186,7 @@ def _sentencepiece(path: Path) -> list[str]:
 
 
 def _bpe(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train byte pairs on the page; give back vocabulary and merges."""
+    """Train byte pairs on the page and return vocabulary and merges."""
     backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=140, special_tokens=special, show_progress=False)

@@ -30,7 +30,7 @@ MAX_BYTES = 3 * 2**18
 
 
 def cut(sizes: Sequence[int], max_items: int, max_bytes: int) -> list[range]:
-    """Cut items of these sizes in bytes into chunks, greedily and in order; a larger item is a chunk of its own."""
+    """Cut items of these sizes in bytes into chunks, greedily and in order; a larger item is a separate chunk."""
     chunks = []
     start = filled = 0
     for index, size in enumerate(sizes):
@@ -118,7 +118,7 @@ class ChunkingClient:
             max_items: most items per chunk; None means the model's batch_size, at most 64, which needs a `client` with
                 a management_url.
             max_bytes: most bytes of the items of a chunk in a request, without JSON's punctuation and names. A larger
-                item is a chunk of its own.
+                item is a separate chunk.
             max_workers: most chunks at the server at a time.
 
         Raises:

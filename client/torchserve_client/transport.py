@@ -301,7 +301,7 @@ def authorization(token: str | None) -> dict[str, str]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the errors it wraps: urllib3 passes the system's as arguments of its own."""
+    """Yield an error and the errors it wraps: urllib3 passes the system's errors as arguments."""
     yield error
     for cause in (*error.args, getattr(error, "reason", None)):
         if isinstance(cause, BaseException):

@@ -40,7 +40,7 @@ class WorkerLog:
 def find_reason(messages: list[str]) -> str | None:
     """Find the reason in a worker's log: our handlers' one line, or the first exception of a traceback.
 
-    The first exception is the cause: after a failed import TorchServe tries a handler of its own, which fails next.
+    The first exception is the cause: after a failed import TorchServe tries its built-in handler, which fails next.
     """
     for message in messages:
         if message.startswith(LOAD_FAILED):

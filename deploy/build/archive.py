@@ -216,7 +216,7 @@ def _is_unpacked(folder: str) -> bool:
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
-    """Run torch-model-archiver with an empty folder of its own: it works in $TMPDIR/NAME, which it deletes first.
+    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first.
 
     Raises:
         ArchiverFailed: with its last line.

@@ -163,7 +163,7 @@ def find_problems(archive: OldArchive, source: str) -> tuple[list[str], bool]:
     if "send_intermediate_predict_response" in source:
         found.append("it streams its answers, which is not served here")
     if old is not None and "handle" in {function.name for function in functions}:
-        found.append("it has a `handle` of its own: a task's decode, collate, run and split take its place")
+        found.append("it overrides `handle`: a task's decode, collate, run and split take its place")
     if "json.loads" in source or ".decode(" in source:
         found.append(
             "it decodes bodies: `decode_input_request: false` under handler: if your config.properties has that"

@@ -1,4 +1,4 @@
-"""What an old archive becomes: an entry of a model list, settings, files; or the reason why not, in one line.
+"""The result of an old archive: an entry of a model list, settings, files; or the reason why not, in one line.
 
 OldArchive -> find_move -> Move, by its handler: TorchServe's vision handlers, the transformers example, custom ones
 """
@@ -27,7 +27,7 @@ from handlers.vision.pixel_classifier import WITHOUT_HEADS
 from handlers.vision.pixel_ssd import RULES, load_ssd
 
 LABELS = "index_to_name.json"
-# What makes answers equal to those of TorchServe's handlers, which compute and decode in full.
+# Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
 EXACT = {"precision": "fp32", "scaled_decode": False}
 STATISTICS = {"mean": [*IMAGENET_MEAN], "std": [*IMAGENET_STD]}
 # As ts.torch_handler.image_classifier and image_segmenter transform images.
@@ -44,7 +44,7 @@ WAY_OUT = "add --stock to run it as it is"
 
 @dataclass(slots=True)
 class Move:
-    """What is written for a model, and what is printed of it.
+    """The files and the messages of a moved model.
 
     Attributes:
         handler: of the entry: a task, or the draft's file.

@@ -145,7 +145,7 @@ def make_local_node(
 ) -> LocalNode:
     """Make a node's folder with config.properties and tmp/; a ServerError reports a path that is too long.
 
-    The configuration is `text` with `values` in place of its own; paths relative to `root` become absolute.
+    The configuration is `text` with `values` replacing its values; paths relative to `root` become absolute.
     """
     temporary = folder / "tmp"
     if len(os.fsencode(temporary.resolve())) + len(SOCKET_NAME) >= SOCKET_PATH_BYTES:

@@ -76,7 +76,7 @@ def score(
 
 
 class Scorer:
-    """What an actor runs: one model, and a batch of rows at a time."""
+    """The class of the actors: one model, one batch of rows at a time."""
 
     def __init__(self, archive: str, column: str, options: Mapping[str, Any], **model: Any) -> None:
         """Load the archive; `model` are arguments of `Model`."""
@@ -103,7 +103,7 @@ class Scorer:
 def _checked(value: Any) -> Any:
     """Return an input, or the error of a row that holds none."""
     if isinstance(value, Mapping):
-        # Arrow gives every row all fields, and null to those that a row has not.
+        # Arrow gives every row all fields, and null for the fields that a row lacks.
         return {name: each for name, each in value.items() if each is not None}
     if isinstance(value, bytes | str):
         return value

@@ -22,7 +22,7 @@ BATCH_S = 2 * 86_400
 
 
 class Answer(NamedTuple):
-    """What one input came to: what a client of the server would get.
+    """The outcome of one input, equal to the response of a server.
 
     Attributes:
         status: HTTP status; 400 or more for an error.
@@ -57,7 +57,7 @@ class Model:
         #: Where its files are.
         self.folder = loaded.folder
         self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
-        # Nobody reads a worker's lines here.
+        # No program reads a worker's log lines here.
         logging.getLogger("ts.metrics").setLevel(logging.WARNING)
 
     def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:

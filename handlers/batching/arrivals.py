@@ -139,7 +139,7 @@ class Decoder:
             pass
 
     def _decode_next(self) -> bool:
-        """Wait for an item and decode it, in a frame of its own, so that no thread keeps an item while it waits."""
+        """Wait for an item and decode it, in a separate frame, so that no thread keeps an item while it waits."""
         job = self._jobs.get()
         # An expired request has its response already.
         if (slot := next(job.slots, None)) is None or slot.request.is_complete:

@@ -77,7 +77,7 @@ class Exchanges:
         sys.exit(0)
 
     def _receive(self, link: Link) -> None:
-        """Receive an exchange in a frame of its own, so that no body is kept while the thread waits."""
+        """Receive an exchange in a separate frame, so that no body is kept while the thread waits."""
         core, new_requests = self._core, dict[str, Request]()
 
         def unpack(id_: str, new: NewRequest) -> None:

@@ -28,7 +28,7 @@ from handlers.protocol.rows import MOST_FIELDS
 INTEGER = struct.Struct("!i")
 # First byte of a message.
 PREDICT = b"I"
-# End of a list, in the place of a length.
+# End of a list, instead of a length.
 END = -1
 # Start of an answer.
 OK = 200

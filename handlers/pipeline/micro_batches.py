@@ -37,7 +37,7 @@ def plan_micro_batches(
 ) -> list[list[int]]:
     """Partition items into micro-batches: lists of indices into `costs`, which contain each index exactly once.
 
-    Padded tokens are the items times the longest; an item with more than `max_tokens` gets a micro-batch of its own.
+    Padded tokens are the items times the longest; an item with more than `max_tokens` gets a separate micro-batch.
     Within a group shorter items come first, and equal ones in their order of arrival.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)

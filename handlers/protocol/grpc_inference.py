@@ -30,7 +30,7 @@ OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one has two bytes here, and a hundred once read.
 MOST_FIELDS = 1000
-# The numbers of the fields of ModelInferRequest with fields of their own: inputs and outputs.
+# The numbers of the fields of ModelInferRequest that have fields: inputs and outputs.
 _NESTED = (5, 6)
 # The fields of each that do not count: name, datatype, contents, and a dimension each if the shape is not packed.
 _FREE_FIELDS = 3 + tensors.MAX_DIMENSIONS

@@ -231,7 +231,7 @@ def _check_padding(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> N
         raise InvalidConfig(f"{place}: {tensor.datatype or 'a tensor of any datatype'} cannot be padded")
     mask = inputs.get(tensor.pad.mask)
     if mask is None or mask.name == name or mask.pad is not None:
-        raise InvalidConfig(f"{place}.mask: {tensor.pad.mask} must be another input, without a pad of its own")
+        raise InvalidConfig(f"{place}.mask: {tensor.pad.mask} must be another input, without a `pad`")
     if (
         mask.datatype in (None, "BYTES")
         or len(mask.free) != len(tensor.free)

@@ -41,7 +41,7 @@ _ISO_639 = (
     "sl:slv sm:smo sn:sna so:som sq:sqi sr:srp ss:ssw st:sot su:sun sv:swe sw:swa ta:tam te:tel tg:tgk th:tha ti:tir "
     "tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:tat tw:twi ty:tah ug:uig uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol "
     "wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho zu:zul "
-    # M2M100 has Northern Sotho under a code of its own.
+    # M2M100 has its own code for Northern Sotho.
     "ns:nso"
 )
 _LONG = dict(pair.split(":") for pair in _ISO_639.split())

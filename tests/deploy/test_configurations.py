@@ -73,14 +73,14 @@ def test_config_of_a_server_beside_it_has_other_addresses_and_absolute_paths(tmp
     values = parse(config)
     assert (values["model_store"], values["metrics_config"]) == ("/elsewhere/store", "/repository/deploy/metrics.yaml")
     assert "-Dlog4j2.configurationFile=/repository/deploy/log4j2.xml" in values["vmargs"]
-    # What is absolute stays.
+    # Absolute paths stay.
     kept = relocate_config("metrics_config=/etc/metrics.yaml\n", Path("/repository"), {})
     assert "metrics_config=/etc/metrics.yaml\n" in kept
 
 
 # -- as committed ------------------------------------------------------------------------------------------------------
 
-# What config.properties does not have in common with the others; everything else says the same thing once.
+# The lines that config.properties does not share with the other files.
 DIFFERENCES = {
     "config.properties": set[str](),
     "config.production.properties": {

@@ -1,4 +1,4 @@
-"""What commands show while they work: on a terminal, elsewhere, with and without colour."""
+"""The progress of commands: on a terminal, elsewhere, with and without colour."""
 
 import os
 import pty

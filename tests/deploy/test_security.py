@@ -8,7 +8,7 @@ import yaml
 from deploy.models import ROOT
 from deploy.security.documents import FOLDER, JAR, make_documents
 
-# What the schemas of CycloneDX 1.6 and OpenVEX 0.2.0 require, a statement also by its status.
+# The required fields in the schemas of CycloneDX 1.6 and OpenVEX 0.2.0, of a statement also by its status.
 SBOM, COMPONENT = {"bomFormat", "specVersion", "version", "metadata"}, {"type", "name", "bom-ref", "purl"}
 VEX, STATEMENT = {"@context", "@id", "author", "timestamp", "version"}, {"vulnerability", "products", "status"}
 BY_STATUS = {"not_affected": {"justification", "impact_statement"}, "affected": {"action_statement"}, "fixed": set()}

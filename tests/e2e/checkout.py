@@ -1,4 +1,4 @@
-"""A copy of the repository with ports, logs and temporary files of its own.
+"""A copy of the repository with separate ports, logs and temporary files.
 
 Checkout(folder) -> its `make serve` runs beside any other server
     Reader       -> runs the shell blocks of its pages, in their order, in one shell

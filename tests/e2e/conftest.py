@@ -1,7 +1,7 @@
 """One real TorchServe for the session, on free ports, with archives built as a user builds them.
 
-Starting a worker costs seconds of a core: tests of a module share their models, and `serve` registers one anew only
-where a test has changed something about it.
+Starting a worker costs seconds of a core: tests of a module share their models, and `serve` registers one again only
+if a test has changed something about it.
 """
 
 import fcntl
@@ -225,7 +225,7 @@ def url(server: Server, name: str) -> str:
 
 
 def send(server: Server, name: str, body: bytes, content_type: str | None = None, timeout_s: float = 60) -> Answer:
-    """One request over a connection of its own."""
+    """Send one request over a new connection."""
     headers = {"Content-Type": content_type} if content_type else {}
     with requests.Session() as session:
         session.trust_env = False

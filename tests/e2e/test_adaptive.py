@@ -78,7 +78,7 @@ def test_registration_of_classic_days_answers_everybody_as_headers_allow_and_is_
     for header, value, type_ in (("X-Priority", "2", "InvalidPriority"), ("x-timeout-ms", "soon", "InvalidTimeout")):
         wrong = sent_with(header, value)
         assert (wrong.status_code, wrong.json()["type"]) == (400, type_)
-    # What no processor does in time is refused at once; what any does is not.
+    # A request that no processor can answer in time is refused at once; one that every processor can is not.
     refused = sent_with("X-Timeout-Ms", "0.01")
     assert (refused.status_code, refused.json()["type"]) == (503, "Overloaded")
     assert refused.json()["message"].endswith("the request allows 0.01.")

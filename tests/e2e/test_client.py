@@ -105,7 +105,7 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
         async with aiohttp.ClientSession() as session:
             return {name for name, _ in (await listing.list_models(session, sandbox.make_node(server)))[0]}
 
-    # A server of its own: nothing can unregister `a/b`.
+    # A separate server: nothing can unregister `a/b`.
     with sandbox.run_server(model_store) as server:
         models, names = f"{server.settings.management_url}/models", {"a/b", "m1", "m2", "m3", odd}
         for name in names:

@@ -142,7 +142,7 @@ def models(
 
 @pytest.fixture(scope="module")
 def edge(server: Server, models: tuple[str, ...]) -> Iterator[Sandbox]:
-    """A gateway that lets nobody manage and asks for no key, which knows every model."""
+    """A gateway without management and keys that knows every model."""
     with sandbox.run_gateway([sandbox.make_node(server)]) as started:
         clients = Clients(started.http, started.grpc)
         until(lambda: clients.get("/v2/health/ready") == 200)

@@ -1,4 +1,4 @@
-"""What goes wrong in a worker, an archive or a server: everybody is answered, and a line says why."""
+"""Failures of a worker, an archive or a server: every request gets a response, and one line states the reason."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ CLIENTS = 12
 def test_worker_killed_under_load_answers_everybody_it_had_and_comes_back(
     server: Server, serve: Callable[..., str], variant: Callable[..., str], settings: dict[str, object]
 ) -> None:
-    """Without a latency target: an adaptive worker refuses nobody for time, however slow the processor."""
+    """Without a latency target: an adaptive worker refuses no request for lack of time, however slow the processor."""
     name = serve(archive=variant("mobilenet-killed", **settings), name="mobilenet-killed", batch_size=4)
     with Clients(url(server, name), CLIENTS, [photograph("chelsea")]) as clients:
         clients.wait_for(2 * CLIENTS)
@@ -106,7 +106,7 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
         assert f"{host}:{port} is taken by another server ({name})" in str(taken.value)
     beside = f"another TorchServe runs on this machine (process {server.pid()}, in {server.directory}): stop it by "
     assert str(taken.value).startswith(beside) and "TMPDIR" not in str(taken.value)
-    # With ports of its own, and the temporary folder of the other: its pid file and sockets lie there.
+    # With other ports, but in the temporary folder of the first server: its pid file and sockets lie there.
     config = tmp_path / "config.properties"
     config.write_text(relocate_config(server.config.read_text(), ROOT, make_settings(model_store)))
     words = [sys.executable, "-m", "deploy.run", "start", "--config", str(config), "--folder", str(tmp_path / "nodes")]

@@ -33,7 +33,7 @@ def session() -> Iterator[requests.Session]:
 
 
 def status(session: requests.Session, url: str) -> int:
-    """Of a GET; 0 where nobody answers."""
+    """Return the status of a GET; 0 without a response."""
     try:
         return session.get(url, timeout=30).status_code
     except requests.ConnectionError:

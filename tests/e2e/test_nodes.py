@@ -39,7 +39,7 @@ STARTUP_TIMEOUT_S = 120
 
 
 class Site:
-    """Two nodes, and a gateway in front of them, in a folder of their own."""
+    """Two nodes, and a gateway in front of them, in a temporary folder."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.folder = folder / "n"
@@ -187,14 +187,14 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
         after = described(node)
         assert (after.pop("at-last 1.0")[0]["batchSize"], before["by-curl 1.0"][0]["batchSize"]) == (5, 3)
         assert after == before
-        # A worker that was starting waits for its server forever, and nobody else ends it.
+        # A worker that was starting waits for its server forever, and no other process ends it.
         assert orphans(node) == []
         assert send(node.server, "by-curl", photograph("chelsea")).status == 200
         for name in ("by-curl", "at-last"):
             management.unregister(name)
         site.wait_routed()
         clients.wait_for(40)
-    # What it had when it died, the other has answered.
+    # The other node has answered the requests of the node that died.
     assert_all_answered(clients)
 
 

@@ -49,7 +49,7 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     for log in (each for each in (site.folder / "logs").rglob("*") if each.is_file()):
         assert log.suffix == ".gz" or key not in log.read_text(errors="replace"), log
 
-    # Without its key nobody is answered, and nobody registers with one.
+    # Without a key no request is answered, and with one no client can register a model.
     with Client(address) as client, pytest.raises(Rejected) as raised:
         client.predict(MOBILENET, photograph("coffee"))
     assert (raised.value.status, raised.value.type) == (400, "InvalidKeyException")

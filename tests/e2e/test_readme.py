@@ -39,7 +39,7 @@ def test_make_serve_starts_a_server_and_a_second_one_finds_all(site: Checkout, r
     # Below the summary is curl's response. "Faster" follows "Engine" if this processor takes fp32.
     names = [line.split()[0] for line in rest if line[:1].isupper() and not line.startswith("Faster")]
     assert names == ["Model", "Precision", "Engine", "URL", "Try", "Response", "Logs", "Stop"]
-    # For want of ResNet-152's published weights, what is served in its place answers by its name, too.
+    # If ResNet-152's published weights are missing, the model that replaces it answers by its name, too.
     query = f"url={MOBILENET}.mar&model_name=resnet-152&initial_workers=1&synchronous=true"
     registered = site.run(f"curl -fs -X POST 'localhost:8081/models?{query}'")
     assert registered.returncode == 0, registered.stdout

@@ -1,4 +1,4 @@
-"""What TorchServe makes of a request before the handler sees it, and which requests share a batch."""
+"""TorchServe's changes to a request before the handler receives it, and the requests that share a batch."""
 
 import base64
 import json

@@ -85,7 +85,7 @@ def test_new_batch_parameters_take_over_while_requests_wait_for_the_old_version(
     rollout(name, max_batch_delay_ms=7)
     assert server.management.versions(name) == ["1.0-r3"]
     described = server.management.describe(name)
-    # What was not asked for stays as it was.
+    # Parameters that the command does not name stay unchanged.
     assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (16, 7, 1)
     # The copy that served in between is gone, the archive itself is not.
     assert {path.name for path in model_store.glob(f"{name}*")} == {name, f"{name}@1.0-r3"}

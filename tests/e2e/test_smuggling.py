@@ -20,7 +20,7 @@ from deploy.sandbox import Sandbox
 from tests.waiting import until
 
 PATH = "/predictions/colours"
-# What others ask for and get; the request within each attack asks for navy.
+# The request and response of other clients; the request within each attack is for navy.
 OTHERS = {"#d2691e": "chocolate", "#ffffff": "white", "#ff0000": "red", "#008000": "green"}
 INNER = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nContent-Length: 7\r\n\r\n#00007a".encode()
 # Chunks that end before INNER, in a body that by its length ends after it.

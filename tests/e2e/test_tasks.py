@@ -1,4 +1,4 @@
-"""Each task in each mode on the real server: every request gets its own answer, whoever it shares a batch with."""
+"""Each task in each mode on the real server: every request gets its own answer in any mix of a batch."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, t
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
-# What differs between an answer alone and in a batch, in fp32: the order of the sums. Answers of two items differ by
+# The difference between unbatched and batched answers in fp32 is the order of the sums. Answers of two items differ by
 # far more, which the tests check.
 ALIKE = 2e-3
 # Bounds of examples/tabular/model/bands.json.

@@ -9,7 +9,7 @@ from tests.exports import staged
 
 @pytest.fixture(scope="session")
 def staged_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What the archive of an example holds, for both engines: made once, for tests that change nothing in it."""
+    """Return the contents of an example's archive, for both engines: made once, for tests that change nothing in it."""
 
     @cache
     def make(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a worker imports before it is ready: every heavy module is seconds of its start, and of every restart."""
+"""The imports of a worker before it is ready: every heavy module adds seconds to each start and restart."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_worker_imports_no_heavy_module_that_its_task_has_no_use_for() -> None:
         [sys.executable, "-c", PROGRAM, *tasks], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stderr
-    # What is blocked while TorchServe's base class is imported is not worth a line that reads like a fault.
+    # A module that is blocked during the import of TorchServe's base class must not log a line that looks like a fault.
     assert "OpenVINO is not enabled" not in finished.stderr
     alone, together = (set(json.loads(line)) for line in finished.stdout.splitlines() if line.startswith("["))
     assert not HEAVY & alone

@@ -18,7 +18,7 @@ FORBIDDEN_TYPES = ("InternalError", "OutOfMemory")
 LONGEST_MESSAGE = 3000
 # Seconds of a batch of three on a tiny model, which takes some hundredths; a machine may stall for a second or two.
 LONGEST_S = 10.0
-# What padding and the number of rows may move a score by in fp32.
+# The most by which padding and the number of rows may change a score in fp32.
 TOLERANCE = 2e-3
 CANARIES = re.compile(CANARY, re.IGNORECASE)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from handlers.protocol.open_inference_pb2 import ModelInferRequest
 from handlers.protocol.responses import PROTOBUF
 
-# What a payload holds; it must stand in no message, no log and no other client's answer.
+# The text of payloads; no message, no log and no other client's answer may contain it.
 CANARY = "kanarienvogel"
 
 
@@ -58,7 +58,7 @@ def request_of(document: Mapping[str, Any]) -> Request:
     return Request(tuple(parts), document.get("headers", {}))
 
 
-# JSON's numbers as text: what is beyond float64, int64 or Python's own digits, and what is no number.
+# JSON's numbers as text: values beyond float64, int64 or Python's limit of digits, and texts that are not numbers.
 NUMBERS = (
     *("0", "-1", "1", "3", "2147483648", "9223372036854775808", "-0.0", "0.5", "1e-323", "1e309", "-1e999"),
     *("NaN", "Infinity", "1" + "0" * 400, "9" * 4301, "01", "+1", ".5", "0x10", "1_000", "1e", "١"),
@@ -122,7 +122,7 @@ values = st.recursive(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the clients of a task send.
+    """The requests of a task's clients.
 
     Attributes:
         items: the fields of an item as JSON, valid or at a limit.

@@ -1,4 +1,4 @@
-"""Nothing that a client sends is anybody else's affair: its own error, no crash, no hang, no word of it anywhere."""
+"""A malformed request affects no other client: its own error, no crash, no hang, and no quotation anywhere."""
 
 import base64
 import io

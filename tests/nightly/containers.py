@@ -2,7 +2,7 @@
 
     Pod: python -m deploy.container, on 127.0.0.N:PORT       Hosts: /etc/hosts of the gateway alone
 
-All nodes have one port and addresses of their own, which a name resolves to: what a headless Service is to an edge.
+All nodes have one port and separate addresses, to which a name resolves, like a headless Service for an edge.
 """
 
 import json

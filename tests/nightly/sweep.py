@@ -21,7 +21,7 @@ from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 
 PAGE = ROOT / "docs" / "reference" / "model-families.md"
-# What a cell begins with, the best first.
+# The first words of a cell, the best first.
 RESULTS = ("OpenVINO", "CTranslate2", "OpenVINO, exact", "CTranslate2, greedy", "torch", "torch, exact", "refused", "")
 # Errors of fp32 below this differ by noise, and others by less than this factor.
 NOISE, FACTOR = 1e-5, 10

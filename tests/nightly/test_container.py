@@ -35,7 +35,7 @@ MODELS: dict[str, object] = {
         }
     }
 }
-# What one node cannot do while the other is away waits, in the memory that fewer and larger bodies would have had.
+# While one node is away, the other's excess requests wait in memory that fewer and larger bodies would need.
 QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
 REGISTERS = {**QUEUE, "enable_model_api=false": "enable_model_api=true"}
 BODIES = [photograph("chelsea"), photograph("coffee")]
@@ -79,7 +79,7 @@ def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
     assert_all_answered(clients)
     printed = pod.output.read_text()
     assert "the last response is sent" in printed
-    # What the workers print is the process' output.
+    # The workers' output is the process' output.
     assert "MODEL_LOG" in printed
     assert pod.server.pid() is None
     assert pod.probe("/live") == 0
@@ -122,7 +122,7 @@ class Site:
     Attributes:
         gateway: one edge.
         hosts: what the name resolves to.
-        make: describes another node, at an address of its own.
+        make: describes another node, at a new address.
         pods: those that run, in the order of their starts.
     """
 

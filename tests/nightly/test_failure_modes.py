@@ -2,7 +2,7 @@
 
     Poisson arrivals -> Envoy -> two TorchServes with mobilenet-v2, as `make serve NODES=2` and `make gateway` have them
 
-What starts a process again is the gateway's own supervisor. Every answer is held against its photograph's. A table of
+The gateway's own supervisor restarts a process. Every answer is compared with its photograph's. A table of
 what clients saw is printed; docs/how-to/production.md has one. The disks are small tmpfs, so this needs root.
 """
 
@@ -197,14 +197,14 @@ FAILURES: dict[str, Callable[[Fleet, str], None]] = {
     "has no memory": without_memory,
     "has a full disk": with_full_disk,
 }
-# What a client sees of Envoy's own end.
+# The statuses that a client sees if Envoy ends.
 CUT = {"ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "ConnectionResetError"}
 # Share of the requests that one of two workers may have had in hand as it died, of a load of some seconds.
 MOST_FAILED = 0.1
 
 
 def observed(fleet: Fleet, what: str, event: Callable[[], None]) -> Summary:
-    """Load the gateway while something happens, and for two seconds before and after; nobody gets another's answer."""
+    """Load the gateway during an event and for two seconds before and after; no client gets another's answer."""
     recording, is_over = Recording(), threading.Event()
 
     async def window(_: Recording) -> None:
@@ -248,11 +248,11 @@ def test_failure_of_a_process_leaves_no_request_unanswered_and_crosses_none(
     summary = observed(fleet, f"{name} {failure}", lambda: FAILURES[failure](fleet, name))
     statuses = set(summary.statuses)
     if name == "envoy" and failure in ("killed", "has no memory"):
-        # A client sees the connection end, and then nobody at the port.
+        # A client's connection ends, and then no process listens on the port.
         assert statuses <= {200, NO_ANSWER}
         assert {*summary.errors} <= CUT
     elif name == "worker":
-        # What the worker had in hand; it is not sent again, since it may be what the worker died of.
+        # The worker's requests; none is sent again, since it may have caused the failure.
         assert statuses <= {200, 500, 503, 507}
         assert sum(summary.failures.values()) <= MOST_FAILED * summary.requests
     else:

@@ -39,7 +39,7 @@ PATHS = (
     *("/{x}", "/%2e%2e/metrics", "/v2/models/{m}%2finfer", "/v2/repository/index", "/ping", "/explanations/{m}"),
 )
 METHODS = ("ModelInfer", "ServerLive", "ModelMetadata", "ModelConfig", "RepositoryModelUnload", "Nothing", "x" * 300)
-# What may go wrong behind the gateway: no such method, no node, a time that is up. Any other 5xx is a bug.
+# Expected failures behind the gateway: no such method, no node, a time that is up. Any other 5xx is a bug.
 NO_BUG = (501, 502, 503, 504)
 BUGS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 # A path is in the access log, and an error names it: what must be in neither is not in a path.

@@ -28,7 +28,7 @@ from tests.nightly.prometheus import Prometheus, panels
 
 CLASSIC, ADAPTIVE = "language-id", "language-id-adaptive"
 MODELS = (CLASSIC, ADAPTIVE)
-# What the dashboard's variables stand for, everything chosen.
+# The values of the dashboard's variables, with everything selected.
 VARIABLES = {"${model:pipe}": ".*", "$model": ".*", "$version": ".*", "$node": ".*", "$__rate_interval": "20s"}
 # A machine that stalls raises these by itself.
 OF_TIME = {"SlowerThanPredicted", "DeadlineMisses", "QueueAge"}
@@ -81,7 +81,7 @@ class Scene:
         self.sent.update(dict.fromkeys(MODELS, CLIENTS * ROUNDS // 2))
 
     def trouble(self) -> None:
-        """Refusals, answers that are late, and items that are no text."""
+        """Cause refusals, late answers, and items that are not texts."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(lambda _: self.send(ADAPTIVE, X_Timeout_Ms="1"), range(160)))
             list(pool.map(lambda number: self.send(MODELS[number % 2], b"\xff\xfe"), range(20)))

@@ -24,7 +24,7 @@ MODEL = "language-id"
 # Whatever the windows show counts as stable: it is the calls that are tried here. Shorter ones could end before the
 # handlers' counts, which come once a second, have moved, and it takes a model without any for one that is not there.
 SHORT = ("--measurement-interval", "1500", "--max-trials", "5", "--stability-percentage", "999")
-# What is tried -> over which protocol, and how it is asked for.
+# Name of a run -> its protocol and its options.
 LOADS = {
     "one client": ("http", ()),
     "one client by gRPC": ("grpc", ()),
@@ -104,7 +104,7 @@ def test_perf_analyzer_measures_through_the_gateway(gateway: Sandbox, tmp_path: 
 def test_perf_analyzer_makes_inputs_of_every_datatype_from_the_metadata(
     gateway: Sandbox, tmp_path: Path, protocol: str
 ) -> None:
-    # What is free of a shape, the caller says; the rows are those of the batch.
+    # The caller sets the free dimensions of a shape; the rows are those of the batch.
     shapes = [word for name in echo.DATATYPES for word in ("--shape", f"{name}:3,2")]
     measured(gateway, tmp_path / "report.csv", protocol, "-b", "2", *shapes, name=echo.NAME)
     too_many = perf_analyzer(gateway, protocol, "-b", str(echo.MOST_ROWS + 1), *shapes, name=echo.NAME)

@@ -14,7 +14,7 @@ from handlers.metrics import COUNTERS
 from tests.nightly.prometheus import BIN, SHIPPED, panels
 from tests.pages import prose
 
-# What Envoy shows of these, as tests/nightly/test_observability.py finds it on a live one.
+# Envoy's names of these metrics, as tests/nightly/test_observability.py finds them on a running one.
 ENVOY = {
     "envoy_cluster_upstream_rq",
     "envoy_cluster_upstream_rq_active",

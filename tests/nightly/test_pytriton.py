@@ -1,4 +1,4 @@
-"""PyTriton's own client, in an environment of its own, against the gateway."""
+"""PyTriton's client, in a separate environment, against the gateway."""
 
 import os
 import subprocess

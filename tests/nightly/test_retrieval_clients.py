@@ -1,4 +1,4 @@
-"""The clients of other servers' APIs, in an environment of their own, unchanged against the gateway."""
+"""The clients of other servers' APIs, in a separate environment, unchanged against the gateway."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What only trained weights show: precision and scaled decoding change no decided answer."""
+"""Tests that need trained weights: precision and scaled decoding change no decided answer."""
 
 import io
 from pathlib import Path

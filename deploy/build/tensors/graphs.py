@@ -123,7 +123,7 @@ def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) 
     for port in graph.model.outputs:
         source = port.node.input_value(0)
         kind, key = source.get_element_type(), (source.get_node().friendly_name, source.get_index())
-        # A name belongs to one tensor: an output that is an input, or another output, needs a tensor of its own.
+        # A name belongs to one tensor: an output that is an input, or another output, needs a separate tensor.
         if kind == openvino.Type.bf16 or key in seen or source.get_node().get_type_name() == "Parameter":
             target = openvino.Type.f32 if kind == openvino.Type.bf16 else kind
             source = openvino.opset8.convert(source, target.get_type_name()).output(0)

@@ -22,7 +22,7 @@ class ArchiveSh:
         self.folder = folder
         self.store = folder / "store"
         self.models = folder / "models.yaml"
-        # What the last build that succeeded printed to stderr.
+        # The stderr of the last build that succeeded.
         self.err = ""
         self._capture = capture
 

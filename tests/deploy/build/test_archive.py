@@ -1,4 +1,4 @@
-"""What archive.sh does with any model: when it builds, what the archive holds, and what a failure leaves behind."""
+"""archive.sh with any model: the reasons for a build, the archive's contents, and the state after a failure."""
 
 import json
 import os
@@ -26,7 +26,7 @@ UNPACKED = {"zip-store": "zip", "tgz": "gztar"}
 
 @pytest.fixture
 def colours(archive_sh: ArchiveSh) -> Path:
-    """A copy of the example with a task of its own; returns the model's folder."""
+    """A copy of the example with a custom task; returns the model's folder."""
     shutil.copytree(EXAMPLE, archive_sh.folder, dirs_exist_ok=True)
     return archive_sh.folder / "colours"
 
@@ -119,7 +119,7 @@ def test_build_that_fails_leaves_the_old_archive(archive_sh: ArchiveSh, colours:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run archive.sh in a process of its own."""
+    """Run archive.sh in a separate process."""
     return subprocess.run(
         [ROOT / "archive.sh", *arguments],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120,

@@ -106,7 +106,7 @@ def test_trusted_code_of_a_checkpoint_is_served_from_off_the_workers_path_and_re
     staged = {name for name in served(archive) if name.endswith(".py")}
     assert {f"checkpoint/{name}" for name in OWN_CODE} == {name for name in staged if name.startswith("checkpoint/")}
     assert {name for name in staged if "/" not in name} == {"text_classification.py"}
-    # Into a folder of its own; the build has run it already, as a worker will.
+    # Into a separate folder; the build has run it already, as a worker will.
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(archive_sh.folder / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = TextClassificationConfig(trust_remote_code=True, engine="torch")

@@ -1,4 +1,4 @@
-"""The cache of exports: an entry is made once, taken whole, and made anew where it is damaged."""
+"""The cache of exports: an entry is made once, used only if complete, and made again if it is damaged."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What makes another archive or another export, and what does not: on a copy of the code, edited and put back."""
+"""Changes that require a new archive or export, and changes that do not: on a copy of the code, edited and restored."""
 
 import os
 import shutil
@@ -78,7 +78,7 @@ ARCHIVE, BOTH, NEITHER = (True, False), (True, True), (False, False)
         (IMAGES, "deploy/build/archive.py", ARCHIVE),
         (IMAGES, "deploy/build/weights.py", BOTH),
         (IMAGES, "deploy/build/stagers/text.py", NEITHER),
-        # What belongs to the model.
+        # The model's files.
         (IMAGES, CONFIG, ARCHIVE),
         (IMAGES, f"examples/{IMAGES}/index_to_name.json", BOTH),
         (IMAGES, f"examples/{IMAGES}/espresso.jpg", NEITHER),

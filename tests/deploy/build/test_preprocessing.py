@@ -1,4 +1,4 @@
-"""What is done to an image is what the model's own library does, or the archive is refused by the setting's name."""
+"""The preprocessing equals that of the model's library, or the archive is refused by the setting's name."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_settings_are_followed_and_printed_where_the_published_transform_differs
         f"tiny: interpolation is bicubic; the transform of {weights} has bilinear",
         f"tiny: transform_input is False; the transform of {weights} has True",
     ]
-    # Whose weights these are is not known: another published transform is named, too.
+    # The origin of these weights is unknown: another published transform is named, too.
     read_transform(TINY, ImageClassificationConfig(arch="resnet50"), FILE)
     assert "resize_size is 256, as of ResNet50_Weights.IMAGENET1K_V1; IMAGENET1K_V2 has 232" in capsys.readouterr().out
     with pytest.raises(InvalidConfig, match="tiny: crop_size 300 is more than resize_size 256"):

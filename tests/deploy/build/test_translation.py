@@ -66,7 +66,7 @@ def test_converted_archive_says_how_near_it_is_and_min_chrf_refuses_what_is_fart
     assert 0 < chrf <= 100
     assert label == {"engine": "ctranslate2", "precision": "int8", "samples": len(SENTENCES)}
     assert line.endswith(f"tiny: engine ctranslate2, precision int8, chrf {chrf}, samples {len(SENTENCES)}")
-    # Both where it is found and where it is built anew.
+    # Both for an archive that is up to date and for one that is rebuilt.
     for more in ([], ["--force"]):
         words = f"tiny: chrF {chrf} against the model in fp32 is less than --min-chrf 100.1"
         assert archive_sh.refused(*arguments, "--min-chrf", "100.1", *more) == words

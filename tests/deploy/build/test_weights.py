@@ -18,7 +18,7 @@ HEAD = {"fc.weight": torch.zeros(3, 1024), "fc.bias": torch.zeros(3)}
 
 
 class Running:
-    """What a pickle may hold: a call, made as it is read."""
+    """An object whose pickle contains a call, which runs on loading."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark

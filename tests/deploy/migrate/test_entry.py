@@ -1,4 +1,4 @@
-"""What an old archive becomes: an entry, settings and files; or one line that says why not. Its code is never run."""
+"""The result of an old archive: an entry, settings and files; or one line with the reason. Its code is never run."""
 
 import json
 import shutil

@@ -27,7 +27,7 @@ MADE = Registration(
     model="m\u00e4use", version="1.0", archive="a b.mar", batch_size=5, max_batch_delay_ms=7, min_workers=1,
     max_workers=4, is_default=False, response_timeout_s=60, startup_timeout_s=90,
 )  # fmt: skip
-# What a snapshot calls each field.
+# The name of each field in a snapshot.
 STATE = {
     "defaultVersion": "is_default", "marName": "archive", "minWorkers": "min_workers", "maxWorkers": "max_workers",
     "batchSize": "batch_size", "maxBatchDelay": "max_batch_delay_ms", "responseTimeout": "response_timeout_s",

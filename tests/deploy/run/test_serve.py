@@ -71,7 +71,7 @@ def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -
 
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
-    # What an earlier run served, which ended with its machine.
+    # The models of an earlier run, which ended with its machine.
     Record(node).begin()
     with pytest.raises(NotAsConfigured, match="is missing, and load_models names it"):
         start([node])

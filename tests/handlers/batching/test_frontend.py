@@ -97,7 +97,7 @@ def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgott
     assert [(id_, sent is not None) for id_, sent in third.items()] == [("b", True), ("d", False)]
     pair.send(message({}))
     assert receive(pair.link) == {}
-    # What was forgotten is read anew.
+    # A forgotten request is read again.
     pair.send(message({"d": ({}, b"new")}))
     assert all(receive(pair.link).values())
 

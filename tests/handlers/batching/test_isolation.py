@@ -96,7 +96,7 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(st
 def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
-        # Odd and even ones are groups of their own.
+        # Odd and even numbers are separate groups.
         together = frontend.submit_together([(write_list(2, 3, "x"), {}), (write_list(4, 6), {}), (b"8", {})])
         over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
     assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})

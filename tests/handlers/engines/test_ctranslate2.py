@@ -69,7 +69,7 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     divided: Any = engine.divide(streams)
     assert divided.whole is engine
     assert len(divided.streams) == (streams if streams > 1 else 0)
-    # Another number of streams is an engine of its own, which gives the same.
+    # Another number of streams is a separate engine with equal outputs.
     other: Any = engine.divide(3 - streams)
     assert other.whole is not engine
     for part in (*divided.streams, other.whole, *other.streams):

@@ -9,7 +9,7 @@ from tests import tiny_models
 
 @pytest.fixture(scope="session")
 def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """What the archive of a tiny checkpoint holds, by its kind, task and configuration: made once, and not changed."""
+    """Return a tiny checkpoint's archive contents, by kind, task and configuration: made once, and not changed."""
     made: dict[str, Path] = {}
 
     def make(kind: str, task: str, **config: Any) -> Path:

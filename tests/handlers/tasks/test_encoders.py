@@ -143,7 +143,7 @@ def of_text(text: Any, **options: Any) -> dict[str, Any]:
     return {"body": {"text": text, **options}}
 
 
-# Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
+# Rows with the status, type and message of their errors. No other client may see the text that they contain, qzqz.
 BAD: list[tuple[Any, int, str, str]] = [
     (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
     ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),

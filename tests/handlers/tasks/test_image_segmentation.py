@@ -1,4 +1,4 @@
-"""Image segmentation answers as the network does to each image alone, whoever shares a batch with whom."""
+"""Image segmentation returns the network's class map of each single image, in any mix of a batch."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Images and texts become the vectors that their model makes of each, whoever shares a batch with whom."""
+"""Images and texts get the vectors of their model, in any mix of a batch."""
 
 import base64
 import io

@@ -17,7 +17,7 @@ from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import serve, started
 
 ENTRY = model("language-id")
-# What lid.176 says of a sentence in each.
+# The labels of lid.176 for a sentence in each language.
 SENTENCES = {
     "en": "The weather is nice today and we are going to the beach.",
     "fr": "Il fait beau aujourd'hui et nous allons à la plage.",

@@ -20,7 +20,7 @@ from tests.photographs import photograph
 
 archive = test_image_classification.archive
 HANDLERS = str(ROOT / "handlers") + "/"
-# What a request's way is made of: these call each other back and forth. A task's hooks are in several modules.
+# The packages on a request's path: these call each other back and forth. A task's hooks are in several modules.
 STATIONS = ("batching", "continuous", "pipeline")
 TASK = ("base.py", "pipeline/task.py", "tasks/", "text/", "vision/")
 
@@ -89,7 +89,7 @@ def entered() -> Iterator[Callable[[], Entries]]:
 def test_image_in_classic_mode_goes_through_thirteen_modules(archive: Path) -> None:
     handler = test_image_classification.classifier(archive)
     sent = ([photograph("chelsea")], [{"Host": "localhost", "Content-Type": "image/jpeg"}])
-    # What is read for the first time is cached.
+    # A first read is cached.
     serve(handler, *sent)
     with entered() as begin:
         entries = begin()

@@ -1,4 +1,4 @@
-"""Object detection answers as transformers' pipeline does, whoever shares a batch with whom."""
+"""Object detection answers as transformers' pipeline does, in any mix of a batch."""
 
 import base64
 import io
@@ -153,7 +153,7 @@ def test_boxes_are_in_pixels_of_the_upright_image_and_pixels_may_be_sent(archive
     exif = Image.Exif()
     exif[0x0112] = 6
     with io.BytesIO() as file:
-        # Turned by a quarter, and said so.
+        # Turned by a quarter, as its EXIF states.
         picture.transpose(Image.Transpose.ROTATE_90).save(file, "PNG", exif=exif)
         turned = file.getvalue()
     pixels = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, *np.asarray(picture).shape]}]}

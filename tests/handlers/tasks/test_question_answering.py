@@ -74,7 +74,7 @@ def test_answers_a_mixed_batch_equals_fp32_torch_question_by_question(
         assert_best(answer.body, oracle.answers(question, context, top_k, is_aligned=is_aligned), tolerance)
 
 
-# Rows with the status, type and message of their errors. What their clients sent, qzqz, is nobody else's to see.
+# Rows with the status, type and message of their errors. No other client may see the text that they contain, qzqz.
 BAD: list[tuple[Any, int, str, str]] = [
     (asked("Who? " * LIMIT, PAGE), 413, "TextTooLong", r"question: \d+ tokens; at most \d+ beside a context"),
     (asked("Who?", PAGE * 9), 413, "TextTooLong", r"context: \d+ tokens, \d+ windows; max_windows is 32\."),

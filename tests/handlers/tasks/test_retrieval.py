@@ -1,4 +1,4 @@
-"""Embeddings and reranking in the forms of OpenAI, Cohere and Jina, held against sentence-transformers."""
+"""Embeddings and reranking in the forms of OpenAI, Cohere and Jina, compared with sentence-transformers."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A model of tensors behind every form of request: the model's own numbers, whoever shares a micro-batch with whom."""
+"""A model of tensors behind every form of request: the model's own numbers, in any mix of a micro-batch."""
 
 import random
 from pathlib import Path
@@ -139,7 +139,7 @@ def infer(x):
 
 
 class Remembering(torch.nn.Module):
-    """Gives a buffer of its own, which the next run overwrites, and its input."""
+    """Returns a buffer, which the next run overwrites, and its input."""
 
     buffer: torch.Tensor
 

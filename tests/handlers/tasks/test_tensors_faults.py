@@ -1,4 +1,4 @@
-"""What a model of tensors gives beside its signature, and what it cannot run: only the row at fault fails."""
+"""Outputs that violate a model's signature, and rows that it cannot run: only the faulty row fails."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.handlers.tensor_models.models import (
     plainly,
 )
 
-# A row of 666 is at fault, in a way of its own; all others are doubled.
+# A row of 666 is faulty, in a different way for each model; all others are doubled.
 POISON: dict[str, tuple[str, str, str]] = {
     "exception": ("raise ValueError('quotes', x)", "InternalError", "The model failed on this input; the server's log"),
     "exit": ("raise SystemExit", "InternalError", "The model failed on this input; the server's log has the place."),

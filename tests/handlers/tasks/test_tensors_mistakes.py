@@ -1,4 +1,4 @@
-"""What clients send by mistake to a model of tensors: 400 with the tensor's name, what is expected, what was sent."""
+"""Mistakes of clients of a model of tensors: 400 with the tensor's name, the expected and the received value."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def handler(tmp_path_factory: pytest.TempPathFactory) -> TensorsHandler:
 
 
 NESTED = "FP32 [2] is expected, nested as its shape is."
-# What one input of a row of JSON is instead, and what its client hears.
+# A wrong value of one input in a row of JSON, and the error.
 IN_ROWS: list[tuple[str, Any, str]] = [
     ("x", [1.0], "x: FP32 [-1, 2] is expected; FP32 [1, 1] was sent."),
     ("x", [[1], [2, 3]], f"x: {NESTED}"),

@@ -82,7 +82,7 @@ def between(source: str | None, first: str, second: str, third: str | None) -> l
     return [{**languages, **options} for languages, options in zip(named, ({}, {}, PENALTY, BEAMS), strict=True)]
 
 
-# What each family is asked beside texts.
+# The options of each family's requests.
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "marian": [{}, PENALTY, BEAMS],
     "marian-multilingual": between(None, "fra", "deu", None),
@@ -99,7 +99,7 @@ TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
 
 
 def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
-    """What generate() on the checkpoint answers to a request."""
+    """Return the output of generate() on the checkpoint."""
     if family in TARGETS:
         token = TARGETS[family].format(tgt_lang)
         arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)

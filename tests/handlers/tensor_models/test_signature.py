@@ -60,7 +60,7 @@ def test_configuration_settles_what_the_model_leaves_open() -> None:
         ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
         ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
         ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
-        # Settings that are none, whatever the model.
+        # Settings that are invalid for every model.
         ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
     ],
 )

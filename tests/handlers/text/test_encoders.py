@@ -1,4 +1,4 @@
-"""What a model's own files say of its limit and its pooling."""
+"""The limit and the pooling that a model's files declare."""
 
 import json
 from pathlib import Path

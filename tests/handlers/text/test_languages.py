@@ -1,4 +1,4 @@
-"""Codes of languages, held against what transformers and fastText have; no second table."""
+"""Codes of languages, compared with the tables of transformers and fastText."""
 
 import fasttext
 import pytest

@@ -185,7 +185,7 @@ def test_decoding_takes_8_bytes_a_pixel_of_max_pixels_or_is_refused(
 
 
 def header_of(width: int, height: int) -> bytes:
-    """A BMP's header without any pixel: whoever decodes it finds nothing."""
+    """A BMP's header without any pixel: a decoder finds nothing."""
     body = bytearray(encoded(Image.new("RGB", (1, 1)), "BMP"))
     body[18:26] = struct.pack("<ii", width, height)
     return bytes(body[:54])

@@ -1,4 +1,4 @@
-"""What a file's metadata costs is bounded: counted where it can be, measured against what Pillow makes of it."""
+"""The cost of a file's metadata is bounded: counted if possible, and measured with Pillow."""
 
 import struct
 import zlib

@@ -1,7 +1,7 @@
 """Builds the image, and runs commands out of its files as compose.yaml has them, without a daemon.
 
     Debian's packages -> mmdebstrap -> base, by the name that FROM uses -> buildah build -> image -> its files
-    a service: command, user, tmpfs, volumes -> Image.start: a network of its own, unshare, chroot, setpriv
+    a service: command, user, tmpfs, volumes -> Image.start: a separate network, unshare, chroot, setpriv
 
 The base has Debian's Python where the published one has its own. Needs root, 30 GB of disk for a moment, and PyPI.
 """
@@ -170,7 +170,7 @@ def built() -> Iterator[Image]:
 
 @contextmanager
 def network() -> Iterator[str]:
-    """A network of its own: nothing but loopback."""
+    """A separate network with only a loopback interface."""
     space = f"tc-{os.getpid() % 100000}"
     ip("netns", "add", space)
     ip("-n", space, "link", "set", "lo", "up")

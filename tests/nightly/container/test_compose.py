@@ -18,12 +18,12 @@ from torchserve_client.version import VERSION
 COMPOSE, CONTAINER = ROOT / "compose.yaml", ROOT / "deploy" / "container"
 OURS = {"archives", "torchserve-nodes", "gateway", "first-prediction"}
 KEPT = {"torchserve-nodes", "gateway", "prometheus", "grafana"}
-# What deploy.container adds to the longest responseTimeout as it drains, and ends.
+# The seconds that deploy.container adds to the longest responseTimeout for draining and ending.
 END_S = 30.0
 
 
 def config(*files: Path) -> subprocess.CompletedProcess[str]:
-    """What Docker's program says of compose files, without a daemon."""
+    """Return the output of Docker's program for compose files, without a daemon."""
     words = ["docker-compose", *(word for file in files for word in ("-f", str(file))), "config"]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 

@@ -93,7 +93,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def visit(browser: Browser, url: str) -> Iterator[Visit]:
-    """Open a profile of its own; fail on an error, a request to another host or a violation of the page's policy."""
+    """Open a page in a new profile; fail on an error, a request to another host or a violation of the page's policy."""
     context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(LISTEN)

@@ -215,7 +215,7 @@ def test_tensors_are_sent_as_an_example_of_a_row(page: Visit, node: StandIn) -> 
     row = {"ids": [0, 1] * 4, "words": ["text 0", "text 1"], "sizes": [0, 1]}
     assert [json.loads(body) for _, body in node.bodies] == [row] * 3
     node.bodies.clear()
-    # A row of so many numbers is no text.
+    # A row with that many numbers is not shown as text.
     page.show("photographs")
     expect(page.page.get_by_role("textbox", name="JSON")).to_have_value("{}")
 
@@ -282,6 +282,6 @@ def test_policy_lets_nothing_else_run(browser: Browser, node: StandIn, url: str)
         )
         assert tried == [None, "refused", "refused"]
         assert {"connect-src", "require-trusted-types-for"} <= set(page.page.evaluate("window.violations"))
-        # What the policy refused is in the console, and was never asked for.
+        # The console reports each refused address, and the browser never requested it.
         page.errors.clear()
         page.asked[:] = [asked for asked in page.asked if "127.0.0.2" not in asked]

@@ -99,7 +99,7 @@ def lab(ray: Cluster) -> Clients:
 
 @pytest.fixture(name="server")
 def ray_as_server(ray: Cluster) -> Any:
-    """What the tables ask of a TorchServe: where it answers predictions."""
+    """Return the part of a TorchServe that the tables use: the URL of its predictions."""
     return SimpleNamespace(settings=SimpleNamespace(inference_url=ray.http))
 
 

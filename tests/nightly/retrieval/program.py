@@ -1,4 +1,4 @@
-"""What clients of OpenAI, LangChain, LlamaIndex and Cohere make of the gateway; prints the name of each that passes.
+"""Tests of the gateway with the clients of OpenAI, LangChain, LlamaIndex and Cohere; prints the names that pass.
 
 python -m tests.nightly.retrieval.program http://HOST:PORT, with the packages of clients.lock. The gateway serves
 sentence-embedding and reranking.

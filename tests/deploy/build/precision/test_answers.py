@@ -73,7 +73,7 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     assert (same.largest_change or 0) < 1e-4
     other = make_proof(handler, exact, answer_items(task, items, OpenVinoEngine(broken(folder), precision="fp32")))
     assert (other.largest_change or 0) > 0.01
-    # What the time does not allow is left out, but for the first micro-batch.
+    # Micro-batches that exceed the time are left out, except the first.
     assert len(answer_items(task, items, task.engine, longest_s=0)) == 16
 
 

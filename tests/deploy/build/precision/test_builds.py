@@ -1,6 +1,6 @@
 """archive.sh and precisions: int8 made, proven and found again; refused below the bar; what it must be given.
 
-NNCF is in an environment of its own, which tests/nightly/test_int8.py has: a quantiser of the tests' own stands in.
+NNCF is in a separate environment, which tests/nightly/test_int8.py uses; these tests use a simple quantiser.
 """
 
 import json

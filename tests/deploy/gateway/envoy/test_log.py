@@ -36,7 +36,7 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
 
 
 def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
-    """What docs/reference/errors.md has of refusals: status, client, details, and the series that counts them."""
+    """The refusals in docs/reference/errors.md: status, client, details, and the series that counts them."""
 
     def count(client: str, status: int, attempts: int = 0, flags: str = "-", grpc_status: str = "") -> float:
         """Of the counter that the gateway's metrics port returns; 0 before the first."""
@@ -87,7 +87,7 @@ def test_clients_trace_reaches_the_node_as_it_came_and_is_logged(gateway: Gatewa
     got = gateway.received("POST", "/predictions/m", headers=headers)["headers"]
     assert (got["traceparent"], got["tracestate"], got["x-request-id"]) == (GOOD, headers["tracestate"], name)
     assert gateway.logged(request_id=name)["trace_id"] == TRACE
-    # What the gateway answers itself is in the log too, and its client is told its name.
+    # The gateway's own responses are in the log too, and contain the client's name.
     answer = gateway.ask("GET", "/nothing/here", headers={"traceparent": GOOD, "X-Request-Id": "a-404"})
     assert (answer.status_code, answer.headers["X-Request-Id"]) == (404, "a-404")
     assert gateway.logged(request_id="a-404")["trace_id"] == TRACE
