@@ -46,11 +46,10 @@ from handlers.pipeline.limits import find_excess
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol import retrieval
-from handlers.protocol.headers import read_headers
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
-from handlers.protocol.rows import fail_request
+from handlers.protocol.rows import fail_request, read_headers
 from handlers.protocol.terms import TERMS_HEADERS
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,10 @@ from handlers.errors import ItemError
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 from handlers.protocol import retrieval, rows
 from handlers.protocol.fields import Fields
-from handlers.protocol.headers import Headers
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Model, OutputTensors, documents
 from handlers.protocol.requests import UNIT_COST, Cost, Items, Payload, Request
-from handlers.protocol.rows import Shape
+from handlers.protocol.rows import Headers, Shape
 
 API_HEADER = retrieval.HEADER.lower()
 

@@ -29,10 +29,9 @@ from handlers.errors import (
     WrongOutput,
 )
 from handlers.protocol.bodies import check_count, parse_json
-from handlers.protocol.headers import Headers
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply, encode_padded
-from handlers.protocol.rows import Shape, body_of
+from handlers.protocol.rows import Headers, Shape, body_of
 
 Api = Literal["embeddings", "rerank"]
 

@@ -33,7 +33,6 @@ from handlers.errors import (
 )
 from handlers.protocol import open_inference
 from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
-from handlers.protocol.headers import Headers
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
@@ -53,6 +52,37 @@ _HEAD = 64
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
+
+
+class Headers(dict[str, str]):
+    """A request's headers by their names in lower case."""
+
+    __slots__ = ("sent", "types")
+
+    sent: Mapping[str, Any]
+
+    # The content type of each field of its form, or of its body, by the field's name.
+    types: Mapping[str, str]
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether the request arrived by TorchServe's own gRPC, which has no headers."""
+        return not self
+
+
+def read_headers(sent: Mapping[str, Any]) -> Headers:
+    """Read a request's headers as TorchServe has them: values, and for each field {"content-type": value}.
+
+    Clients choose the case of names, and TorchServe's own case depends on the path.
+    """
+    headers = Headers()
+    headers.types, headers.sent = {}, sent
+    for name, value in sent.items():
+        if not isinstance(value, str):
+            headers.types[name] = value.get("content-type", "") if isinstance(value, Mapping) else ""
+        elif (lowered := name.lower()) == name or lowered not in headers:
+            headers[lowered] = value
+    return headers
 
 
 @dataclass(frozen=True, slots=True)

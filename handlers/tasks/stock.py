@@ -24,9 +24,9 @@ from handlers.original_archive import (
     StockConfig,
     decode_values,
 )
-from handlers.protocol.headers import Headers
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
+from handlers.protocol.rows import Headers
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):

@@ -18,9 +18,9 @@ from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read
 from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
-from handlers.protocol.headers import Headers
 from handlers.protocol.output_tensors import OutputTensors, columns
 from handlers.protocol.requests import Payload, Request
+from handlers.protocol.rows import Headers
 from handlers.text.config import TranslationConfig, TranslationOptions
 from handlers.text.detection import AUTO, Detector, SourceLanguage, SourceText, load_detector
 from handlers.text.documents import DEFAULT_LANGUAGE, DividedText, divide_texts, split_text

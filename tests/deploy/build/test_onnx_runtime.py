@@ -172,7 +172,7 @@ def test_row_that_onnx_runtime_refuses_fails_alone(archive_sh: ArchiveSh) -> Non
     assert got[0].body["predictions"][0] == {"y": [18, 19], "same": "é"}
     broken = inference({"at": np.array([1, 2]), "text": np.array([b"a", b"\xff"], object)}, True)
     answer = ask(handler, *broken)
-    assert b"text that is not UTF-8" in answer.body
+    assert b"A text is not valid UTF-8" in answer.body
 
 
 # -- inputs that all rows share --------------------------------------------------------------------------------------

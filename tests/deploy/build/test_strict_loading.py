@@ -37,8 +37,8 @@ def labelled(*indices: int) -> dict[int, str]:
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no head": (without_head, "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass"),
-    "two labels": (configured(id2label=labelled(0, 1)), "config.json names 2 labels, the model has 6 outputs"),
-    "gaps": (configured(id2label=labelled(0, 1, 2, 3, 4, 9)), "id2label names 6 labels, but none for 5"),
+    "two labels": (configured(id2label=labelled(0, 1)), "config.json has 2 labels, and its model 6 outputs"),
+    "gaps": (configured(id2label=labelled(0, 1, 2, 3, 4, 9)), "id2label has 6 labels, but none for 5"),
     "too few layers": (configured(num_hidden_layers=1), "config.json has fewer layers than the weights"),
     "too many layers": (configured(num_hidden_layers=3), "the weights lack bert.encoder.layer.2."),
     "another width": (configured(intermediate_size=128), "has shape [64] in the weights, and [128] by config.json"),
@@ -64,7 +64,7 @@ def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path:
     content = json.loads(config.read_text())
     config.unlink()
     config.write_text(json.dumps({**content, "id2label": labelled(0, 1)}))
-    with pytest.raises(InvalidConfig, match="names 2 labels, the model has 6 outputs"):
+    with pytest.raises(InvalidConfig, match="has 2 labels, and its model 6 outputs"):
         load_task("text_classification", folder, TextClassificationConfig(engine="openvino"))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
 from handlers.protocol import rows
-from handlers.protocol.headers import read_headers
+from handlers.protocol.rows import read_headers
 
 URL_ENCODED, FORM = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
 MOST = 10_000

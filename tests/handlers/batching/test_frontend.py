@@ -14,9 +14,8 @@ from ts.service import Service
 from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, NewRequest, ProtocolError
 from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
-from handlers.protocol.headers import read_headers
 from handlers.protocol.responses import Reply
-from handlers.protocol.rows import MOST_FIELDS, body_of
+from handlers.protocol.rows import MOST_FIELDS, body_of, read_headers
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import context
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from handlers.errors import InvalidPriority, InvalidTimeout
-from handlers.protocol.headers import read_headers
+from handlers.protocol.rows import read_headers
 from handlers.protocol.terms import Terms
 
 

@@ -15,7 +15,6 @@ import tritonclient.http as triton
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol import rows
 from handlers.protocol.fields import Fields
-from handlers.protocol.headers import read_headers
 from handlers.protocol.open_inference import Inference
 from handlers.protocol.output_tensors import (
     LABELS,
@@ -27,7 +26,7 @@ from handlers.protocol.output_tensors import (
 )
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
-from handlers.protocol.rows import Shape
+from handlers.protocol.rows import Shape, read_headers
 
 TEXT = Shape(
     Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),

@@ -10,10 +10,9 @@ import pytest
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol import open_inference, rows
 from handlers.protocol.fields import Fields
-from handlers.protocol.headers import read_headers
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
-from handlers.protocol.rows import Shape
+from handlers.protocol.rows import Shape, read_headers
 
 SHAPE = Shape(Fields(frozenset({"b64"}), max_request_items=3), max_body_bytes=100)
 JSON = {"body": {"content-type": "application/json"}}

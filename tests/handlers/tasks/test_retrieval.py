@@ -208,7 +208,7 @@ def test_text_classification_takes_pairs_beside_single_texts(tiny_archive: Archi
 BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
     "embeddings": [
         ({}, 400, "input", "input: missing"),
-        ({"input": []}, 400, "input", "input: an empty list"),
+        ({"input": []}, 400, "input", "input: must not be empty"),
         ({"input": ["x", " "]}, 400, "input", "input[1]: empty"),
         ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
         ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),

@@ -63,7 +63,7 @@ POOLING = {"type": f"{ST}Pooling", "path": "1"}
             {"2/config.json": {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}},
             "mine.Swish is not a module of torch.nn",
         ),
-        ([FIRST, POOLING, {"type": f"{ST}LayerNorm", "path": "2"}], {"2/config.json": {"dimension": 4}}, "2 has no"),
+        ([FIRST, POOLING, {"type": f"{ST}LayerNorm", "path": "2"}], {"2/config.json": {"dimension": 4}}, "2 lacks"),
     ],
 )  # fmt: skip
 def test_modules_that_are_not_served_are_refused_by_name(
