@@ -37,7 +37,7 @@ def labelled(*indices: int) -> dict[int, str]:
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no head": (without_head, "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass"),
-    "two labels": (configured(id2label=labelled(0, 1)), "config.json has 2 labels, and its model 6 outputs"),
+    "two labels": (configured(id2label=labelled(0, 1)), "config.json names 2 labels, the model has 6 outputs"),
     "gaps": (configured(id2label=labelled(0, 1, 2, 3, 4, 9)), "id2label has 6 labels, but none for 5"),
     "too few layers": (configured(num_hidden_layers=1), "config.json has fewer layers than the weights"),
     "too many layers": (configured(num_hidden_layers=3), "the weights lack bert.encoder.layer.2."),

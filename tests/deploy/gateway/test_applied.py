@@ -91,8 +91,9 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
             (f"{good}keys: {KEYS}\n", 0o644, [503, 503, 503], "other users may read its keys: chmod 600"),
             (f"{good}keys: [", 0o600, [503, 503, 503], "not valid YAML"),
         ):
-            gateway.config.write_text(text)
+            # The mode first: a control process that reads in between would apply the keys of a private file.
             gateway.config.chmod(mode)
+            gateway.config.write_text(text)
             wait(lambda: statuses() == expected)  # noqa: B023
             for command in ("check", "start"):
                 done = gateway.command(command)

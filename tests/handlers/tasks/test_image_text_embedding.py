@@ -185,7 +185,7 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
     ({"input": ["x", {"image": "QUJD"}]}, 415, "input", "input[1]: Not an image"),
     ({"input": ["x", {"image": 7}]}, 400, "input", "input[1]: must be a data URI"),
     ({"input": ["x", {"image": "https://example.org/cat.jpg"}]}, 400, "input", "input[1]: this server fetches no URLs"),
-    ({"input": [" file:///etc/passwd"], "modality": "image"}, 400, "input", "input[0]: a URL"),
+    ({"input": [" file:///etc/passwd"], "modality": "image"}, 400, "input", "input[0]: this server fetches no URLs"),
     ({"input": ["x", {"video": "AAAA"}]}, 400, "input", 'a string or {"text": ...} or {"image": ...}'),
     ({"input": ["x", {"image": "AAAA", "text": "x"}]}, 400, "input", "input[1]: must be a string or"),
     ({"input": ["x"], "modality": "audio"}, 400, "modality", "modality: must be text or image"),
