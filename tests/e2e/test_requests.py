@@ -51,7 +51,7 @@ def test_requests_at_once_share_full_batches_and_the_metrics_count_them(
     assert values["handler_executions_total 8"] == 2
     assert values["handler_execution_seconds_total 8 infer"] > values["handler_execution_seconds_total 8 output"] > 0
     assert [values[f"handler_batch_size_{series}"] for series in ("bucket 7", "bucket 8", "sum")] == [0, 2, 16]
-    for stage, count in {"decode": 16, "wait": 16, "forward": 2, "encode": 16}.items():
+    for stage, count in {"decode": 16, "engine_wait": 16, "forward": 2, "encode": 16}.items():
         assert values[f"handler_{stage}_seconds_count"] == count
         assert values[f"handler_{stage}_seconds_sum"] > 0
 

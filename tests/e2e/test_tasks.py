@@ -225,7 +225,7 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
     if case.known:
         assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known
     for mode, name in names.items():
-        described = requests.get(url(server, name), headers={"X-ModelEntry-Metadata": "1"}, timeout=60).json()
+        described = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
         assert (described["task"], described["mode"]) == (task, mode)
         together = dict(zip(order, send_together(server, name, [bodies[index] for index in order]), strict=True))
         for index, expected in enumerate(alone):
