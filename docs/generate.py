@@ -1,6 +1,6 @@
 """Write the reference pages that the code's own data determines: python -m docs.generate [--check]
 
-commands.md: every command with its options, from its argparse parser
+commands.md, client-commands.md: every command with its options, from its argparse parser
 settings.md, tasks/*.md: the blocks between markers, from the settings and options classes:
     <!-- fields: module:Class [module:Base] -->   the fields that Class adds to Base or changes
     <!-- end -->
@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,9 +33,8 @@ COMMANDS = (
     "deploy.gateway.__main__",
     "deploy.container.__main__",
     "deploy.ray.__main__",
-    "torchserve_client.cli",
-    "load.__main__",
 )
+CLIENT_COMMANDS = ("torchserve_client.cli", "load.__main__")
 
 
 class ParserFound(Exception):
@@ -86,10 +85,10 @@ def describe_command(parser: argparse.ArgumentParser) -> list[str]:
     return [first, "", "```text", rest.strip("\n"), "```"] if rest.strip() else [first]
 
 
-def write_commands() -> str:
+def write_commands(title: str, modules: Sequence[str]) -> str:
     """Return the page of all commands."""
-    lines = [NOTE, "# Commands", ""]
-    for module in COMMANDS:
+    lines = [NOTE, f"# {title}", ""]
+    for module in modules:
         for parser in list_parsers(find_parser(module)):
             level = "##" if " " not in parser.prog.replace("python -m ", "") else "###"
             lines += [f"{level} {parser.prog}", "", *describe_command(parser), ""]
@@ -160,7 +159,11 @@ def fill_page(path: Path) -> str:
 
 def write_pages() -> Iterator[tuple[Path, str]]:
     """Yield every generated page with its text."""
-    yield REFERENCE / "commands.md", write_commands()
+    yield REFERENCE / "commands.md", write_commands("Commands of the server", COMMANDS)
+    yield (
+        REFERENCE / "client-commands.md",
+        write_commands("Commands of the client and the load generator", CLIENT_COMMANDS),
+    )
     for path in (REFERENCE / "settings.md", *sorted((REFERENCE / "tasks").glob("*.md"))):
         yield path, fill_page(path)
 

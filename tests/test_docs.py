@@ -71,3 +71,7 @@ def test_generated_pages_and_diagrams_are_those_of_the_code(module: str) -> None
     command = [sys.executable, "-m", module, "--check"]
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_no_page_of_docs_has_over_2500_words() -> None:
+    assert [page for page in PAGES if page.startswith("docs/") and len(read(page).split()) > 2500] == []
