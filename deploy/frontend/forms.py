@@ -37,7 +37,7 @@ def row_of(
         headers: by their names in lower case.
         body: a form or any other.
         most: the most bytes of a body; more are not read as a form, and are refused as a row.
-        path: the path that a proxy has rewritten, whose bodies are no forms; a client's header of that name is dropped.
+        path: the path that a proxy has rewritten, whose bodies are not forms; it replaces a client's header.
 
     Raises:
         MalformedForm: the form cannot be decoded, or two fields have one name.

@@ -12,7 +12,8 @@ from deploy.frontend.routes import Models
 from deploy.gateway.control import messages_pb2
 from deploy.gateway.control.errors import RequestError
 from deploy.gateway.control.protocol import SERVICE
-from handlers.protocol.open_inference_pb2 import ModelInferRequest
+from handlers.errors import InvalidInput
+from handlers.protocol.grpc_inference import parse
 from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
 from handlers.protocol.terms import TERMS_HEADERS
 
@@ -44,6 +45,8 @@ def _method(name: str) -> Any:
             return Written(ParseDict(found, answered, ignore_unknown_fields=True).SerializeToString())
         except RequestError as error:
             return _failed(grpc_context, error.grpc_status, str(error))
+        except InvalidInput as error:
+            return _failed(grpc_context, code_of(error.code), str(error))
         except DecodeError:
             return _failed(grpc_context, code_of(400), f"The message is not a valid {name}Request.")
 
@@ -58,7 +61,7 @@ for _name in GRPC_METHODS:
 async def _infer(models: Models, message: bytes, context: Any) -> Answer:
     if len(message) > models.body_bytes:
         return refusal(413, "BodyTooLarge", f"A message may have {models.body_bytes} bytes.")
-    asked = ModelInferRequest.FromString(message)
+    asked = parse(message, models.body_bytes)
     terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
     headers = {"content-type": PROTOBUF, **terms}
     return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")

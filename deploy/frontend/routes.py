@@ -24,7 +24,7 @@ from deploy.frontend.http import (
 )
 from deploy.gateway.control import description
 from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
-from deploy.gateway.control.protocol import METHODS
+from deploy.gateway.control.protocol import METHODS, list_models
 from deploy.gateway.envoy.routes import APIS
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from handlers.errors import BodyTooLarge, InvalidInput
@@ -136,23 +136,13 @@ class Routes(Application):
             message = 'The body must be a JSON object that has "model", a name.'
             return document(error_document(400, "MissingModel", message, "model"), 400)
         if name not in self._models.names:
-            return self._listed(name)
+            return document(*list_models(self._models.names, name))
         return await self._models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
-
-    def _listed(self, name: str = "") -> Answer:
-        """Answer OpenAI's list of models, or one of it."""
-        found = [{"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in self._models.names]
-        if not name:
-            return document({"object": "list", "data": found})
-        if single := [each for each in found if each["id"] == name]:
-            return document(single[0])
-        message = "There is no such model; GET /v1/models lists them."
-        return document(error_document(404, "model_not_found", message, "model"), 404)
 
     async def _described(self, path: str) -> Answer:
         """Answer what is asked about the server and its models."""
         if path.startswith("/v1/models"):
-            return self._listed(path[11:])
+            return document(*list_models(self._models.names, path[11:]))
         if path in _SERVER:
             return document(await self._models.describe(_SERVER[path]))
         if path in ("/ping", "/v2/health/ready"):

@@ -1,8 +1,8 @@
-"""An archive that is asked without a server.
+"""Answers inputs with an archive, without a server.
 
     inputs -> rows, as TorchServe's frontend makes them -> the handler's `handle` -> a status and a body for each
 
-deploy.loader loads it, once in a process.
+deploy.loader loads the archive, once in a process.
 """
 
 import json
@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 from deploy.loader import LoadedArchive
 
-# Content types by the Python type of an input, as torchserve_client sends them; a dict is handed over parsed.
+# Content types by the Python type of an input, as torchserve_client sends them; a dict needs none.
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
-
-
-# Seconds that a batch may take: TorchServe's responseTimeout, of which a handler gives a batch a half. A day.
+# Seconds of TorchServe's responseTimeout, two days; a handler allows a batch half of it.
 BATCH_S = 2 * 86_400
 
 
@@ -40,32 +38,32 @@ class Model:
         """Load it; seconds.
 
         Args:
-            archive: NAME.mar, or the folder of one that was built as a folder.
-            batch_size: most inputs of a call of `answers`; the model is run at this size before the first.
-            threads: processor threads of the engine and of decoding; 0 takes what the archive says, which is one on
-                every core where it says nothing.
+            archive: NAME.mar, or the folder of an archive that was built as one.
+            batch_size: the most inputs of a call of `answers`; the model runs once at this size before the first call.
+            threads: processor threads of the engine and of decoding; 0 for the archive's own setting, by default one
+                on every core.
             gpu: the device's number; None for the processor.
 
         Raises:
-            FileNotFoundError, zipfile.BadZipFile: it is no archive.
-            ValueError: it has no handler.
-            Exception: the handler does not load it, InvalidConfig above all: a file is changed or missing.
+            FileNotFoundError, shutil.ReadError: not an archive.
+            ValueError: the archive has no handler.
+            Exception: the handler does not load it, for example InvalidConfig: a file has changed or is missing.
         """
         loaded = LoadedArchive(
             archive, "classic", batch_size=batch_size, response_timeout_s=BATCH_S, threads=threads, gpu=gpu
         )
-        #: Where its files are.
+        #: The folder of its files.
         self.folder = loaded.folder
         self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
         # No program reads a worker's log lines here.
         logging.getLogger("ts.metrics").setLevel(logging.WARNING)
 
     def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:
-        """Ask for all of them together, each by itself: one that fails touches no other.
+        """Answer all inputs in one batch; an input that fails affects no other.
 
         Args:
-            inputs: the bodies of as many requests: bytes, a text, or a JSON object.
-            options: what the model is told beside each of them, as in {"top_k": 3}.
+            inputs: bodies of requests: bytes, a text, or a JSON object.
+            options: options of each input, as in {"top_k": 3}.
 
         Returns:
             An answer for each, in order.
@@ -83,7 +81,7 @@ class Model:
 
 
 def _row(value: bytes | str | Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make the fields and headers that TorchServe's frontend would hand over."""
+    """Make the fields and headers that TorchServe's frontend would send."""
     if isinstance(value, Mapping):
         return {"body": {**options, **value}}, {}
     content = value.encode() if isinstance(value, str) else value

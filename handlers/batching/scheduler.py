@@ -20,7 +20,7 @@ A request is admitted if its response can be expected in time:
 
 The allowance covers errors of the prediction: sending the response, later requests that go first, and micro-batches
 that take longer than usual. Every late response adds to it, every other response subtracts a little. Each priority has
-its own: low priorities are late because others overtake them, which is no reason to refuse the first.
+its own: low priorities are late because others overtake them, and that must not refuse the first.
 """
 
 from collections import defaultdict

@@ -81,12 +81,7 @@ class GrpcInference(Inference):
 
 def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
     """Read one request, of at most `max_bytes` once it is decompressed."""
-    body = decompress(body, max_bytes)
-    _check_count(body)
-    try:
-        message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a bytearray, too
-    except DecodeError:
-        raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
+    message = parse(body, max_bytes)
     inputs, raw = message.inputs, message.raw_input_contents
     if not inputs:
         raise InvalidBody('"inputs" must have at least one tensor.')
@@ -116,6 +111,16 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
         "outputs": [{"name": output.name, "parameters": _parameters(output)} for output in message.outputs] or None,
     }
     return open_inference.read(document, data, GrpcInference, model)
+
+
+def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
+    """Parse a message, of at most `max_bytes` once it is decompressed and with at most MOST_FIELDS fields."""
+    body = decompress(body, max_bytes)
+    _check_count(body)
+    try:
+        return ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a bytearray, too
+    except DecodeError:
+        raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
 
 
 def decompress(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:

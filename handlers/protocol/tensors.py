@@ -177,6 +177,4 @@ def encode_elements(array: NDArray[Any]) -> list[bytes]:
 
 def make_objects(elements: Sequence[Any]) -> NDArray[Any]:
     """Make a one-dimensional array of elements of any type."""
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array
+    return np.fromiter(elements, object, len(elements))

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-import numpy as np
-
 from handlers.base import BatchHandler
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
@@ -27,6 +25,7 @@ from handlers.original_archive import (
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers
+from handlers.protocol.tensors import make_objects
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):
@@ -77,7 +76,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
 
     def collate(self, items: Sequence[OriginalRow]) -> Arrays:
         """Put the rows into an array of objects, (B,)."""
-        return {"rows": _objects(items)}
+        return {"rows": make_objects(items)}
 
     def run(self, rows: Sequence[OriginalRow]) -> Outputs:
         """Call the old handler once.
@@ -89,16 +88,8 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         for reply in replies:
             if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:
                 raise WrongOutput(f"The handler set the status {reply.status}, which is not one of HTTP.")
-        return {"replies": _objects(replies)}
+        return {"replies": make_objects(replies)}
 
     def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
         """Return the old handler's answers, in order."""
         return [*outputs["replies"]]
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    """Return an array of objects, (B,), of which numpy must not make more dimensions."""
-    array = np.empty(len(values), object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array

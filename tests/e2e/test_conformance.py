@@ -480,7 +480,7 @@ def field(number: int, content: bytes) -> bytes:
 def test_calls_of_torchserves_own_grpc_are_answered_like_http(
     server: Server, models: tuple[str, ...], workers: dict[str, int]
 ) -> None:
-    """A streamed call whose answer is no stream would end the worker."""
+    """A streamed call whose response is not a stream would end the worker."""
     lines = dict(line.split("=", 1) for line in server.config.read_text().splitlines() if "=" in line)
     service = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
     with grpc.insecure_channel(f"127.0.0.1:{lines['grpc_inference_port']}") as channel:

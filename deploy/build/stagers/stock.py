@@ -35,4 +35,4 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         raise InvalidConfig(
             f"{model.name}: the old archive has a module {names[0]}, which this project has too; rename it there"
         )
-    print(f"{model.name}: `stock` runs the code of {Path(origin.location).name} in its worker: only if you trust it")
+    print(f"{model.name}: `stock` runs the archive's own code in its worker: serve it only if you trust it")

@@ -11,7 +11,7 @@ and 404 for an unknown model.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -129,16 +129,13 @@ async def unknown(request: web.Request) -> web.Response:
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     """Return the models that /v1/embeddings and /v1/rerank accept."""
-    return web.json_response({"object": "list", "data": [_model(name) for name in _names(request)]})
+    return web.json_response(list_models(_names(request))[0])
 
 
 @routes.get("/v1/models/{model:.+}")
 async def model(request: web.Request) -> web.Response:
-    name = request.match_info["model"]
-    if name not in _names(request):
-        message = "Unknown model; GET /v1/models lists the models."
-        return web.json_response(error_document(404, "model_not_found", message, "model"), status=404)
-    return web.json_response(_model(name))
+    document, status = list_models(_names(request), request.match_info["model"])
+    return web.json_response(document, status=status)
 
 
 def _names(request: web.Request) -> list[str]:
@@ -147,9 +144,15 @@ def _names(request: web.Request) -> list[str]:
     return [*names, *(alias for alias, name in gateway.settings.aliases.items() if name in names)]
 
 
-def _model(name: str) -> dict[str, Any]:
+def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
+    """Return OpenAI's list of models, or the model of that name, with the status."""
     # Clients expect a time; no node reports one.
-    return {"id": name, "object": "model", "created": 0, "owned_by": "torchserve"}
+    found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
+    if not name:
+        return {"object": "list", "data": [*found.values()]}, 200
+    if name in found:
+        return found[name], 200
+    return error_document(404, "model_not_found", "Unknown model; GET /v1/models lists the models.", "model"), 404
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_model_is_found_wherever_it_stands(aliased: Gateway, body: str, is_packe
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "Multipart/Form-Data; boundary=b"])
 def test_apis_read_json_whatever_its_type(aliased: Gateway, kind: str) -> None:
-    """What `curl -d` sends is no form here: TorchServe parses none of it, and the limits of forms do not hold."""
+    """Bodies of `curl -d` are not forms here: TorchServe does not parse them, and the limits of forms do not apply."""
     body = json.dumps({"model": "m", "input": "a&b=%"}).encode() + b" " * Limits().form_bytes
     for path in (*PATHS, "/v2/models/m/infer", "/v2/models/m/versions/1/infer?x=1"):
         found = aliased.received("POST", path, data=body, headers={"Content-Type": kind})
