@@ -43,14 +43,14 @@ capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
 # A process that dies ends the run: xdist, which would start another, waits for ever where it deals by files.
 pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-check: lint ## run lint and the tests that need no server; two minutes
+check: lint ## run lint and the tests that need no server; 4 to 9 minutes
 	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
 
 # Processes that run modules side by side, each with a TorchServe of its own: one that starts, or waits for a batch,
 # leaves most of two cores idle. Each takes up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-test: check ## run check, then the tests with a real server; ten minutes
+test: check ## run check, then the tests with a real server; 10 to 25 minutes
 	@$(pytest) -n $(SIDE_BY_SIDE) --tier test tests/e2e
 
 packages: .venv/.installed ## install what test-all needs besides .venv; needs root
