@@ -77,10 +77,10 @@ class LoadedArchive:
         from ts.context import Context  # noqa: PLC0415
 
         window = batch_size or settings.get("batchSize") or 1
+        # An empty collection of metrics is false.
+        metrics = NoMetrics() if metrics is None else metrics
         #: TorchServe's, which `handler.handle` takes.
-        self.context: Any = Context(
-            self.name, str(folder), manifest, window, gpu, "", True, metrics or NoMetrics(), settings
-        )
+        self.context: Any = Context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
         self.handler.initialize(self.context)
 
 

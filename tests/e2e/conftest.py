@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,23 +181,28 @@ def serve(registrations: Registrations) -> Callable[..., str]:
     return register
 
 
+def vary(store: Path, name: str, of: str, handler: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
+    """Copy an archive's folder under another name, with other settings; returns the copy."""
+    folder = store / name
+    shutil.copytree(store / of, folder)
+    path = folder / "model-config.yaml"
+    config = {**yaml.safe_load(path.read_text()), **settings}
+    config["handler"].update(handler)
+    path.write_text(yaml.safe_dump(config))
+    manifest_path = folder / "MAR-INF" / "MANIFEST.json"
+    manifest = json.loads(manifest_path.read_text())
+    manifest["model"]["modelName"] = name
+    manifest_path.write_text(json.dumps(manifest))
+    return folder
+
+
 @pytest.fixture
 def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
     """Copy a folder of the model store under another name, with other settings; returns the name."""
     made: list[Path] = []
 
     def make(name: str, *, of: str = MOBILENET, handler: dict[str, Any] | None = None, **settings: Any) -> str:
-        folder = model_store / name
-        shutil.copytree(model_store / of, folder)
-        made.append(folder)
-        path = folder / "model-config.yaml"
-        config = {**yaml.safe_load(path.read_text()), **settings}
-        config["handler"].update(handler or {})
-        path.write_text(yaml.safe_dump(config))
-        manifest_path = folder / "MAR-INF" / "MANIFEST.json"
-        manifest = json.loads(manifest_path.read_text())
-        manifest["model"]["modelName"] = name
-        manifest_path.write_text(json.dumps(manifest))
+        made.append(vary(model_store, name, of, handler or {}, settings))
         return name
 
     yield make

@@ -217,6 +217,14 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
 
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(register, names))
+    check(server, task, names)
+    assert "canary" not in logged(server)
+
+
+def check(server: Server, task: str, names: Mapping[str, str]) -> None:
+    """Every request gets its own answer in any mix of a batch, in each mode; `names` are the modes' models."""
+    case = CASES[task]
+    bodies = [*case.good, *case.bad]
     # Every other one of both kinds, as far as there are.
     order = sorted(range(len(bodies)), key=lambda index: index % len(case.good))
     alone = [case.read(send(server, names["adaptive"], body).body) for body in case.good]
@@ -238,7 +246,6 @@ def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
             assert together[index].body["code"] == status
     if task == "translation":
         check_documents(server, names["adaptive"])
-    assert "canary" not in logged(server)
 
 
 def check_documents(server: Server, name: str) -> None:

@@ -78,10 +78,11 @@ def test_every_alert_has_its_paragraph_and_is_tried_silent_firing_and_silent_aga
     "words",
     [
         ["check", "config", "prometheus.yml"],
+        ["check", "config", "ray.yml"],
         ["check", "rules", "rules/recording.yml", "rules/alerts.yml"],
         ["test", "rules", *(f"tests/{path.name}" for path in sorted((SHIPPED / "tests").glob("*.yml")))],
     ],
-    ids=["configuration", "rules", "alerts"],
+    ids=["configuration", "ray", "rules", "alerts"],
 )
 def test_promtool_takes_configuration_and_rules_and_alerts_fire_when_they_should(words: list[str]) -> None:
     done = subprocess.run([BIN / "promtool", *words], cwd=SHIPPED, capture_output=True, text=True, check=False)

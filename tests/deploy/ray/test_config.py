@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.models import ROOT
 from deploy.ray.settings import read
 from handlers.errors import InvalidConfig
 
@@ -71,3 +72,21 @@ def test_two_archives_of_one_name_are_an_error(tmp_path: Path) -> None:
     models = [{"archive": archive(tmp_path, "a")}] * 2
     with pytest.raises(InvalidConfig, match="different models"):
         read(config(tmp_path, models=models))
+
+
+def test_manifest_of_kuberay_has_the_configuration_and_the_environment_of_this_version(tmp_path: Path) -> None:
+    service = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/ray/rayservice.yaml").read_text()))
+    models = [{"archive": archive(tmp_path, "mobilenet-v2"), "replicas": [1, 4], "cpus": 2}]
+    expected = read(config(tmp_path, models=models, host="0.0.0.0"))  # noqa: S104
+    expected["applications"][0]["args"]["archive"] = "/models/mobilenet-v2.mar"
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == expected
+    lines = (ROOT / "deploy/ray/ray.env").read_text().splitlines()
+    variables = dict(line.replace('"', "").split("=", 1) for line in lines if not line.startswith("#"))
+    # The operator sets this one.
+    del variables["RAY_AUTH_MODE"]
+    pods = [service["spec"]["rayClusterConfig"]["headGroupSpec"]]
+    pods += service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    for pod in pods:
+        (container,) = pod["template"]["spec"]["containers"]
+        given = {each["name"]: each["value"] for each in container["env"]}
+        assert given.items() >= variables.items()

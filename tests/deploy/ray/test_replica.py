@@ -30,8 +30,19 @@ import asyncio, json, pathlib, sys
 from deploy.ray.replica import Replica, Unhealthy
 assert not [name for name in sys.modules if name.partition(".")[0] == "handlers"]
 
+class Total:
+    value = 0.0
+    def add_or_update(self, value, labels):
+        self.value += value
+
+class Totals(dict):
+    # Empty at first, as Ray's are.
+    def get_metric(self, name, kind):
+        return self.setdefault(name, Total())
+
 async def main(folder, ran):
-    replica = Replica(folder, threads=1, gpu=None, metrics=None)
+    totals = Totals()
+    replica = Replica(folder, threads=1, gpu=None, metrics=totals)
     def ask(number):
         sent = {"content-type": "application/json"}
         return asyncio.create_task(replica.predict(sent, json.dumps({"x": number}).encode()))
@@ -63,6 +74,7 @@ async def main(folder, ran):
     except Unhealthy as error:
         found["unhealthy"] = str(error)
     await replica.close()
+    found["abandoned"] = totals["handler_abandoned_total"].value
     print(json.dumps(found, default=lambda value: value.decode()))
 
 asyncio.run(main(sys.argv[1], pathlib.Path(sys.argv[2])))
@@ -103,7 +115,7 @@ def test_replica_answers_with_its_archives_own_handlers(found: dict[str, Any]) -
 
 
 def test_requests_of_clients_that_left_do_not_run(found: dict[str, Any]) -> None:
-    assert found["cancelled"] == 50
+    assert found["cancelled"] == found["abandoned"] == 50
     # One that ran as they left, and the last.
     assert found["ran"] <= 3
 

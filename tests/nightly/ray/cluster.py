@@ -137,6 +137,11 @@ class Cluster:
         wanted = [line for line in lines if all(f'{label}="{value}"' in line for label, value in labels.items())]
         return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 
+    def logged(self) -> str:
+        """Everything that the cluster's processes have written."""
+        logs = self.folder / "r" / "session_latest" / "logs"
+        return "".join(file.read_text(errors="replace") for file in logs.rglob("*") if file.is_file())
+
     def listening(self) -> set[str]:
         """The addresses on which HAProxy listens."""
         own = [each for each in self._own() if each.name() == "haproxy"]
