@@ -194,13 +194,15 @@ def test_clients_that_disconnect_leave_no_waiting_request_to_run(running: Cluste
     with ThreadPoolExecutor(51) as threads:
         first = threads.submit(requests.post, url, json={"x": 2}, timeout=60)
         list(threads.map(leave, [0.01] * 50))
+        # On a busy machine those leave before HAProxy has sent their requests on; these do not.
+        list(threads.map(leave, [1.0] * 20))
         assert first.result().json() == {"y": 4}
     took_s = time.monotonic() - started_s
     assert requests.post(url, json={"x": 4}, timeout=60).json() == {"y": 8}
     # A report comes once a second, and an export every few.
     until(lambda: running.counted("handler_abandoned_total", ModelName=SLOW) >= 5, timeout_s=60)
     time.sleep(8)
-    # The two that stay, and at most one each time that the engine was free while clients came: 52 without cancelling.
+    # The two that stay, and one each time that the engine was free while clients came: 22 to 72 without cancelling.
     ran = running.counted("handler_batch_size_sum_total", ModelName=SLOW) - before
     assert 2 <= ran <= 3 + took_s / SLOW_S
 
