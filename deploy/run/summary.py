@@ -18,7 +18,7 @@ def rows(
 ) -> Iterator[tuple[str, str]]:
     """Yield names and values for each model with its call, then for the nodes; all nodes serve the same models."""
     server = nodes[0].server
-    url, config = server.settings.inference_url, server.config.resolve()
+    url = server.settings.inference_url
     with Client(url, token=server.key("inference")) as client:
         for (name, version), call in zip(models, calls, strict=True):
             description = server.management.describe(name, version)
@@ -38,8 +38,15 @@ def rows(
     if len(nodes) > 1:
         yield "Nodes", ", ".join(each.server.settings.inference_url for each in nodes)
     yield "Logs", ", ".join(f"{shorten(each.server.logs)}/" for each in nodes)
-    is_named = config.parent == ROOT and config.name != "config.properties"
-    yield "Stop", f"make stop CONFIG={config.name.split('.')[1]}" if is_named else "make stop"
+    yield "Stop", "make stop" if len(nodes) > 1 else call_stop(server.config.resolve())
+
+
+def call_stop(config: Path) -> str:
+    """Return the command that stops a single server of a configuration; nodes are found by their folders."""
+    name = config.name.removeprefix("config.").removesuffix(".properties")
+    if config == ROOT / "config.properties":
+        return "make stop"
+    return f"make stop CONFIG={name if config == ROOT / f'config.{name}.properties' else shorten(config)}"
 
 
 def advise(metadata: Metadata) -> str | None:

@@ -21,7 +21,7 @@ from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
 from deploy.run.server import JAVA_CLASS, Server
-from deploy.run.summary import advise, calls
+from deploy.run.summary import advise, call_stop, calls
 from deploy.sandbox import make_settings
 from tests.waiting import until
 from torchserve_client.metadata import Metadata
@@ -166,6 +166,20 @@ def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(serve
         found = server.pid()
         process.kill()
     assert found == process.pid
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        (ROOT / "config.properties", "make stop"),
+        (ROOT / "config.production.properties", "make stop CONFIG=production"),
+        (ROOT / "own.properties", "make stop CONFIG=own.properties"),
+        (ROOT / "my" / "config.properties", "make stop CONFIG=my/config.properties"),
+        (Path("/etc/config.large.properties"), "make stop CONFIG=/etc/config.large.properties"),
+    ],
+)
+def test_command_that_stops_a_server_names_its_configuration(config: Path, command: str) -> None:
+    assert call_stop(config) == command
 
 
 @pytest.mark.parametrize("platform", ["openvino", "torch"])
