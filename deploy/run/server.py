@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,26 @@ def _find_listening(ports: Iterable[int]) -> psutil.Process | None:
     return None
 
 
+def _read_config(words: Sequence[str], directory: Path) -> Path | None:
+    """Return the configuration that a TorchServe's command line names."""
+    return Path(directory, words[words.index("-f") + 1]).resolve() if "-f" in words else None
+
+
+def _read_temporary(words: Sequence[str], directory: Path) -> Path | None:
+    """Return the temporary folder that a TorchServe's command line names; a server started by hand may name none."""
+    names = [word.removeprefix(TEMPORARY) for word in words if word.startswith(TEMPORARY)]
+    return (directory / names[-1]).resolve() if names else None
+
+
+def _find_temporary(config: Path, directory: Path) -> Path | None:
+    """Return the temporary folder of the TorchServe that runs a configuration here; it may be another TMPDIR's."""
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words, place = process.info["cmdline"] or (), process.info["cwd"]
+        if JAVA_CLASS in words and place == str(directory.resolve()) and _read_config(words, directory) == config:
+            return _read_temporary(words, directory)
+    return None
+
+
 class Server:
     """A TorchServe that `torchserve --start` starts and `torchserve --stop` finds."""
 
@@ -86,13 +106,16 @@ class Server:
         Args:
             config: the config.properties.
             directory: the working folder, which contains `logs/` and the configuration's relative paths.
-            temporary: the folder for sockets, unpacked archives and the pid file; each server needs another one.
+            temporary: the folder for sockets, unpacked archives and the pid file; each server needs another one. By
+                default the folder of the server that runs, or else TMPDIR.
             share: the part of the machine.
         """
         self.config = config
         self.settings = ServerSettings.read(config)
         self.directory = directory
-        self.temporary = temporary or Path(tempfile.gettempdir())
+        # A shared temporary folder may contain a folder `models` of another program.
+        self._is_private = temporary is not None
+        self.temporary = temporary or _find_temporary(config.resolve(), directory) or Path(tempfile.gettempdir())
         self.logs = directory / "logs"
         self.keys = directory / "key_file.json"
         self.console = self.logs / "console.log"
@@ -107,10 +130,7 @@ class Server:
     def running_config(self) -> Path | None:
         """Return the configuration that the running server was started with, if any."""
         process = self._process()
-        words = [] if process is None else process.cmdline()
-        if process is None or "-f" not in words:
-            return None
-        return Path(self.directory, words[words.index("-f") + 1]).resolve()
+        return None if process is None else _read_config(process.cmdline(), self.directory)
 
     def describe_death(self) -> str | None:
         """Return how a server ended that was started and not stopped; None if there is no such server."""
@@ -137,7 +157,7 @@ class Server:
         if self._named_process() is None:
             self._pid_file.unlink(missing_ok=True)
         self.keys.unlink(missing_ok=True)
-        if self.temporary.resolve() != Path(tempfile.gettempdir()).resolve():
+        if self._is_private:
             shutil.rmtree(self.temporary / "models", ignore_errors=True)
 
     def _console_lines(self) -> list[str]:
@@ -161,9 +181,7 @@ class Server:
         try:
             process = psutil.Process(int(self._pid_file.read_text()))
             words = process.cmdline()
-            # A server that was started by hand may name no folder.
-            names = [word.removeprefix(TEMPORARY) for word in words if word.startswith(TEMPORARY)]
-            is_here = not names or self.temporary.resolve() in [(self.directory / name).resolve() for name in names]
+            is_here = _read_temporary(words, self.directory) in (None, self.temporary.resolve())
             return process if is_here and JAVA_CLASS in words else None
         except (OSError, ValueError, psutil.Error):
             return None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deploy.models import ROOT
@@ -69,6 +70,13 @@ def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -
         server.key("management")
 
 
+def look_alike(folder: Path, *options: str, code: str = "import time; time.sleep(600)") -> subprocess.Popen[bytes]:
+    """Start a process that looks like a TorchServe in a folder; its command line may be empty for a moment."""
+    process = subprocess.Popen([sys.executable, "-c", code, *options, JAVA_CLASS], cwd=folder)
+    until(lambda: JAVA_CLASS in psutil.Process(process.pid).cmdline())
+    return process
+
+
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
     node = LocalNode("node-1", tmp_path, server)
     # The models of an earlier run, which ended with its machine.
@@ -77,8 +85,7 @@ def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: S
         start([node])
     assert (Record(node).exists(), Record(node).read_pending()) == (False, [])
     Record(node).begin()
-    words = [sys.executable, "-c", "import time; time.sleep(60)", JAVA_CLASS]
-    with subprocess.Popen(words, cwd=server.directory) as process:
+    with look_alike(server.directory) as process:
         (server.temporary / ".model_server.pid").write_text(str(process.pid))
         with pytest.raises(NotAsConfigured):
             start([node])
@@ -103,7 +110,7 @@ def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like a TorchServe of another folder."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", JAVA_CLASS], cwd=ROOT)
+    process = look_alike(ROOT)
     yield process
     process.kill()
     process.wait()
@@ -133,7 +140,7 @@ time.sleep(60)
 
 
 def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLOW_TO_END, JAVA_CLASS], cwd=server.directory) as process:
+    with look_alike(server.directory, code=SLOW_TO_END) as process:
         until((server.directory / "ready").exists)
         (server.temporary / ".model_server.pid").write_text(str(process.pid))
         stopped = server.stop()
@@ -142,9 +149,8 @@ def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None
 
 
 def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [sys.executable, "-c", "import time; time.sleep(600)", "-Djava.io.tmpdir=/elsewhere", JAVA_CLASS]
     pid_file = server.temporary / ".model_server.pid"
-    with subprocess.Popen(words, cwd=server.directory) as process:
+    with look_alike(server.directory, "-Djava.io.tmpdir=/elsewhere") as process:
         pid_file.write_text(str(process.pid))
         died = server.describe_death()
         process.kill()
@@ -160,12 +166,23 @@ def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeyp
 
 def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(server: Server, tmp_path: Path) -> None:
     (tmp_path / "hsperfdata_user").mkdir()
-    words = [sys.executable, "-c", "import time; time.sleep(600)", JAVA_CLASS]
-    with subprocess.Popen(words, cwd=tmp_path / "hsperfdata_user") as process:
+    with look_alike(tmp_path / "hsperfdata_user") as process:
         (server.temporary / ".model_server.pid").write_text(str(process.pid))
         found = server.pid()
         process.kill()
     assert found == process.pid
+
+
+def test_server_that_was_started_with_another_tmpdir_is_found_by_its_configuration(
+    server: Server, tmp_path: Path
+) -> None:
+    with look_alike(tmp_path, f"-Djava.io.tmpdir={tmp_path}", "-f", str(server.config)) as process:
+        (tmp_path / ".model_server.pid").write_text(str(process.pid))
+        found = Server(server.config, directory=tmp_path)
+        other = Server(ROOT / "config.properties", directory=tmp_path)
+        pids = (found.pid(), other.pid())
+        process.kill()
+    assert (found.temporary, pids) == (tmp_path, (process.pid, None))
 
 
 @pytest.mark.parametrize(
