@@ -91,7 +91,6 @@ def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
     if is_stock:
         move = Move(STOCK, "old")
         move.files = {f"old/{each}": archive.folder / each for each in [*archive.files(), "MAR-INF/MANIFEST.json"]}
-        move.notes = [f"`{STOCK}` runs the archive's own code in its worker: serve it only if you trust it"]
     elif handler in MOVES and source is None:
         move = MOVES[handler](name, archive)
     elif (archive.folder / "setup_config.json").is_file() and source and "AutoTokenizer" in source:
