@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torchvision
+from torch.overrides import TorchFunctionMode
 
 from deploy.build.sources import RANDOM_SEED, Source, WeightsUnavailable
 from deploy.build.state_dicts import StateDict, read_state
@@ -39,9 +40,16 @@ def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -
     return read_state(model, Path(origin.location), read_shapes(arch, **options))
 
 
+class _NumbersInMemory(TorchFunctionMode):
+    """Keeps ranges and lists of numbers on the CPU: RegNet computes its widths with them, and reads the result."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if func in (torch.arange, torch.tensor) else {})})
+
+
 def read_shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
     """Return the shapes of a network's weights by name, without allocating them."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NumbersInMemory():
         network = torchvision.models.get_model(arch, weights=None, **options)
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
 

@@ -7,7 +7,6 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +103,12 @@ def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
     names = torchvision.models.list_models(package)
     for name in sorted(names, key=lambda each: _family(each) not in words):
         options = WITHOUT_HEADS.get(name, {}) if package is torchvision.models else {"weights_backbone": None}
-        # torchvision cannot make its RegNets without memory for their weights.
-        with suppress(NotImplementedError):
-            known = {key: shape for key, shape in read_shapes(name, **options).items() if not _is_optional(key)}
-            if known.keys() != own.keys():
-                continue
-            two, three = (read_shapes(name, num_classes=count, **options) for count in (2, 3))
-            if all(own[key] == shape or two[key] != three[key] for key, shape in known.items()):
-                return str(name)
+        known = {key: shape for key, shape in read_shapes(name, **options).items() if not _is_optional(key)}
+        if known.keys() != own.keys():
+            continue
+        two, three = (read_shapes(name, num_classes=count, **options) for count in (2, 3))
+        if all(own[key] == shape or two[key] != three[key] for key, shape in known.items()):
+            return str(name)
     return None
 
 

@@ -67,6 +67,11 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
     assert count_classes(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, found) == 5
 
 
+def test_shapes_of_a_regnet_which_computes_its_widths_are_those_of_its_weights() -> None:
+    own = torchvision.models.get_model("regnet_y_400mf", weights=None).state_dict()
+    assert read_shapes("regnet_y_400mf") == {name: tensor.shape for name, tensor in own.items()}
+
+
 def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path: Path) -> None:
     network = torchvision.models.get_model("resnet18", num_classes=5)
     network.fc = torch.nn.Sequential(torch.nn.Dropout(), network.fc)
