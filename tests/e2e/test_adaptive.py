@@ -45,14 +45,14 @@ def test_plain_registration_has_one_adaptive_worker_whoever_asks_for_more(
 ) -> None:
     described = register("initial_workers=4&synchronous=true")
     assert [described[name] for name in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")] == [64, 1, 1, 1]
-    with pytest.raises(InvalidPayload, match="is adaptive and has one worker"):
+    with pytest.raises(InvalidPayload, match=f"{NAME}.*one worker"):
         server.management.scale(NAME, 2)
     log = WorkerLog(server.logs / "model_log.log", NAME)
     scaled = f"{server.settings.management_url}/models/{NAME}"
     requests.put(f"{scaled}?min_worker=2&max_worker=2", timeout=60).raise_for_status()
     reasons: list[str | None] = []
     until(lambda: reasons.append(log.reason()) or reasons[-1], STARTUP_TIMEOUT_S)  # type: ignore[func-returns-value]
-    assert "another worker serves this model, and adaptive mode has one" in str(reasons[-1])
+    assert "another worker" in str(reasons[-1])
     for _ in range(3):
         assert send(server, NAME, TEXTS[0]).status == 200
     requests.put(f"{scaled}?min_worker=1&max_worker=1", timeout=60).raise_for_status()
@@ -81,7 +81,7 @@ def test_registration_of_classic_days_answers_everybody_as_headers_allow_and_is_
     # A request that no processor can answer in time is refused at once; one that every processor can is not.
     refused = sent_with("X-Timeout-Ms", "0.01")
     assert (refused.status_code, refused.json()["type"]) == (503, "Overloaded")
-    assert refused.json()["message"].endswith("the request allows 0.01.")
+    assert "0.01" in refused.json()["message"]
     assert int(refused.headers["Retry-After"]) >= 1
     assert [sent_with("X-Priority", "1").status_code, sent_with("X-Timeout-Ms", "60000").status_code] == [200, 200]
 

@@ -20,10 +20,7 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
             taken = other_server.getsockname()[1]
             own.configure(ports={**ports, "http": taken})
             refused = own.command("start")
-        assert (
-            refused.stderr
-            == f"gateway: 127.0.0.1:{taken}: another server listens there; set other `ports` in {own.config}\n"
-        )
+        assert f"127.0.0.1:{taken}" in refused.stderr and "`ports`" in refused.stderr
         assert (refused.returncode, is_listening("127.0.0.1", before)) == (1, True)
         own.configure(ports=ports)
         again = own.command("start")
@@ -39,7 +36,6 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
         assert f"already running with {first} (pid " in refused.stderr
         assert "-m deploy.gateway stop" in refused.stderr
         own.config = other.with_name("none.yaml")
-        assert (
-            own.command("start").stderr == f"gateway: no file {own.config}; CONFIG is a copy of deploy/gateway.yaml\n"
-        )
+        missing = own.command("start")
+        assert (missing.returncode, str(own.config) in missing.stderr) == (1, True)
         own.config = first

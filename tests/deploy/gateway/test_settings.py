@@ -1,11 +1,14 @@
 """gateway.yaml, nodes.json and a name with addresses, and their changes."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from deploy.gateway.__main__ import check_ports, main
 from deploy.gateway.settings import CONFIG, Configuration, GatewaySettings, read_settings, resolve_host
+from deploy.gateway.supervisor import GatewayFailed
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
 
@@ -52,6 +55,16 @@ def test_settings_that_are_not_as_they_should_be_are_named(
     with pytest.raises(InvalidConfig, match=named) as raised:
         configuration.read()
     assert "too-short" not in str(raised.value)
+
+
+def test_missing_file_and_taken_port_are_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--config", f"{config}2"]) == 1
+    assert capsys.readouterr().err == f"gateway: no file {config}2; CONFIG is a copy of deploy/gateway.yaml\n"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        host, port = other.getsockname()
+        with pytest.raises(GatewayFailed) as raised:
+            check_ports(config, [(host, port)])
+    assert str(raised.value) == f"{host}:{port}: another server listens there; set other `ports` in {config}"
 
 
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
