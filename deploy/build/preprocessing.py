@@ -20,7 +20,7 @@ from deploy.build.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, reason
 from handlers.vision.config import OF_ARCH, ImageClassificationConfig
-from handlers.vision.preprocessing import Levels, Preprocessing, to_levels
+from handlers.vision.preprocessing import Levels, Pixels, Preprocessing, to_levels
 
 # The weights whose transform is the default; torchvision has them for most networks.
 FIRST = "IMAGENET1K_V1"
@@ -187,7 +187,7 @@ def _find_statistics(processors: Sequence[Any]) -> tuple[Levels, Levels, bool]:
     return (*mean.tolist(),), (*std.tolist(),), is_bgr
 
 
-def _normalise(found: Preprocessing, pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _normalise(found: Preprocessing, pixels: Pixels) -> NDArray[np.float64]:
     values: NDArray[np.float64] = ((pixels - np.array(found.mean)) / np.array(found.std)).transpose(2, 0, 1)
     return values[::-1] if found.is_bgr else values
 

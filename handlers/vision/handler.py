@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
@@ -25,7 +24,7 @@ from handlers.protocol.requests import Payload
 from handlers.vision.config import PixelsConfig
 from handlers.vision.encoding import make_grey_jpeg
 from handlers.vision.images import decode_image
-from handlers.vision.preprocessing import Preprocessing
+from handlers.vision.preprocessing import Pixels, Preprocessing
 
 Config = TypeVar("Config", bound=PixelsConfig)
 
@@ -35,7 +34,7 @@ IMAGE_TENSORS: Mapping[str, TensorMetadata] = {"b64": TensorMetadata("image", sh
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    pixels: NDArray[np.uint8]  # (H, W, 3), RGB: the model's input
+    pixels: Pixels  # (H, W, 3), RGB: the model's input
     options: Any  # of its client
     size: tuple[int, int] = (0, 0)  # width and height that it was sent with
 
@@ -87,5 +86,5 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
-        """Stack the items: `pixels`, (B, H, W, 3) uint8."""
+        """Stack the items: `pixels`, (B, H, W, 3)."""
         return {"pixels": np.stack([item.pixels for item in items])}

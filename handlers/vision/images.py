@@ -19,7 +19,7 @@ from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody
 from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import read_orientation, strip_metadata
-from handlers.vision.preprocessing import Preprocessing
+from handlers.vision.preprocessing import Pixels, Preprocessing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -64,8 +64,8 @@ URL_SAFE = str.maketrans("-_", "+/")
 
 def decode_image(
     value: Any, config: PixelsConfig, preprocessing: Preprocessing, allowance: Allowance | None = None
-) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Decode one image; return the model's input, (H, W, 3) uint8, RGB, and the image's own width and height."""
+) -> tuple[Pixels, tuple[int, int]]:
+    """Decode one image; return the model's input, (H, W, 3), RGB, 0..255, and the image's own width and height."""
     image, own = open_image(value, config, allowance, preprocessing.least_side)
     return preprocessing.fit(image), own
 

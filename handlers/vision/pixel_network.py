@@ -32,7 +32,7 @@ class PixelNetwork(torch.nn.Module):
         self.register_buffer("std", torch.tensor(preprocessing.std, dtype=torch.float32).view(1, 3, 1, 1))
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, (B, H, W, 3) uint8, RGB, into (B, 3, H, W) in the precision of the network's weights."""
+        """Turn pixels, (B, H, W, 3), RGB, 0..255, into (B, 3, H, W) in the precision of the network's weights."""
         # The permuted view of interleaved pixels is what PyTorch calls channels_last.
         values = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
         values = values.flip(1) if self.is_bgr else values

@@ -1,6 +1,6 @@
 """torchvision's SSD and SSDLite behind pixels as they were decoded, and the choice of their boxes outside the graph.
 
-state dict -> load_ssd -> PixelSsd: (B, S, S, 3) uint8 -> (B, A, classes) logits, (B, A, 4) boxes -> select_boxes
+state dict -> load_ssd -> PixelSsd: (B, S, S, 3) float32 -> (B, A, classes) logits, (B, A, 4) boxes -> select_boxes
 
 Only code that runs PyTorch calls `load_ssd`.
 """
@@ -61,7 +61,7 @@ class PixelSsd(PixelNetwork):
         self.register_buffer("anchors", torch.cat([corners[:, :2] + sizes / 2, sizes], 1).clone() / side)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn pixels, (B, S, S, 3) uint8, RGB, into logits, (B, A, classes), and boxes, (B, A, 4).
+        """Turn pixels, (B, S, S, 3) float32, RGB, into logits, (B, A, classes), and boxes, (B, A, 4).
 
         The first class means no object. A box is left, top, right and bottom, as shares of the image.
         """

@@ -1,6 +1,6 @@
 """The resizing and normalisation of a model's images, as the model's own library defines them.
 
-the builder -> preprocessing.json -> Preprocessing -> fit: an image in RGB -> (H, W, 3) uint8
+the builder -> preprocessing.json -> Preprocessing -> fit: an image in RGB -> (H, W, 3) uint8, or float32
 """
 
 import json
@@ -18,6 +18,8 @@ PREPROCESSING = "preprocessing.json"
 LONG = 8
 
 Levels = tuple[float, float, float]
+# uint8, or float32 for a model whose library resizes without antialiasing.
+Pixels = NDArray[np.uint8] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Preprocessing:
     std: Levels
     is_bgr: bool = False  # the model's first channel is blue
     is_rounded: bool = False  # the offset of the crop is rounded, as in torchvision, or cut off, as in transformers
-    # One pixel is made of all pixels of its area, or of the four nearest to its middle, as torch's `interpolate` does.
+    # One pixel is made of all pixels of its area, or of the four nearest to its middle, as torch's `interpolate` does;
+    # that keeps fractions.
     is_antialiased: bool = True
 
     @classmethod
@@ -63,8 +66,8 @@ class Preprocessing:
         short = min(width, height)
         return int(self.resize * width / short), int(self.resize * height / short)
 
-    def fit(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Resize and crop an RGB image to the model's input: (H, W, 3) uint8, RGB."""
+    def fit(self, image: Image.Image) -> Pixels:
+        """Resize and crop an RGB image to the model's input: (H, W, 3), RGB, 0..255."""
         resized = self.resized_size(*image.size)
         if not self.is_antialiased:
             return _interpolate(np.asarray(image), resized)
@@ -100,12 +103,11 @@ def find_neighbours(own: int, wanted: int) -> tuple[NDArray[np.intp], NDArray[np
     return lower, np.minimum(lower + 1, own - 1), at - lower.astype(np.float32)
 
 
-def _interpolate(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Resize as torch does, rounded; Pillow's own transform uses the four nearest pixels too, and rounds down."""
+def _interpolate(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float32]:
+    """Resize as torch does."""
     values: NDArray[Any] = pixels
     for axis, (own, wanted) in enumerate(zip(pixels.shape[:2], size[::-1], strict=True)):
         lower, upper, share = find_neighbours(own, wanted)
         first, second = values.take(lower, axis), values.take(upper, axis)
         values = first + (second.astype(np.float32) - first) * share.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    rounded: NDArray[np.uint8] = np.rint(values).astype(np.uint8)
-    return rounded
+    return values

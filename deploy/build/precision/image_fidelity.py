@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torchvision
 import transformers
-from numpy.typing import NDArray
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 from torchvision.transforms import InterpolationMode
@@ -31,6 +30,7 @@ from handlers.protocol.requests import Payload
 from handlers.vision.encoding import encode_image
 from handlers.vision.pixel_classifier import network_options
 from handlers.vision.pixel_network import load_state
+from handlers.vision.preprocessing import Pixels
 
 # Width and height of pictures: as photographs are, tall, small, very small, and long.
 SIZES = ((640, 480), (480, 640), (61, 333), (9, 7), (1, 1), (900, 60))
@@ -46,8 +46,8 @@ class Owner(NamedTuple):
 
     # A picture -> the model's input, (3, H, W).
     transform: Callable[[Image.Image], torch.Tensor]
-    # The same for a picture that has the model's size already.
-    normalise: Callable[[Image.Image], torch.Tensor]
+    # The same for a picture, or its values in 0..1, that has the model's size already.
+    normalise: Callable[[Any], torch.Tensor]
     # The model's input, (1, 3, H, W) -> its outputs, without the first dimension.
     answer: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
@@ -86,9 +86,14 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
     return f"{engine} in fp32 is within {worst:.1e} of the model, pictures of {sizes} alone and together", worst
 
 
-def _check_pixels(owner: Owner, picture: Image.Image, pixels: NDArray[np.uint8]) -> None:
+def _normalise(owner: Owner, pixels: Pixels) -> torch.Tensor:
+    is_whole = pixels.dtype == np.uint8
+    return owner.normalise(Image.fromarray(pixels) if is_whole else torch.from_numpy(pixels).permute(2, 0, 1) / 255)
+
+
+def _check_pixels(owner: Owner, picture: Image.Image, pixels: Pixels) -> None:
     """Raise InvalidConfig if the library makes other pixels of a picture."""
-    own, wanted = owner.normalise(Image.fromarray(pixels)), owner.transform(picture)
+    own, wanted = _normalise(owner, pixels), owner.transform(picture)
     # A level of 256, as the model sees it.
     low, high = (owner.normalise(Image.new("RGB", picture.size, colour)).mean((1, 2)) for colour in ("black", "white"))
     level = ((high - low) / 255).view(3, 1, 1)
@@ -116,9 +121,9 @@ class _FirstOfEqual(TorchFunctionMode):
         return ordered.values[:, :count], ordered.indices[:, :count]
 
 
-def _answer(owner: Owner, size: tuple[int, int], pixels: NDArray[np.uint8]) -> list[list[Array]]:
+def _answer(owner: Owner, size: tuple[int, int], pixels: Pixels) -> list[list[Array]]:
     """Answer a picture; twice if rounding chooses among a detector's places: with the first, and with PyTorch's."""
-    values = owner.normalise(Image.fromarray(pixels))[None]
+    values = _normalise(owner, pixels)[None]
     name = "a picture of {}x{}".format(*size)
     try:
         with _FirstOfEqual() as choice:

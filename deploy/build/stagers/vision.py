@@ -127,7 +127,7 @@ def write_network(
 
 
 def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str]) -> openvino.Model:
-    """Export a module as a graph: pixels (B, H, W, 3) uint8 -> outputs; any B, and any size if `seen` has none.
+    """Export a module as a graph: pixels (B, H, W, 3) -> outputs; any B, and any size if `seen` has none.
 
     Raises:
         Unfaithful: OpenVINO cannot convert it.
@@ -136,6 +136,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
     # With zeros all queries of a detector would be alike, and the order of the first ones undefined.
     chance = torch.Generator().manual_seed(0)
     example = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=chance)
+    example = example if seen.is_antialiased else example.float()
     sizes = [height, width] if seen.size else [-1, -1]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -22,7 +22,7 @@ from deploy.models import ROOT
 from handlers.errors import ImageTooLarge, InvalidInput
 from handlers.vision import images
 from handlers.vision.config import PixelsConfig
-from handlers.vision.preprocessing import Preprocessing
+from handlers.vision.preprocessing import Pixels, Preprocessing
 from tests.photographs import crops, encoded, jpeg, path, photograph
 
 FULL = PixelsConfig(max_pixels=10_000_000, scaled_decode=False)
@@ -30,7 +30,7 @@ SCALED = PixelsConfig(max_pixels=10_000_000)
 SQUARE = Preprocessing(232, (224, 224), "bilinear", (0.0, 0.0, 0.0), (255.0, 255.0, 255.0), is_rounded=True)
 
 
-def decode_image(body: Any, config: PixelsConfig) -> NDArray[np.uint8]:
+def decode_image(body: Any, config: PixelsConfig) -> Pixels:
     return images.decode_image(body, config, SQUARE)[0]
 
 
