@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from deploy.build.tasks import load_task, run_items
+from deploy.build.tasks import run_items
 from handlers.engines.seq2seq import load_model, load_tokenizer
 from handlers.protocol.requests import Payload
-from handlers.text.config import TranslationConfig
 from handlers.warm_up import decode_items
 
 # Texts of one word to some fifty, with characters outside English.
@@ -107,27 +106,24 @@ class Reference:
         return bool((logits[left] - logits[right]).abs() <= TIE * logits.abs().max())
 
 
-def find_differences(source: Path, staged: Path, config: TranslationConfig, texts: Sequence[str]) -> dict[int, str]:
+def find_differences(source: Path, task: Any, texts: Sequence[str]) -> dict[int, str]:
     """Find the first text whose answer differs, by the number of beams: 1 and BEAMS.
 
     Args:
         source: the checkpoint.
-        staged: the archive's files, in fp32.
-        config: the archive's settings.
+        task: loaded from the archive's files, in fp32.
         texts: those that the archive refuses are skipped.
     """
-    task = load_task("translation", staged, config)
     limit = min(NEW_TOKENS, task.lengths.limit)
     options = {**task.sample().options, "max_new_tokens": limit}
-    reference = Reference(source, options, trust_remote_code=config.trust_remote_code)
+    reference = Reference(source, options, trust_remote_code=task.config.trust_remote_code)
     found: dict[int, str] = {}
     for beams in (1, BEAMS):
         items = decode_items(task, [Payload(text, {**options, "num_beams": beams}) for text in texts])
         answers = run_items(task, items, _read_answers, len(items))
         for item, (ids, answer) in zip(items, answers, strict=True):
             wanted, own, inputs = reference.generate(item.text, beams, limit)
-            is_tie = reference.is_tie(inputs, own, ids) if beams == 1 else not wanted
-            if answer != wanted and not is_tie:
+            if answer != wanted and not (reference.is_tie(inputs, own, ids) if beams == 1 else not wanted):
                 found.setdefault(beams, item.text)
     return found
 

@@ -9,6 +9,7 @@ import yaml
 
 from deploy.build.__main__ import main
 from deploy.build.stagers.translation import translate
+from deploy.build.tasks import load_task
 from deploy.models import ROOT
 from handlers.text.config import TranslationConfig
 from tests import held_out
@@ -34,7 +35,7 @@ def test_real_model_answers_as_transformers_does_in_fp32_and_much_so_in_int8(tmp
         store = tmp_path / f"{precision}-{engine}"
         arguments = ["real", *places, "--export-path", str(store), "--weights", str(REAL), "--engine", engine]
         assert main([*arguments, *(["--min-chrf", "95"] if engine == "auto" else [])]) == 0
-        return translate(store / "real", config, texts)
+        return translate(load_task("translation", store / "real", config), texts)
 
     original = answered("fp32", "torch")
     for precision, least in (("fp32", 99.5), ("int8", 95.0)):

@@ -81,14 +81,16 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         cause = convert(source, config, exact / CONVERTED, None) if engine == "auto" else ""
         found: Mapping[int, str] = {}
         if cause is None:
-            found = find_differences(source, exact, plain, asked)
+            original = load_task("translation", exact, plain)
+            found = find_differences(source, original, asked)
             if 1 in found or (found and config.num_beams > 1):
                 cause = f"its answers differ, first the one to {next(iter(found.values()))[:40]!r}"
         if cause:
             print(f"{model.name}: torch runs it, not CTranslate2: {cause}", file=sys.stderr)
         pack(source, folder, with_weights=cause is not None)
         if cause is not None:
-            if found := find_differences(source, exact, replace(plain, engine="torch"), asked):
+            generating = load_task("translation", exact, replace(plain, engine="torch"))
+            if found := find_differences(source, generating, asked):
                 raise InvalidConfig(
                     f"{model.name}: its answers differ from those of transformers' generate(), first the one to "
                     f"{next(iter(found.values()))[:40]!r}; this project cannot serve the model"
@@ -99,8 +101,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         if found:
             label["beams"] = 1
         if texts:
-            served = replace(plain, precision=config.precision)
-            label |= {"chrf": round(similarity(folder, exact, served, texts), 1), "samples": len(texts)}
+            served = load_task("translation", folder, replace(plain, precision=config.precision))
+            label |= {"chrf": round(similarity(served, original, texts), 1), "samples": len(texts)}
         (folder / LABEL).write_text(json.dumps(label))
 
 
@@ -210,24 +212,15 @@ def read_samples(folder: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def similarity(staged: Path, exact: Path, config: TranslationConfig, texts: Sequence[str]) -> float:
-    """Return the corpus chrF, 0..100, of an archive's greedy answers against those of the model in fp32.
-
-    Args:
-        staged: the archive's files.
-        exact: the files in fp32.
-        config: the archive's settings, with a language instead of a detector.
-        texts: the sentences.
-    """
-    greedy = replace(config, num_beams=1)
-    ours, theirs = translate(staged, greedy, texts), translate(exact, replace(greedy, precision="fp32"), texts)
+def similarity(served: Any, original: Any, texts: Sequence[str]) -> float:
+    """Return the corpus chrF, 0..100, of a loaded archive's greedy answers against those of the model in fp32."""
+    ours, theirs = translate(served, texts), translate(original, texts)
     return float(sacrebleu.CHRF().corpus_score(ours, [theirs]).score)
 
 
-def translate(folder: Path, config: TranslationConfig, texts: Sequence[str]) -> list[str]:
-    """Translate texts with an archive's files, as its worker does, on the CPU."""
-    task = load_task("translation", folder, config)
-    options = task.sample().options
+def translate(task: Any, texts: Sequence[str]) -> list[str]:
+    """Translate texts greedily with a loaded archive, as its worker does."""
+    options = {**task.sample().options, "num_beams": 1}
     items = decode_items(task, [Payload(text, options) for text in texts])
     if len(items) != len(texts):
         raise InvalidConfig(f"{SAMPLES}: a sentence is too long for this model; shorten it")
