@@ -106,10 +106,14 @@ def lab(ray: Cluster) -> Clients:
     return Clients(ray.http, ray.grpc)
 
 
+def as_server(running: Cluster) -> Any:
+    """Return the part of a TorchServe that the tables use: the URL of its predictions."""
+    return SimpleNamespace(settings=SimpleNamespace(inference_url=running.http))
+
+
 @pytest.fixture(name="server")
 def ray_as_server(ray: Cluster) -> Any:
-    """Return the part of a TorchServe that the tables use: the URL of its predictions."""
-    return SimpleNamespace(settings=SimpleNamespace(inference_url=ray.http))
+    return as_server(ray)
 
 
 @pytest.fixture(scope="module", name="torchserve")
@@ -176,8 +180,8 @@ def tasks(running: Cluster, archive: Callable[..., str], model_store: Path, tmp_
 
 
 @pytest.mark.parametrize("task", CASES)
-def test_task_gives_each_its_own_answer_and_bad_items_fail_alone(tasks: Cluster, server: Any, task: str) -> None:
-    check(server, task, {"adaptive": f"{task}-ray"})
+def test_task_gives_each_its_own_answer_and_bad_items_fail_alone(tasks: Cluster, task: str) -> None:
+    check(as_server(tasks), task, {"adaptive": f"{task}-ray"})
     assert "canary" not in tasks.logged()
 
 
