@@ -1,14 +1,15 @@
 """BatchHandler: the lifecycle of a task in TorchServe's worker. handlers.pipeline.task has its hooks.
 
 initialize: settings, files, engine, warm-up
-handle: rows -> handlers.pipeline.flow, in classic mode; the connection -> handlers.continuous, in adaptive mode
+handle: the connection -> handlers.continuous -> handlers.pipeline.flow in classic mode, handlers.batching in adaptive
 """
 
 import logging
 import sys
+import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ import torch
 
 from handlers import archive_files
 from handlers.batching.core import Core
+from handlers.batching.guard import Guard
 from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
 from handlers.continuous.exchanges import Exchanges
+from handlers.continuous.frontend import NewRequest, serve_batches
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import describe, precision_of
@@ -28,6 +31,7 @@ from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
+from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
 from handlers.warm_up import prepare
 
@@ -145,9 +149,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
-        self.keeper: AbstractContextManager[None] = (
-            nullcontext() if connection is None else ConnectionKeeper(connection)
-        )
+        self.keeper = None if connection is None else ConnectionKeeper(connection)
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -163,8 +165,26 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         """Return one body for each row of TorchServe's, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
             self.exchanges.serve(context.cl_socket)
-        with self.keeper:
-            return self.pipeline.serve(data, context, limit_s=BATCH_SHARE * self._timeout_s)
+        if self.keeper is None:
+            return self.pipeline.serve(data, context, BATCH_SHARE * self._timeout_s)
+        sent = map(context.get_all_request_header, context.request_ids)
+        batch = dict(zip(context.request_ids.values(), map(NewRequest, data, sent), strict=True))
+        with Guard().watch():
+            serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self.keeper))
+        logger.warning("Frontend disconnected.")
+        sys.exit(0)
+
+    def _answer_batch(
+        self, metrics: Any, keeper: ConnectionKeeper, batch: Mapping[str, NewRequest]
+    ) -> Mapping[str, Reply]:
+        """Answer a batch of classic mode, and report the metric that TorchServe's own loop reports."""
+        started_s = time.perf_counter()
+        with keeper:
+            rows = [(each.row, each.headers) for each in batch.values()]
+            replies = self.pipeline.answer(rows, BATCH_SHARE * self._timeout_s)
+        metrics.request_ids = dict(enumerate(batch))
+        metrics.add_time("PredictionTime", round(1000 * (time.perf_counter() - started_s), 2))
+        return dict(zip(batch, replies, strict=True))
 
 
 def _device(gpu_id: int | None) -> torch.device:

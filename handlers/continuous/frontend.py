@@ -2,7 +2,8 @@
 
 TorchServe's own reader (ts/protocol/otf_message_handler.py) reads every field from the socket, some fifty calls per
 request, and in continuous-batching mode every exchange contains every request in flight. This reader is buffered, and
-skips a known request in one step. Version 0.12.0 is TorchServe's last, so its format will not change:
+skips a known request in one step; in classic mode every request is new. Version 0.12.0 is TorchServe's last, so its
+format will not change:
 
     message    "I" request... -1
     request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
@@ -17,6 +18,7 @@ number, then (name, value) each.
 import socket
 import struct
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BufferedReader
@@ -168,6 +170,21 @@ class Link:
                 size += inbox.skip_parameters()
                 break
         return NewRequest(row, {**parts, **headers}), size
+
+
+def serve_batches(
+    connection: socket.socket,
+    batch: Mapping[str, NewRequest],
+    answer: Callable[[Mapping[str, NewRequest]], Mapping[str, Reply]],
+) -> None:
+    """Answer a batch of classic mode, by request id, and those after it, until the frontend disconnects."""
+    link = Link(connection)
+    with suppress(Disconnected):
+        while True:
+            link.send(answer(batch))
+            # No body is kept while the thread waits.
+            batch = received = dict[str, NewRequest]()
+            link.receive(received.__setitem__)
 
 
 def _require(text: tuple[str, int] | None) -> tuple[str, int]:

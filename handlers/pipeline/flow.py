@@ -92,12 +92,18 @@ class Pipeline:
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
     def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
-        """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context.
+        """Serve a batch in classic mode: return one body for each row, with statuses and headers in the context."""
+        sent = [context.get_all_request_header(index) for index in range(len(rows))]
+        replies = self.answer(list(zip(rows, sent, strict=True)), limit_s)
+        return [respond(context, index, reply) for index, reply in enumerate(replies)]
+
+    def answer(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf) -> list[Reply]:
+        """Return the replies to a batch in classic mode, whose rows have their headers beside them.
 
         After `limit_s` seconds no decoding and no micro-batch starts.
         """
         ends_s = time.perf_counter() + limit_s
-        requests = [self.unpack(row, context.get_all_request_header(index)) for index, row in enumerate(rows)]
+        requests = [self.unpack(row, headers) for row, headers in rows]
         slots = [slot for request in requests for slot in request.slots]
         if self._pool is not None and len(slots) > 1:
             list(self._pool.map(self.decode, slots, repeat(ends_s)))
@@ -110,7 +116,7 @@ class Pipeline:
         finished = [part for micro_batch in self.plan(slots) for part in self.run(micro_batch, ends_s)]
         for part in finished:
             self.split(part)
-        return [respond(context, index, self.pack(request)) for index, request in enumerate(requests)]
+        return list(map(self.pack, requests))
 
     # -- unpack ------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+import socket
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from handlers import base
 from handlers.archive_files import CONFIG, Build, hash_files
 from handlers.base import BatchHandler
 from handlers.engines import Arrays
@@ -26,8 +29,10 @@ from handlers.metrics import REQUEST
 from handlers.pipeline.flow import server_timing
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request, Slot
+from tests.handlers.batching.frontend import Frontend
 from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
 from tests.handlers.serving import DoublingHandler, context, serve, started
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,27 @@ def listed(*numbers: Any) -> bytes:
 def tensors(*numbers: float, count: int) -> bytes:
     inputs = [{"name": "number", "datatype": "FP64", "shape": [count, 1], "data": numbers}]
     return json.dumps({"inputs": inputs}).encode()
+
+
+def test_worker_reads_batches_by_itself_and_reports_each_as_torchserve_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "ConnectionKeeper", nullcontext)
+
+    def load(cl_socket: socket.socket) -> BatchHandler[Any, Any]:
+        """Load where TorchServe loads: beside a variable with the connection."""
+        return started(DoublingHandler(), tmp_path, {})
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Frontend(load(theirs)) as frontend:
+        first = [frontend.send(body) for body in (b"1", b"secret")]
+        second = [answer.result(PATIENCE_S) for answer in frontend.submit_together([(b"2", {}), (b"secret", {})])]
+    assert [(each.status, each.body if each.status == 200 else "") for each in (*first, *second)] == [
+        *[(200, 2.0), (422, "")],
+        *[(200, 4.0), (422, "")],
+    ]
+    reported = [record.getMessage() for record in caplog.records if "PredictionTime" in record.getMessage()]
+    assert ["request-2,request-3" in line for line in reported] == [False, False, True]
 
 
 CORRUPT = {"code": 422, "type": "CorruptInput", "message": "Not a number."}
