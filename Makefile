@@ -38,7 +38,7 @@ lint: .venv/.installed ## check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# OpenVINO must be told by more than the variable that its processor has AVX2 alone (tests/avx2.sh).
+# OpenVINO needs more than the variable to use only AVX2 (tests/avx2.sh).
 capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
 # A process that dies ends the run: xdist, which would start another, waits for ever where it deals by files.
 pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -73,7 +73,7 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams
 	@$(BIN)/python -m docs.generate
 	@rm -rf build/pages build/site && mkdir -p build/pages
-	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' docs/results.json deploy/gateway.yaml LICENSE | grep -v CHANGELOG \
+	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v CHANGELOG \
 		| xargs cp --parents -t build/pages
 	@$(BIN)/zensical build --strict --clean
 

@@ -105,7 +105,7 @@ def _read(archive: Path, name: str) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """Unpack an archive into a folder, and return where its files are."""
+    """Unpack an archive into a folder, and return the folder of its files."""
     if archive.is_dir():
         return archive
     # Neither writes outside the folder.

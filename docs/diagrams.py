@@ -120,7 +120,62 @@ def draw_modes() -> str:
     return card(620, 228, "Classic and adaptive batching of the same arrivals", parts)
 
 
-DIAGRAMS = {"request-path": draw_request_path, "stock": draw_stock, "modes": draw_modes}
+def draw_threads() -> str:
+    """Draw the threads of an adaptive worker around the core."""
+
+    def label(x: float, y: float, words: str, anchor: str = "middle") -> str:
+        return text(x, y, words, size=11, anchor=anchor, fill=GREY)
+
+    parts = [
+        box((16, 120), (80, 60), ["clients"]),
+        *(arrow(96, 140, 130, 140), arrow(130, 160, 96, 160)),
+        box((130, 120), (164, 60), ["TorchServe's frontend", "exchanges"], BLUE),
+        *(arrow(294, 140, 392, 140), arrow(392, 160, 294, 160)),
+        *(label(328, 132, "requests"), label(328, 176, "replies")),
+        f'<rect x="366" y="20" width="644" height="270" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
+        label(380, 40, "worker", "start"),
+        box((392, 105), (160, 90), ["frontend's thread", "receive, unpack, submit", "split, pack, send"], ORANGE),
+        box((640, 40), (160, 54), ["decode threads", "decode, prepare, cost"], ORANGE),
+        box((640, 126), (160, 54), ["core", "scheduler, one lock"], GREEN),
+        box((640, 222), (160, 54), ["watching thread", "expired, stuck"], ORANGE),
+        *(box((882, y), (116, 54), ["engine thread", f"stream {number}"], ORANGE) for number, y in ((1, 84), (2, 178))),
+        *(arrow(552, 118, 638, 68), label(590, 84, "payloads", "end")),
+        *(arrow(720, 94, 720, 126), label(728, 114, "decoded", "start")),
+        *(arrow(552, 142, 640, 142), label(596, 136, "submit, help")),
+        *(arrow(640, 166, 552, 166), label(596, 182, "complete")),
+        *(arrow(720, 222, 720, 180), label(728, 206, "expire", "start")),
+        *(arrow(800, 140, 882, 106), arrow(882, 124, 800, 152), arrow(800, 160, 882, 194), arrow(882, 212, 800, 172)),
+        *(label(836, 106, "micro-batch"), label(940, 248, "outputs, seconds")),
+    ]
+    return card(
+        1030, 306, "An adaptive worker: the frontend's thread, decode and engine threads around the core", parts
+    )
+
+
+def draw_states() -> str:
+    """Draw the states of a request in adaptive mode."""
+    names = ("admission", "decoding", "queued", "running", "answered")
+    parts = [box((20 + 180 * i, 20), (110, 40), [name], GREEN if i == 4 else BLUE) for i, name in enumerate(names)]
+    parts += [arrow(130 + 180 * i, 40, 200 + 180 * i, 40) for i in range(4)]
+    ends = (
+        ("refused: 503 or 429", "queue full, or response late"),
+        ("failed: its own error", "413 for the whole request,", "504 if its time was up"),
+        ("expired: 504", "with timeout_action: reject"),
+        ("failed: 500 or 507", "after halving the micro-batch"),
+    )
+    for i, (name, *lines) in enumerate(ends):
+        parts += [arrow(75 + 180 * i, 60, 75 + 180 * i, 100), box((0 + 180 * i + 2, 100), (168, 62), [name, *lines])]
+    parts += [text(435, 186, "timeout_action: delay: it waits behind all punctual items", size=11, fill=GREY)]
+    return card(870, 200, "The states of a request: admission, decoding, queued, running, answered", parts)
+
+
+DIAGRAMS = {
+    "request-path": draw_request_path,
+    "stock": draw_stock,
+    "modes": draw_modes,
+    "threads": draw_threads,
+    "states": draw_states,
+}
 
 
 def read(name: str) -> str:

@@ -1,8 +1,9 @@
 """Write the reference pages that the code's own data determines: python -m docs.generate [--check]
 
 commands.md, client-commands.md: every command with its options, from its argparse parser
-settings.md, tasks/*.md: the blocks between markers, from the settings and options classes:
-    <!-- fields: module:Class [module:Base] -->   the fields that Class adds to Base or changes
+settings.md, model-families.md, tasks/*.md: the blocks between markers
+    <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
+    <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
     <!-- end -->
 """
 
@@ -12,7 +13,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,8 @@ NOTE = "<!-- Written by docs/generate.py. Change the code, then run `make docs`.
 EVERY_TASK = "handlers.config:HandlerConfig"
 # The most characters of a default; that of a section is `{}`.
 LONGEST_DEFAULT = 40
+# The fewest arguments that have a separate list if several subcommands share them.
+LEAST_SHARED = 3
 # Each module has a `main` that parses its arguments. load.bench is missing: it imports torch and every peer.
 COMMANDS = (
     "deploy.build.__main__",
@@ -35,6 +38,8 @@ COMMANDS = (
     "deploy.ray.__main__",
 )
 CLIENT_COMMANDS = ("torchserve_client.cli", "load.__main__")
+# The pages of docs/reference with blocks between markers, beside those of the tasks.
+FILLED = ("settings.md", "model-families.md")
 
 
 class ParserFound(Exception):
@@ -65,17 +70,12 @@ def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
                 yield from list_parsers(child)
 
 
-def write_cell(text: str) -> str:
-    """Return text for a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
 def describe_option(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return an option's row: its form, then its help with the default."""
+    """Return an option's line: its form, then its help with the default."""
     formatter = parser._get_formatter()
     form = formatter._format_action_invocation(action)
     words = formatter._expand_help(action) if action.help else ""
-    return f"| `{write_cell(form)}` | {write_cell(words.replace(str(ROOT) + '/', ''))} |"
+    return f"- `{' '.join(form.split())}`: {' '.join(words.split()).replace(str(ROOT) + '/', '').replace('<', '&lt;')}"
 
 
 def describe_command(parser: argparse.ArgumentParser) -> list[str]:
@@ -85,21 +85,50 @@ def describe_command(parser: argparse.ArgumentParser) -> list[str]:
     return [first, "", "```text", rest.strip("\n"), "```"] if rest.strip() else [first]
 
 
+def list_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the lines of a parser's arguments."""
+    hidden = (argparse._HelpAction, argparse._SubParsersAction, argparse._VersionAction)
+    return [
+        describe_option(parser, action)
+        for action in parser._actions
+        if not isinstance(action, hidden) and action.help != argparse.SUPPRESS
+    ]
+
+
+def group_rows(rows: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the lines that several subcommands share, by those subcommands; a small group stays with each of them."""
+    owners: dict[str, list[str]] = {}
+    for name, listed in rows.items():
+        for row in listed:
+            owners.setdefault(row, []).append(name)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row, names in owners.items():
+        groups.setdefault(tuple(names), []).append(row)
+    return {names: shared for names, shared in groups.items() if len(names) > 1 and len(shared) >= LEAST_SHARED}
+
+
 def write_commands(title: str, modules: Sequence[str]) -> str:
-    """Return the page of all commands."""
+    """Return the page of all commands; arguments that several subcommands share are printed once."""
     lines = [NOTE, f"# {title}", ""]
     for module in modules:
-        for parser in list_parsers(find_parser(module)):
-            level = "##" if " " not in parser.prog.replace("python -m ", "") else "###"
-            lines += [f"{level} {parser.prog}", "", *describe_command(parser), ""]
-            options = [
-                describe_option(parser, action)
-                for action in parser._actions
-                if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
-                and action.help != argparse.SUPPRESS
+        command, *subcommands = list_parsers(find_parser(module))
+        lines += [f"## {command.prog}", "", *describe_command(command), ""]
+        lines += [*options, ""] if (options := list_options(command)) else []
+        rows = {each.prog.rpartition(" ")[2]: list_options(each) for each in subcommands}
+        groups = group_rows(rows)
+        titles = {names: f"Shared by {', '.join(names[:-1])} and {names[-1]}" for names in groups}
+        for names, shared in groups.items():
+            lines += [f"### {titles[names]}", "", *shared, ""]
+        for name, each in zip(rows, subcommands, strict=True):
+            lines += [f"### {each.prog}", "", *describe_command(each)]
+            links = [
+                f"[{titles[names]}](#{titles[names].lower().replace(',', '').replace(' ', '-')})."
+                for names in groups
+                if name in names
             ]
-            if options:
-                lines += ["| argument | meaning |", "|---|---|", *options, ""]
+            lines += ["", " ".join(links)] if links else []
+            own = [row for row in rows[name] if not any(row in shared for shared in groups.values())]
+            lines += ["", *own, *([""] if own else [])]
     return "\n".join(lines)
 
 
@@ -119,40 +148,88 @@ def list_values(schema: dict[str, Any]) -> str:
         return ", ".join(dict.fromkeys(filter(None, (list_values(each) for each in schema["anyOf"]))))
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
-    kind = {"string": "text", "boolean": "`true`, `false`", "array": "list", "object": "mapping", "null": "`null`"}
+    kind = {"string": "text", "boolean": "boolean", "array": "list", "object": "mapping", "null": "`null`"}
     low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
-    words = kind.get(schema.get("type", "object"), "whole number" if schema.get("type") == "integer" else "number")
+    words = kind.get(schema.get("type", "object"), "integer" if schema.get("type") == "integer" else "number")
     words += f" from {low}" if low is not None else f" above {above}" if above is not None else ""
     return words + (f" to {high}" if high is not None else "")
 
 
-def write_fields(cls: str, base: str = "") -> str:
-    """Return the table of a class's fields, without those that its base has unchanged."""
-    inherited = read_fields(base) if base else {}
+def list_fields(cls: str) -> dict[str, dict[str, Any]]:
+    """Return a class's fields like read_fields; {} if the class does not exist."""
+    module, _, name = cls.partition(":")
+    return read_fields(cls) if hasattr(importlib.import_module(module), name) else {}
+
+
+def write_default(schema: dict[str, Any]) -> str:
+    """Return a field's default."""
+    default = json.dumps(schema.get("default", {}), ensure_ascii=False).strip('"')
+    return f"`{default if len(default) <= LONGEST_DEFAULT else '{}'}`"
+
+
+def write_fields(cls: str, *bases: str) -> str:
+    """Return the list of a class's fields, without those that its bases have unchanged.
+
+    Settings that change only a default, or that have the meaning of the option of their name, share a line at the end.
+    """
+    inherited = {name: schema for base in reversed(bases) for name, schema in read_fields(base).items()}
     # The default of an option is the setting of that name, or the model's.
     is_setting = not cls.endswith("Options")
-    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"] if is_setting else []
-    rows = rows or ["| option | values | meaning |", "|---|---|---|"]
+    options = list_fields(f"{cls.removesuffix('Config')}Options") if is_setting else {}
+    lines = []
+    changed: dict[str, list[str]] = {"Defaults of options": [], "Other defaults": []}
     for name, schema in read_fields(cls).items():
         known = inherited.get(name)
-        if known != schema:
-            default = json.dumps(schema.get("default", {}), ensure_ascii=False).strip('"')
-            default = f" `{default if len(default) <= LONGEST_DEFAULT else '{}'}` |" if is_setting else ""
-            meaning = schema.get("description") or read_fields(EVERY_TASK).get(name, {}).get("description", "")
-            values = list_values(schema).replace(", `null`", "")
-            meaning = re.sub(r"\bNone\b", "null", meaning)
-            rows.append(f"| `{name}` |{default} {write_cell(values)} | {write_cell(meaning)} |")
-    return "\n".join(rows)
+        if known == schema:
+            continue
+        values = list_values(schema).replace(", `null`", "")
+        own = schema.get("description")
+        if is_setting and not own and (name in options or known):
+            changed["Defaults of options" if name in options else "Other defaults"].append(
+                f"`{name}` {write_default(schema)}"
+            )
+            continue
+        meaning = re.sub(r"\bNone\b", "null", own or read_fields(EVERY_TASK).get(name, {}).get("description", ""))
+        default = f"; default {write_default(schema)}" if is_setting else ""
+        lines.append(f"- `{name}` ({values}{default}): {meaning}")
+    below = [f"{title}: {', '.join(named)}." for title, named in changed.items() if named]
+    return "\n\n".join([*(["\n".join(lines)] if lines else []), *below])
 
 
-BLOCK = re.compile(r"(<!-- fields: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+def write_families(name: str) -> str:
+    """Return a table of docs/model-families.json: the families of each result, with their largest error."""
+    table = json.loads((ROOT / "docs" / "model-families.json").read_text(encoding="utf-8"))[name]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    errors: dict[tuple[tuple[str, ...], int], float] = {}
+    for row, cells in table["rows"].items():
+        parts = [ERROR.fullmatch(cell) for cell in cells]
+        result = tuple(part[1] if part else cell for part, cell in zip(parts, cells, strict=True))
+        groups.setdefault(result, []).append(row)
+        for column, part in enumerate(parts):
+            if part:
+                errors[result, column] = max(errors.get((result, column), 0), float(part[2]))
+    family, *columns = table["columns"]
+    lines = [f"| {' | '.join([*columns, family])} |", f"|{'---|' * (len(columns) + 1)}"]
+    for result, rows in groups.items():
+        cells = [
+            f"{each}, at most {errors[result, i]:.0e}" if (result, i) in errors else each
+            for i, each in enumerate(result)
+        ]
+        lines.append(f"| {' | '.join(cells)} | {', '.join(rows)} |")
+    return "\n".join(lines)
+
+
+BLOCK = re.compile(r"(<!-- (fields|families): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+# A cell of docs/model-families.json: the engine and the padding, then the largest error.
+ERROR = re.compile(r"(.+), (\de-\d+|0e\+00)")
 
 
 def fill_page(path: Path) -> str:
     """Return a page with its blocks written again."""
 
     def fill(block: re.Match[str]) -> str:
-        return f"{block[1]}\n{write_fields(block[2], block[3] or '')}\n\n{block[4]}"
+        written = write_families(block[3]) if block[2] == "families" else write_fields(*block[3].split())
+        return f"{block[1]}\n{written}\n\n{block[4]}"
 
     return BLOCK.sub(fill, path.read_text(encoding="utf-8"))
 
@@ -164,7 +241,7 @@ def write_pages() -> Iterator[tuple[Path, str]]:
         REFERENCE / "client-commands.md",
         write_commands("Commands of the client and the load generator", CLIENT_COMMANDS),
     )
-    for path in (REFERENCE / "settings.md", *sorted((REFERENCE / "tasks").glob("*.md"))):
+    for path in (*map(REFERENCE.joinpath, FILLED), *sorted((REFERENCE / "tasks").glob("*.md"))):
         yield path, fill_page(path)
 
 

@@ -97,9 +97,9 @@ class SchedulingConfig:
     overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a request that is refused.")
     streams: Count | Literal["auto"] = Field(
         default="auto",
-        description="How many micro-batches may run side by side, each on a stream with its share of the engine's "
-        "threads; 1 for one at a time; `auto` measures the best number for at most two seconds when the worker first "
-        "loads. OpenVINO's streams need the weights a second time. Only OpenVINO and CTranslate2 have streams.",
+        description="Number of micro-batches that may run side by side, each with its share of the engine's threads; "
+        "`auto` measures the best number for at most two seconds when the worker first loads. OpenVINO's streams need "
+        "the weights a second time. Only OpenVINO and CTranslate2 have streams.",
     )
 
     @model_validator(mode="after")
@@ -149,10 +149,10 @@ class HandlerConfig:
         "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed.",
     )
     threads: Threads = Field(
-        default=0, description="How many processor threads the engine has; 0 for one on every core of this process."
+        default=0, description="Number of the engine's threads; 0 for one on every core of this process."
     )
     decode_threads: Threads = Field(
-        default=0, description="How many threads decode a batch's items; 0 for one on every core of this process."
+        default=0, description="Number of threads that decode items; 0 for one on every core of this process."
     )
     max_batch_items: Count = Field(default=64, description="The most items of one micro-batch.")
     max_batch_tokens: Count | None = Field(
@@ -170,8 +170,8 @@ class HandlerConfig:
     )
     max_groups: Count = Field(
         default=16,
-        description="The most different sets of options that the items of one request may have, if they keep items "
-        "from sharing a micro-batch.",
+        description="The most groups of one request's items; items of different groups cannot share a micro-batch "
+        "because of their options.",
     )
     max_response_bytes: Count = Field(
         default=16 * 2**20,
@@ -213,7 +213,7 @@ def check_names(
 
 
 def _place(name: str) -> str | None:
-    """Return where a known name belongs, or the new name of a former one."""
+    """Return the place of a known name, or the new name of a former one."""
     if name in FRONTEND_NAMES:
         return "it belongs above handler:"
     return "it belongs directly under handler:" if name in LIMITS else RENAMED.get(name)

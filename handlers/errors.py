@@ -1,9 +1,9 @@
 """Errors of the handlers with their HTTP statuses, and the way from an exception to the outcome of an item.
 
-    InvalidInput, raised while one item is decoded     -> ItemError, the outcome of that item alone
+    InvalidInput, raised while one item is decoded     -> ItemError, the outcome of only that item
     OutOfMemory, WrongOutput, raised for a micro-batch -> tried again in halves, then an ItemError of one item
     OutOfTime, raised for a micro-batch                -> OUT_OF_TIME, the outcome of all its items
-    any other exception                                -> INTERNAL_ERROR, and the log says where it was raised
+    any other exception                                -> INTERNAL_ERROR, and the log has the line that raised it
     InvalidConfig                                      -> the worker does not start
 
 A message names field, limit and value, never a client's payload.

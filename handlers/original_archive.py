@@ -177,7 +177,7 @@ def _reply(answer: Any, context: Any, index: int) -> OriginalReply:
 
 
 class _Explainer:
-    """Stands for every class of captum where captum is not installed."""
+    """Replaces every class of captum if captum is not installed."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         pass

@@ -219,7 +219,9 @@ def _add_inference(added: Any) -> None:
     examples = ('rerank reranking "a query" "one text" "another"', 'rerank reranking "a query" --top-n 3 < texts.txt')
     rerank = _command(added, commands.rerank, words, examples)
     rerank.add_argument("query", metavar="QUERY", help="text to search for")
-    rerank.add_argument("document", metavar="DOCUMENT", nargs="*", help="default: the lines of standard input")
+    rerank.add_argument(
+        "document", metavar="DOCUMENT", nargs="*", help="documents; default: the lines of standard input"
+    )
     rerank.add_argument("--top-n", type=number(int, 1), metavar="N", help="number of documents to print; default: all")
 
     for command in (predict, embed):

@@ -152,8 +152,8 @@ class Gateway(Api):
 def find_gateway(management_urls: Collection[str], url: str | None) -> Gateway | None:
     """Return the gateway in front of nodes; None without one, or if it also has other nodes, which continue to serve.
 
-    `url` is its control API, which must respond. None means DEFAULT_URL, where a gateway counts only if all of its
-    nodes are these.
+    `url` is its control API, which must respond. None means DEFAULT_URL; a gateway there counts only if it has
+    exactly these nodes.
     """
     gateway = Gateway(url or DEFAULT_URL, timeout_s=30.0 if url else PROBE_S)
     try:

@@ -1,9 +1,9 @@
 """Answers of an archive compared with those of the library that owns its model: one shape for all kinds of models.
 
-samples, each with its exact answer -> the archive's task, each sample alone and in micro-batches -> the largest error
+samples, each with its exact answer -> the archive's task, samples one by one and in micro-batches -> the largest error
                                                                                                   -> failures in words
 
-An exact answer is one sample's, alone and in fp32. Texts and images are compared so; models of tensors, which have no
+An exact answer is that of a single sample in fp32. Texts and images are compared so; models of tensors, which have no
 task as they are built, use `relative_error` on their own runs.
 """
 

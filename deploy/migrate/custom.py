@@ -158,7 +158,7 @@ def find_problems(archive: OldArchive, source: str) -> tuple[list[str], bool]:
         if re.search(rf"\b{rows}\[0\]", text) and not loops and function.name != "inference":
             is_single = True
             found.append(
-                f"{function.name} (line {function.lineno}) reads {rows}[0] alone: batchSize 1, until it is moved"
+                f"{function.name} (line {function.lineno}) reads only {rows}[0]: batchSize 1, until it is moved"
             )
     if "send_intermediate_predict_response" in source:
         found.append("it streams its answers, which is not served here")

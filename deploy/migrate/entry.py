@@ -1,4 +1,4 @@
-"""Writes what an old archive becomes into the user's own list, and prints where each value is from."""
+"""Write the entry of an old archive into the user's list, and print the source of each value."""
 
 import shutil
 import sys

@@ -54,7 +54,7 @@ class Move:
         state: the weights, written to model.pt.
         is_whole: whether it can be built before its owner fills anything in.
         draft: the source of a task beside the list, which its owner completes; empty for a built-in task.
-        sources: rows of the table: setting, value, where it is from.
+        sources: rows of the table: setting, value, source of the value.
         notes: lines of advice: differences, problems, values to fill in.
     """
 
@@ -69,7 +69,7 @@ class Move:
     notes: list[str] = field(default_factory=list)
 
     def add(self, values: dict[str, Any], source: str) -> None:
-        """Add settings, with where they are from."""
+        """Add settings with their source."""
         self.settings |= values
         self.sources += [(name, str(value), source) for name, value in values.items()]
 
@@ -103,7 +103,7 @@ def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
             for each in archive.files()
             if (archive.folder / each) != own and each != config_file
         }
-        move.notes = [f"complete {file}, where BATCHING marks each decision: it has the old code, which a build runs"]
+        move.notes = [f"complete {file}: BATCHING marks each decision; a build runs the old code in it"]
     else:
         raise InvalidConfig(f"handler {handler}: not a handler that this project has; {WAY_OUT}")
     move.sources += [("weights", move.weights, str(archive.manifest.get("serializedFile", "")))] if move.weights else []
@@ -195,8 +195,8 @@ def _count_classes(name: str, arch: str, state: StateDict, package: Any) -> int:
 
 def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all
     raise InvalidConfig(
-        "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads the first "
-        "request of a batch alone; train a model of transformers for handler: text_classification"
+        "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads only the "
+        "first request of a batch; train a model of transformers for handler: text_classification"
     )
 
 
@@ -215,7 +215,7 @@ def _move_transformers(archive: OldArchive) -> Move:
     names = [each for each in archive.files() if not each.endswith(".py") and each not in others]
     weights = archive.path("serializedFile")
     is_pickle = weights is not None and not any(each.endswith(".safetensors") for each in names)
-    # A pickle is read only if it is named, and then as tensors alone.
+    # A pickle is read only if it is named, and then only its tensors.
     move = Move(MODES[mode], f"{CHECKPOINT}/{weights.name}" if weights and is_pickle else CHECKPOINT)
     move.files = {f"{CHECKPOINT}/{each}": archive.folder / each for each in names}
     move.add({"max_length": int(setup.get("max_length", 512)), "truncation": True}, "setup_config.json")

@@ -1,10 +1,9 @@
-"""`score`: a Ray Dataset in, the same rows with an answer or an error each out.
+"""`score`: adds an answer or an error to each row of a Ray Dataset.
 
-    Dataset -> map_batches, an actor pool -> Scorer: inputs, or the error of a row that holds none -> Model.answers
+    Dataset -> map_batches, an actor pool -> Scorer: inputs, or the error of a row without one    -> Model.answers
             -> Dataset with columns `answer` and `error`
 
-It is as lazy as any Dataset: nothing runs before something is asked of what it returns. Ray and pyarrow, which comes
-with it, are imported where they are used: a server's environment has neither.
+The result is lazy, as any Dataset. Functions import Ray and its pyarrow, because a server's environment has neither.
 """
 
 import json
@@ -38,18 +37,17 @@ def score(
     Args:
         dataset: rows with an input each.
         archive: NAME.mar, or the folder of one, under a path that every actor's machine has.
-        column: where a row's input is: bytes, a text, or an object as the server takes it in JSON.
-        options: what the model is told beside every input, as in {"top_k": 3}.
+        column: name of the inputs' column: bytes, a text, or an object of the server's JSON.
+        options: options of every input, such as {"top_k": 3}.
         batch_size: rows that go through a model's hooks together; they form its micro-batches by the archive's limits.
         concurrency: number of actors, each with a model; (least, most) lets Ray choose.
-        num_cpus, num_gpus: what Ray reserves for each actor; the model runs on a GPU where it is given one.
+        num_cpus, num_gpus: Ray's reservation for each actor; with a GPU, the model runs on it.
         threads: processor threads of each actor; None for `num_cpus`, rounded up.
-        ray_remote_args: what else `ray.remote` takes for an actor: memory, resources.
+        ray_remote_args: further arguments of `ray.remote` for an actor: memory, resources.
 
     Returns:
-        The rows, without `column` where it is bytes, and with two columns more: `answer`, the JSON that the server
-        would answer, and `error`, {"code", "type", "message"} as the server has it, code 0 where nothing was asked. One
-        of them is null.
+        The rows, without a `column` of bytes, and with two more columns: `answer`, the JSON of a server's response, and
+        `error`, its {"code", "type", "message"}, with code 0 for a row without an input. One of them is null.
     """
     from ray.data import ActorPoolStrategy  # noqa: PLC0415
 

@@ -17,8 +17,7 @@ class ImageTextEmbeddingConfig(RetrievalConfig, PixelsConfig):
 
     is_matryoshka: bool = Field(
         default=False,
-        description="Whether `dimensions` may be any number up to the model's own, although the model's files do not "
-        "state that it was trained for this.",
+        description="Whether `dimensions` is allowed although the model's files do not declare Matryoshka training.",
     )
 
 
@@ -27,7 +26,8 @@ class ImageTextEmbeddingOptions:
     """Options of one image or text."""
 
     dimensions: Count | None = Field(
-        default=None, description="The first so many numbers of the vector, scaled to unit length; null for all."
+        default=None,
+        description="Number of leading values of the vector to return, scaled to unit length; null for all.",
     )
     input_type: Literal["query", "document"] | None = Field(
         default=None, description="Whether the item is a query or a document; these models treat both alike."

@@ -3,7 +3,7 @@
 row, headers -> the old handler, with the other rows of the micro-batch -> its answer, status and headers
 
 A micro-batch whose handler raises, or returns a wrong number of answers, runs again in halves, down to the request at
-fault. So a handler may see a request more than once, and one that answers the first row alone answers them one by one.
+fault. So a handler may see a request more than once; one that answers only the first row receives rows one by one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -72,8 +72,7 @@ class SentenceEmbeddingConfig(RetrievalConfig):
 
     is_matryoshka: bool = Field(
         default=False,
-        description="Whether `dimensions` may be any number up to the model's own, although the model's files do not "
-        "state that it was trained for this.",
+        description="Whether `dimensions` is allowed although the model's files do not declare Matryoshka training.",
     )
     token_ids: Literal["own"] | None = Field(
         default=None,
@@ -87,7 +86,8 @@ class SentenceEmbeddingOptions:
     """Options of one text."""
 
     dimensions: Count | None = Field(
-        default=None, description="The first so many numbers of the vector, scaled to unit length; null for all."
+        default=None,
+        description="Number of leading values of the vector to return, scaled to unit length; null for all.",
     )
     input_type: Literal["query", "document"] | None = Field(
         default=None, description="Whether the text is a query or a document: selects the model's prompt for it."
@@ -168,7 +168,7 @@ class LanguageIdOptions:
 class TextClassificationConfig(TextConfig):
     """Settings of text classification; `top_k` is the default of a request."""
 
-    top_k: Count | None = Field(default=1, description="The most labels of a response; None for all.")
+    top_k: Count | None = 1
     function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = Field(
         default="auto",
         description="The function that turns logits into scores; `auto` for the one that the model's configuration "
@@ -190,9 +190,7 @@ class TextClassificationOptions:
 class TokenClassificationConfig(TextConfig):
     """Settings of token classification; `aggregation` is the default of a request."""
 
-    aggregation: Aggregation = Field(
-        default="simple", description="How tokens are grouped to entities; see handlers.text.entities."
-    )
+    aggregation: Aggregation = "simple"
     ignore_labels: Labels = Field(default=("O",), description="Labels that no response contains.")
 
 
@@ -253,20 +251,16 @@ class TranslationConfig(TextConfig):
         description="The engine's arithmetic. `auto` is int8 for CTranslate2 on a CPU, else bf16 if the hardware has "
         "it. CTranslate2 accepts further names, limited to those that the processor supports.",
     )
-    src_lang: str | None = Field(default=None, description="The source language, as the model's own code.")
-    tgt_lang: str | None = Field(default=None, description="The target language, as the model's own code.")
+    src_lang: str | None = None
+    tgt_lang: str | None = None
     detector: str | Mapping[str, str] | None = Field(
         default=None,
         description="A fastText model that identifies languages: the name of a file beside the configuration, or "
         "{package, file} of a file in an installed package; the archive contains it. None for no detector.",
     )
     # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower.
-    min_score: Share = Field(
-        default=0.4, description="The least score, 0 to 1, at which the detected language is used."
-    )
-    split: Split = Field(
-        default="none", description="`sentences` translates a text sentence by sentence; `none` as a whole."
-    )
+    min_score: Share = 0.4
+    split: Split = "none"
     max_sentences: Count = Field(
         default=256, description="The most sentences of all texts of one request that `split: sentences` accepts."
     )
@@ -278,7 +272,7 @@ class TranslationConfig(TextConfig):
     max_new_tokens_limit: Count = Field(
         default=512, description="The most `max_new_tokens` that a request may ask for."
     )
-    num_beams: Count = Field(default=1, description="The number of beams of the search; 1 is greedy.")
+    num_beams: Count = 1
     num_beams_limit: Count = Field(default=8, description="The most beams that a request may ask for.")
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class ImageClassificationConfig(PixelsConfig):
         default=None,
         description="Whether one of Google's networks normalises its input again, as with published weights.",
     )
-    top_k: Count = Field(default=5, description="The most labels of a response.")
+    top_k: Count = 5
 
     @model_validator(mode="after")
     def _check_arch(self) -> "ImageClassificationConfig":
@@ -137,7 +137,7 @@ class ImageSegmentationConfig(PixelsConfig):
     max_map_pixels: Count = Field(
         default=16_000_000, description="The most pixels of a map in a response, which has the size of the image."
     )
-    masks: Masks = Field(default="map", description="How a response draws the segments.")
+    masks: Masks = "map"
     answer: Literal["segments", "torchserve"] = Field(
         default="segments",
         description="`segments`, or `torchserve` for TorchServe's image_segmenter's [class, probability] of every "

@@ -21,7 +21,7 @@ from load.generate import ClosedLoop
 
 LANGUAGE_ID = "language-id"
 STRAIGHT = "straight to TorchServe"
-ROUTER = "an Envoy with the router alone"
+ROUTER = "an Envoy without filters"
 THROUGH = "through the gateway"
 # Words per text: a sentence, since the gateway's share of the cost is highest for short texts.
 WORDS = 16

@@ -21,7 +21,7 @@ from tests.nightly.ray.cluster import cluster
 
 TORCHSERVE, RAY = "TorchServe", "Ray Serve"
 CLIENTS = (1, 16, 64)
-# Of TorchServe's rate with the most clients: the arrivals that p99 is measured with, of embeddings alone.
+# The arrivals for p99, relative to TorchServe's rate with the most clients; only for embeddings.
 SHARE = 0.6
 CORES = 2
 

@@ -1,10 +1,10 @@
-"""Write docs/reference/model-families.md: how archive.sh builds a tiny checkpoint of each family for each task.
+"""Write docs/model-families.json: how archive.sh builds a tiny checkpoint of each family for each task.
 
 rows of a table -> save a checkpoint, stage it as archive.sh does -> engine, padding, largest error -> a cell
-cells           -> write: the page, row by row -> worse: what a new cell loses against the page's
+cells           -> write: the file, row by row -> worse: what a new cell loses against the file's
+`make docs` then writes docs/reference/model-families.md from the file.
 """
 
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from deploy.build.sources import source
 from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 
-PAGE = ROOT / "docs" / "reference" / "model-families.md"
+FILE = ROOT / "docs" / "model-families.json"
 # The first words of a cell, the best first.
 RESULTS = ("OpenVINO", "CTranslate2", "OpenVINO, exact", "CTranslate2, greedy", "torch", "torch, exact", "refused", "")
 # Errors of fp32 below this differ by noise, and others by less than this factor.
@@ -37,32 +37,23 @@ class Build(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of the page: its first line, and its cells by row."""
+    """A table of the file: its name there, and its cells by row."""
 
-    head: str
+    name: str
     rows: Mapping[str, Sequence[Build]]
 
-    @property
-    def _top(self) -> str:
-        return f"{self.head}\n{'|---' * (self.head.count('|') - 1)}|\n"
-
     def read(self) -> dict[str, list[str]]:
-        """Read the page's cells by row."""
-        below = PAGE.read_text(encoding="utf-8").partition(self._top)[2].splitlines()
-        lines = itertools.takewhile(lambda line: line.startswith("|"), below)
-        cells = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-        return {row: results for row, *results in cells}
+        """Read the file's cells by row."""
+        rows: dict[str, list[str]] = json.loads(FILE.read_text(encoding="utf-8"))[self.name]["rows"]
+        return rows
 
     def write(self, row: str, cells: Sequence[str]) -> None:
-        """Put a row into the page, where the table has its place."""
-        found = {**self.read(), row: cells}
-        lines = [
-            f"| {name} | {' | '.join(found.get(name, [MISSING] * len(self.rows[name])))} |\n" for name in self.rows
-        ]
-        before, top, after = PAGE.read_text(encoding="utf-8").partition(self._top)
-        assert top, f"{PAGE.name} has no line {self.head}"
-        rest = itertools.dropwhile(lambda line: line.startswith("|"), after.splitlines(keepends=True))
-        PAGE.write_text("".join([before, top, *lines, *rest]), encoding="utf-8")
+        """Put a row into the file, in the order of this table's rows."""
+        tables = json.loads(FILE.read_text(encoding="utf-8"))
+        found = {**tables[self.name]["rows"], row: [*cells]}
+        rows = {name: found.get(name, [MISSING] * len(self.rows[name])) for name in self.rows}
+        tables[self.name]["rows"] = rows
+        FILE.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
 
 
 def cell(build: Build) -> str:

@@ -1,7 +1,7 @@
-"""Sweep: archive.sh builds a tiny checkpoint of every family as docs/reference/model-families.md reports, or better.
+"""Sweep: archive.sh builds a tiny checkpoint of every family as docs/model-families.json reports, or better.
 
-    .venv/bin/python -m tests.nightly.test_families             writes all tables of the page, row by row
-    .venv/bin/python -m tests.nightly.test_families --missing   goes on with the rows that the page lacks
+    .venv/bin/python -m tests.nightly.test_families             writes all tables of the file, row by row
+    .venv/bin/python -m tests.nightly.test_families --missing   continues with the rows that the file lacks
     .venv/bin/python -m tests.nightly.test_families bert gpt2   writes these rows
 
 A further table is an entry of TABLES, and a further row one of tests.nightly.families.
@@ -22,19 +22,19 @@ from tests.nightly.translators import TRANSLATORS
 TASKS = {"text_classification": "AutoModelForSequenceClassification", "sentence_embedding": "AutoModel"}
 TABLES = [
     Table(
-        "| family | text classification | sentence embedding |",
+        "encoders",
         {name: [Build(task, partial(save, name, head)) for task, head in TASKS.items()] for name in FAMILIES},
     ),
     Table(
-        "| modules of sentence-transformers | sentence embedding |",
+        "sentence-transformers",
         {name: [Build("sentence_embedding", partial(layout, name=name))] for name in LAYOUTS},
     ),
     Table(
-        "| family | translation |",
+        "translation",
         {name: [Build("translation", make, settings)] for name, (make, settings) in TRANSLATORS.items()},
     ),
     Table(
-        "| family | image classification |",
+        "images",
         {
             name: [Build("image_classification", partial(image_families.save, name), image_families.settings(name))]
             for name in image_families.NAMES
@@ -52,15 +52,15 @@ TABLES = [
         for column, build in enumerate(builds)
     ],
 )
-def test_family_is_served_as_the_page_says_or_better(table: Table, row: str, column: int) -> None:
+def test_family_is_served_as_the_file_reports_or_better(table: Table, row: str, column: int) -> None:
     said = table.read()[row][column]
     assert said != MISSING
     new = cell(table.rows[row][column])
-    assert not is_worse(new, said), f"{new}, where the page says {said}"
+    assert not is_worse(new, said), f"{new}; the file has {said}"
 
 
 def main(names: list[str]) -> None:
-    """Write rows of the page."""
+    """Write rows of the file."""
     for table in TABLES:
         found = table.read()
         for row, builds in table.rows.items():

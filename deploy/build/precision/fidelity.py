@@ -1,7 +1,7 @@
 """The check that an archive answers as its model does. An archive that fails it is not built.
 
-files of an archive -> the task, loaded as a worker does, in fp32 -> samples, alone and in micro-batches
-the model           -> the library that owns it                   -> each sample alone -> nearly equal?
+files of an archive -> the task, loaded as a worker does, in fp32 -> samples, one by one and in micro-batches
+the model           -> the library that owns it                   -> samples one by one -> nearly equal?
 
 text_fidelity.py and image_fidelity.py choose the samples and ask the library.
 """

@@ -83,7 +83,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
         raise Unfaithful(f"{engine} {words}")
     sizes = ", ".join(each.name for size, each in samples.items() if size in outcome.agreed)
     worst = outcome.largest_error
-    return f"{engine} in fp32 is within {worst:.1e} of the model, pictures of {sizes} alone and together", worst
+    return f"{engine} in fp32 is within {worst:.1e} of the model, pictures of {sizes} one by one and together", worst
 
 
 def _normalise(owner: Owner, pixels: Pixels) -> torch.Tensor:

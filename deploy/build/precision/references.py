@@ -42,7 +42,7 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, st
 def answer(
     task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, str]]
 ) -> tuple[str, list[list[Any]]]:
-    """Answer samples, each alone, in fp32; return the library's name and the outputs of each sample.
+    """Answer samples one by one, in fp32; return the library's name and the outputs of each sample.
 
     Raises:
         InvalidConfig: the library cannot answer.

@@ -30,7 +30,7 @@ def stage(
 ) -> Engine:
     """Write a model's files and precisions into an empty folder; return the engine that the archive has.
 
-    With `auto`, the archive has another engine alone if OpenVINO cannot run the model exactly.
+    With `auto`, the archive has only another engine if OpenVINO cannot run the model exactly.
 
     Raises:
         WeightsUnavailable: see the builder.

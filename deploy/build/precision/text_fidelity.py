@@ -1,6 +1,6 @@
 """Samples and exact answers of text encoders, for the check of fidelity.
 
-words of samples -> rows of many lengths    -> the model, each row alone and unpadded
+words of samples -> rows of many lengths    -> the model, row by row, unpadded
 samples          -> tokens of the library   -> the library that owns the checkpoint (references.py)
 
 A graph can differ from its model: a trace keeps the branch of its example, a window of attention may see only padding,
@@ -87,7 +87,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
     for words in asked.failures.values():
         raise Unfaithful(f"{engine} {words}")
     words = f"{engine} in fp32 is within {max(outcome.largest_error, asked.largest_error):.1e} of the model, "
-    words += f"{min(exact)} to {max(exact)} tokens alone and together, and of {library} on {len(wanted)} texts"
+    words += f"{min(exact)} to {max(exact)} tokens one by one and together, and of {library} on {len(wanted)} texts"
     if task.config.padding != settings.padding:
         words += "; padding: exact, since its answers depend on padding"
     return words, max(outcome.largest_error, asked.largest_error)
@@ -128,7 +128,7 @@ def _with_row(item: Any, row: Row) -> Any:
 
 
 def _answer_rows(encoder: Encoder, rows: Mapping[int, Row]) -> dict[int, list[Array]]:
-    """Answer each row alone, the longest first: a model that keeps state of the shortest answers later rows wrongly.
+    """Answer the rows one by one, the longest first: with state of a short row, later answers may be wrong.
 
     Raises:
         InvalidConfig: the model fails, or returns NaN or infinity.

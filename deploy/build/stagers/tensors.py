@@ -106,7 +106,7 @@ def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfi
             folder, "openvino", f"OpenVINO was not compared with {owner}, which does not run one row: {error}"
         )
         return
-    words = f"OpenVINO in fp32 is within {worst:.1e} of {owner}, {count} rows alone and together"
+    words = f"OpenVINO in fp32 is within {worst:.1e} of {owner}, {count} rows one by one and together"
     _write_fidelity(folder, "openvino", words, largest_error=worst)
 
 

@@ -1,6 +1,6 @@
-"""The proof that a model batches: a row's outputs are equal alone and together. And that OpenVINO computes it exactly.
+"""The proof that a model batches (a row's outputs do not depend on other rows), and that OpenVINO computes it exactly.
 
-    signature + warm_up sizes -> random rows -> run alone, run together  -> equal, or InvalidConfig in words
+    signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
                               -> also zeros, wide and large numbers      -> run by both engines -> the largest error
 
 A model with a fixed batch, or one that mixes its rows, must never run other clients' requests.
@@ -45,7 +45,7 @@ class NotRun(InvalidConfig):
 
 
 def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
-    """Run random rows alone and together, as a worker does.
+    """Run random rows one by one and together, as a worker does.
 
     Args:
         run: the model, from named arrays with a batch dimension to named arrays with one.
@@ -53,8 +53,8 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
         config: `warm_up` names likely sizes.
 
     Raises:
-        NotRun: one row alone fails.
-        InvalidConfig: rows together fail, or return other shapes or numbers than alone; or `warm_up` is wrong.
+        NotRun: a single row fails.
+        InvalidConfig: rows together fail, or return other shapes or numbers than single rows; or `warm_up` is wrong.
     """
     count = min(ROWS, config.max_batch_items)
     for given in zip(*(make_rows(signature, config, seed) for seed in range(count)), strict=True):
@@ -83,7 +83,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
 def compare_runtimes(
     run: Run, other: Run, signature: Signature, config: TensorsConfig, *, owner: str, sizing: Collection[str]
 ) -> tuple[float, int]:
-    """Compare OpenVINO with the runtime that owns the file: rows alone, and all of them together.
+    """Compare OpenVINO with the runtime that owns the file: rows one by one, and all of them together.
 
     Args:
         run: OpenVINO's graph, which has passed `prove`.
@@ -186,7 +186,7 @@ def _compare_rows(alone: list[Arrays], together: Arrays, again: Arrays, signatur
         # A model with random outputs cannot be compared.
         if relative_error(array, again[name]) <= tolerance < relative_error(array, expected):
             raise InvalidConfig(
-                f"outputs.{name}: {len(alone)} rows together have other values than each alone, so it cannot be "
+                f"outputs.{name}: {len(alone)} rows together have other values than each by itself, so it cannot be "
                 "batched; max_batch_items: 1 serves rows one by one"
             )
 

@@ -1,8 +1,8 @@
-// Requests to this server: the key, errors in words, answers as they come.
+// Requests to this server: the key, errors in words, responses.
 
 const KEY = "gateway-key";
 
-// Where storage is forbidden, the key lasts as long as the page.
+// If storage is forbidden, the key lasts as long as the page.
 let kept = null;
 
 export function key() {
@@ -23,7 +23,7 @@ export function setKey(value) {
   }
 }
 
-/** What went wrong, in words. `status` is 0 where there was no answer. */
+/** A failure in words. `status` is 0 if there was no response. */
 export class Failure extends Error {
   constructor(status, type, message, retryAfter = null) {
     super(message);
@@ -34,16 +34,16 @@ export class Failure extends Error {
 }
 
 const WORDS = {
-  401: "This gateway asks for a key.",
-  403: "This key may not do that.",
-  404: "There is no such model or version.",
-  408: "The request took too long to arrive.",
-  413: "This is larger than the gateway takes.",
-  429: "That was more than the key's rate allows.",
-  500: "The model failed.",
-  502: "The node that had the request was lost.",
-  503: "No worker is free, or none is up.",
-  504: "The answer took too long.",
+  401: "The gateway requires an API key.",
+  403: "This API key does not permit the request.",
+  404: "No such model or version.",
+  408: "The request did not arrive in time.",
+  413: "The request exceeds the gateway's limits.",
+  429: "The requests exceed the API key's rate.",
+  500: "The model failed on this request.",
+  502: "The node failed before its response was complete.",
+  503: "No worker is ready, or all workers are busy.",
+  504: "The response took too long.",
   507: "The model ran out of memory.",
 };
 
@@ -52,15 +52,15 @@ async function failure(response) {
   try {
     said = JSON.parse(await response.text());
   } catch {
-    // No JSON: the status has words of its own.
+    // Not JSON: WORDS describes the status.
   }
   const told = said?.error && typeof said.error === "object" ? said.error : said;
   const message = told?.message ?? (typeof told?.error === "string" ? told.error : null);
-  const words = message || WORDS[response.status] || `The server answered ${response.status}.`;
+  const words = message || WORDS[response.status] || `The server returned status ${response.status}.`;
   return new Failure(response.status, told?.type ?? "", String(words), response.headers.get("Retry-After"));
 }
 
-/** Fetch from this server with the key; rejects with a Failure where the status is 400 or more. */
+/** Fetch from this server with the key; rejects with a Failure if the status is 400 or more. */
 export async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   const sent = key();
@@ -78,7 +78,7 @@ export async function request(path, options = {}) {
   throw failed;
 }
 
-/** Read an answer: parsed JSON, or text. */
+/** Read a response: parsed JSON, or text. */
 export async function read(response) {
   return parsed(await response.text());
 }

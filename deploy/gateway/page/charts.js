@@ -1,4 +1,4 @@
-// Small charts of the last minutes, drawn as SVG: lines over time, and how large the micro-batches were.
+// Small charts of the last minutes, drawn as SVG: lines over time, and sizes of micro-batches.
 import { h, s } from "./dom.js";
 
 const WIDTH = 300;
@@ -6,19 +6,19 @@ const HEIGHT = 100;
 
 const NUMBERS = [0, 1, 2].map((digits) => new Intl.NumberFormat(undefined, { maximumFractionDigits: digits }));
 
-/** A number as short as it says something: 1,234, 56.7, 0.12. */
+/** A number with three digits: 1,234, 56.7, 0.12. */
 export function short(value) {
   if (value === null || value === undefined) return "–";
   return NUMBERS[value >= 100 ? 0 : value >= 10 ? 1 : 2].format(value);
 }
 
-/** The least of 1, 2, 5, 10, 20 ... that is not below a value: the top of an axis that does not jump about. */
+/** The least of 1, 2, 5, 10, 20 ... that is not below a value: a stable top of an axis. */
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-/** The path of a line, which is broken where there is no value. */
+/** The path of a line; a missing value interrupts it. */
 function path(points, most) {
   let drawn = "";
   let isDown = false;
@@ -28,7 +28,7 @@ function path(points, most) {
       continue;
     }
     const y = HEIGHT - (Math.min(value, most) / most) * HEIGHT;
-    // A point alone is drawn too, as a line of no length with round ends.
+    // A single point is a line without length and with round ends.
     drawn += `${isDown ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${isDown ? "" : "h0"}`;
     isDown = true;
   }
@@ -37,8 +37,8 @@ function path(points, most) {
 
 /**
  * A chart of one or two lines.
- * lines: [{column, name, unit, isTold}]; one that is told has a number and no line. After the first, those whose column
- * has no value at all are left out.
+ * offered: [{column, name, unit, isText}]; `isText` shows a number without a line. After the first, a line without any
+ * value is omitted.
  */
 export function lineChart(title, offered, properties = {}) {
   const now = h("span", { class: "now" });
@@ -56,12 +56,12 @@ export function lineChart(title, offered, properties = {}) {
     const lines = offered.filter((line, number) => !number || rows.some((row) => row[columns.indexOf(line.column)] !== null));
     const indices = lines.map((line) => columns.indexOf(line.column));
     const time = columns.indexOf("time_s");
-    const values = rows.flatMap((row) => indices.filter((_, number) => !lines[number].isTold).map((index) => row[index])).filter((value) => value !== null);
+    const values = rows.flatMap((row) => indices.filter((_, number) => !lines[number].isText).map((index) => row[index])).filter((value) => value !== null);
     const top = roundUp(Math.max(...values, properties.least ?? 1));
     const place = (row) => WIDTH * (1 - (nowS - row[time]) / historyS);
     const shapes = [];
     lines.forEach((line, number) => {
-      if (line.isTold) return;
+      if (line.isText) return;
       const drawn = path(rows.map((row) => [place(row), row[indices[number]]]), top);
       if (!number && rows.length > 1 && !rows.some((row) => row[indices[0]] === null)) {
         shapes.push(s("path", { class: "area", d: `${drawn}L${WIDTH} ${HEIGHT}L${place(rows[0]).toFixed(1)} ${HEIGHT}Z` }));
@@ -80,7 +80,7 @@ export function lineChart(title, offered, properties = {}) {
     const said = lines.map((line, number) => [line, row ? row[indices[number]] : null]);
     now.replaceChildren(
       ...said.map(([line, value], number) => {
-        const swatch = lines.length > 1 && !line.isTold ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
+        const swatch = lines.length > 1 && !line.isText ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
         return h("span", {}, swatch, short(value), h("small", {}, `${line.unit}${line.name ? ` ${line.name}` : ""}`));
       }),
     );
@@ -110,7 +110,7 @@ function nearest(rows, time, wanted) {
   return rows.reduce((best, row) => (!best || Math.abs(row[time] - wanted) < Math.abs(best[time] - wanted) ? row : best), null);
 }
 
-/** A chart of how many micro-batches had each size, of those buckets that have any. */
+/** A chart of the number of micro-batches by size; empty buckets are omitted. */
 export function sizeChart(title, properties = {}) {
   const now = h("span", { class: "now" });
   const drawing = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });

@@ -1,4 +1,4 @@
-// Elements, made of names and texts alone: nothing here, and nothing elsewhere, parses markup.
+// Elements, made only of names and texts: no code of the page parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -8,7 +8,7 @@ function fill(node, properties, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  // A string becomes a text node, whatever it holds.
+  // A string becomes a text node, never markup.
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;
 }
@@ -18,7 +18,7 @@ export function h(name, properties = {}, ...children) {
   return fill(document.createElement(name), properties, children);
 }
 
-/** An element of SVG, likewise. */
+/** An element of SVG, with the arguments of `h`. */
 export function s(name, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, name), properties, children);
 }

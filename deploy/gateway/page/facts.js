@@ -1,4 +1,4 @@
-// What is known of a model: versions and workers, inputs and outputs, options.
+// A model's details: versions and workers, inputs and outputs, options.
 import { h } from "./dom.js";
 
 const NAMES = {
@@ -19,7 +19,7 @@ export function taskName(task) {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-/** {state: ready | partly | down, words}, of a model or one version. */
+/** Return {state: ready | partly | down, words} of a model or one version. */
 export function stateOf(versions) {
   const replicas = versions.flatMap((version) => version.replicas);
   const wanted = replicas.reduce((sum, replica) => sum + replica.workers, 0);
@@ -35,7 +35,7 @@ function table(caption, head, rows, properties = {}) {
     return h("tr", {}, ...cells.map((cell, index) => h(index ? "td" : "th", { scope: index ? null : "row", class: head[index][1] }, cell)));
   });
   const made = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...body));
-  // It scrolls by keyboard too, where it is wider than the page.
+  // If it is wider than the page, the keyboard scrolls it too.
   return h("div", { class: `card table ${properties.class ?? ""}`, role: "group", "aria-label": caption, tabindex: "0" }, made);
 }
 
@@ -71,15 +71,15 @@ function tensorTable(caption, tensors, none = "") {
 }
 
 export function metadataTables(metadata) {
-  if (!metadata) return [h("p", { class: "empty wide" }, "Inputs, outputs and options are shown once a worker has told them.")];
-  const tables = [tensorTable("Inputs", metadata.inputs ?? []), tensorTable("Outputs", metadata.outputs ?? [], "Known once the model has run")];
+  if (!metadata) return [h("p", { class: "empty wide" }, "Inputs, outputs and options appear when a worker has reported them.")];
+  const tables = [tensorTable("Inputs", metadata.inputs ?? []), tensorTable("Outputs", metadata.outputs ?? [], "Known after the first run")];
   const options = Object.entries(metadata.options ?? {});
   if (options.length) {
     const rows = options.map(([name, option]) => {
       const preset = option.default === null || option.default === undefined ? "–" : String(option.default);
       return [h("code", {}, name), option.type ?? "", h("code", {}, preset), option.description ?? ""];
     });
-    tables.push(table("Options of an item", [["Name"], ["Type"], ["Default"], ["What it does"]], rows, { class: "wide" }));
+    tables.push(table("Options of an item", [["Name"], ["Type"], ["Default"], ["Effect"]], rows, { class: "wide" }));
   }
   return tables;
 }

@@ -1,7 +1,7 @@
-// The page: asks /summary every two seconds, lists the models, and shows the one that the address names.
+// The page: requests /summary every two seconds, lists the models, and shows the model of the address.
 //
-//   /summary -> models, five minutes of points -> list, state, charts, facts   (drawn anew)
-//   #/MODEL  -> a view of the model: try, calls                                       (kept, with what was typed)
+//   /summary -> models, five minutes of points -> list, state, charts, facts   (drawn again)
+//   #/MODEL  -> a view of the model: try, calls                                       (kept, with its input)
 import * as api from "./api.js";
 import { lineChart, short, sizeChart } from "./charts.js";
 import { h } from "./dom.js";
@@ -14,7 +14,7 @@ const find = (name) => document.getElementById(name);
 
 const store = { summary: null, views: new Map(), shown: null, timer: null };
 
-// -- what the server says ---------------------------------------------------------------------------------------------
+// -- the server's data --------------------------------------------------------------------------------------------
 
 async function poll() {
   clearTimeout(store.timer);
@@ -26,7 +26,7 @@ async function poll() {
   } catch (error) {
     wait = Math.max(POLL_MS, Number(error.retryAfter) * 1000 || 0);
     if (error.status === 401) wait = null;
-    else trouble(error instanceof api.Failure ? `${error.message} What is shown may be old; trying again.` : "The summary cannot be read.");
+    else trouble(error instanceof api.Failure ? `${error.message} The page shows earlier data and tries again.` : "The summary cannot be read.");
   }
   if (wait !== null && !document.hidden) store.timer = setTimeout(poll, wait);
 }
@@ -49,7 +49,7 @@ function chosen() {
   try {
     asked = decodeURIComponent(location.hash.replace(/^#\/?/, ""));
   } catch {
-    // Not an address that this page made.
+    // The address is not from this page.
   }
   return names.includes(asked) ? asked : (names.includes(store.shown) ? store.shown : names[0]);
 }
@@ -109,7 +109,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Over plain HTTP from another machine there is no clipboard but this one.
+    // Over plain HTTP from another machine, navigator.clipboard does not exist.
     const area = h("textarea", { class: "unseen", "aria-hidden": "true" });
     area.value = text;
     const focused = document.activeElement;
@@ -122,7 +122,7 @@ async function copy(text) {
   }
 }
 
-/** The view of a model, kept while the page is open: what was typed stays. */
+/** The view of a model. It is kept while the page is open, with its input. */
 class View {
   constructor(model) {
     this.name = model.name;
@@ -139,11 +139,11 @@ class View {
     this.facts = h("div", { class: "facts" }, this.versions);
     const requests = [{ column: "requests_per_s", name: "", unit: "/s" }];
     const latency = [{ column: "p50_ms", name: "p50", unit: "ms" }, { column: "p99_ms", name: "p99", unit: "ms" }];
-    // The last two are an adaptive worker's.
+    // Only an adaptive worker has the last two.
     const wait = [
       { column: "wait_ms", name: "waiting", unit: "ms" },
       { column: "queue_age_ms", name: "oldest", unit: "ms" },
-      { column: "queue_items", name: "", unit: "items ready", isTold: true },
+      { column: "queue_items", name: "", unit: "items ready", isText: true },
     ];
     const refused = [{ column: "refusals_per_s", name: "refused", unit: "/s" }, { column: "errors_per_s", name: "errors", unit: "/s" }];
     this.charts = { requests: lineChart("Requests", requests), latency: lineChart("Latency", latency), sizes: sizeChart("Batch sizes") };
@@ -157,7 +157,7 @@ class View {
       h("section", { "aria-label": "Try it" }, this.panel),
       h("section", { "aria-label": "Call it" }, h("h3", {}, "Call it"), this.drawCalls()),
       h("section", { "aria-label": "Live" }, h("h3", {}, "Live ", this.note), h("div", { class: "charts" }, ...Object.values(this.charts).map((chart) => chart.node))),
-      h("section", { "aria-label": "Facts" }, h("h3", {}, "About it"), this.facts),
+      h("section", { "aria-label": "Facts" }, h("h3", {}, "Details"), this.facts),
     );
     this.update(model);
   }
@@ -172,16 +172,16 @@ class View {
     return this.model.versions.find((version) => version.version === asked) ?? this.model.versions.at(-1);
   }
 
-  /** What to ask: no version means the default, and a canary's share of it. */
+  /** The requested model; no version means the default, or its canary. */
   where() {
     return { model: this.name, version: this.version.value };
   }
 
-  /** Build what depends on the metadata: fields, and tables of inputs and outputs. */
+  /** Build the parts that depend on the metadata: fields, and tables of inputs and outputs. */
   rebuild() {
     const metadata = this.chosen?.metadata ?? null;
     this.told = JSON.stringify(metadata);
-    // A function's outputs are known once it has run: what was typed and answered stays then.
+    // A function's outputs are known after its first run, which must keep the input and the response.
     const asked = JSON.stringify([this.version.value, { ...metadata, outputs: null }]);
     if (asked !== this.asked) {
       this.asked = asked;
@@ -195,7 +195,7 @@ class View {
     this.tell();
   }
 
-  /** Write the calls that would do what the fields say. */
+  /** Write the calls for the values of the fields. */
   tell() {
     if (!this.made) return;
     const call = { ...this.where(), sent: this.made.say(), hasKey: api.key() !== null };
@@ -260,7 +260,7 @@ function draw() {
   if (store.shown !== current) {
     store.shown = current;
     document.title = `${current} – Models`;
-    // On a phone the list is a row. scrollIntoView would also move where the Tab key goes on from.
+    // On a phone the list is a row. scrollIntoView would also move the starting point of the Tab key.
     const link = find("models").querySelector("[aria-current]");
     const row = find("models").parentElement;
     row.scrollLeft = link.offsetLeft - (row.clientWidth - link.offsetWidth) / 2;
@@ -273,7 +273,7 @@ function askForKey(wasRefused) {
   const dialog = find("key-dialog");
   const why = find("key-why");
   why.classList.toggle("wrong", wasRefused);
-  why.textContent = wasRefused ? "The gateway does not know this key." : "It stays in this tab and is forgotten when the tab closes.";
+  why.textContent = wasRefused ? "The gateway does not accept this key." : "This tab keeps the key until it closes.";
   if (dialog.open) return;
   find("key").value = "";
   dialog.showModal();
@@ -291,7 +291,7 @@ find("key-form").addEventListener("submit", () => {
   showKeyState();
   poll();
 });
-find("key-dialog").addEventListener("cancel", () => trouble("Without a key nothing is shown. Reload the page to enter one."));
+find("key-dialog").addEventListener("cancel", () => trouble("The page needs an API key. Reload it to enter one."));
 find("forget-key").addEventListener("click", () => {
   api.setKey(null);
   location.reload();
@@ -303,5 +303,5 @@ addEventListener("hashchange", () => store.summary && location.hash.startsWith("
 document.addEventListener("visibilitychange", () => !document.hidden && poll());
 showKeyState();
 poll();
-// A photograph that misses its place must not replace the page.
+// A file that is dropped beside its field must not replace the page.
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());

@@ -1,14 +1,14 @@
-// What a model found in a photograph, drawn over it: boxes, and the class of each pixel.
+// Results on a photograph, drawn over it: boxes, and the class of each pixel.
 import { h, s } from "./dom.js";
 
-// Degrees between the hues of neighbouring numbers: the golden angle, so that no two of a few are alike.
+// Degrees between the hues of neighbouring numbers: the golden angle keeps hues apart.
 const GOLDEN = 137.508;
 const hue = (number) => (number * GOLDEN) % 360;
 const colour = (number) => `hsl(${hue(number)} 85% 48%)`;
 
 /** A photograph under a drawing; `ready` is called when its width and height are known. */
 function picture(blob, drawing, ready) {
-  const image = h("img", { alt: "The photograph that was sent" });
+  const image = h("img", { alt: "Sent photograph" });
   image.addEventListener("load", () => {
     URL.revokeObjectURL(image.src);
     ready?.(image.naturalWidth, image.naturalHeight);
@@ -17,7 +17,7 @@ function picture(blob, drawing, ready) {
   return h("div", { class: "picture" }, image, drawing);
 }
 
-/** The names of what was found, each with the colour that it is drawn in. */
+/** The names of the results, each with its colour in the drawing. */
 function legend(found, value) {
   const rows = found.map((one) => {
     const swatch = h("i", { "aria-hidden": "true" });
@@ -29,10 +29,10 @@ function legend(found, value) {
 
 /** Boxes of object detection: [{label, score, box: {xmin, ymin, xmax, ymax}}], in pixels of the photograph. */
 export function boxes(answer, sent, score) {
-  if (!answer.length) return [picture(sent.blob), h("p", { class: "empty" }, "Nothing was found that is likely enough.")];
+  if (!answer.length) return [picture(sent.blob), h("p", { class: "empty" }, "No object was found.")];
   const labels = [...new Set(answer.map((one) => one.label))];
   const found = answer.map((one) => ({ ...one, number: labels.indexOf(one.label) }));
-  const drawing = s("svg", { role: "img", "aria-label": `${answer.length} found: ${labels.join(", ")}` });
+  const drawing = s("svg", { role: "img", "aria-label": `${answer.length} objects: ${labels.join(", ")}` });
   for (const { label, box, number } of found) {
     const [width, height] = [box.xmax - box.xmin, box.ymax - box.ymin];
     const place = { x: box.xmin, y: box.ymin, width, height, stroke: colour(number) };

@@ -1,4 +1,4 @@
-// Answers of each task as something to look at. Places in a text are counted in characters, as Python counts them.
+// Responses of each task as elements. Positions in a text count characters as Python does.
 import { h, s } from "./dom.js";
 import { boxes, segments } from "./pictures.js";
 import { pretty } from "./tensors.js";
@@ -6,12 +6,12 @@ import { pretty } from "./tensors.js";
 const percent = new Intl.NumberFormat(undefined, { style: "percent", maximumFractionDigits: 1 });
 const decimal = new Intl.NumberFormat(undefined, { maximumFractionDigits: 4 });
 
-/** How sure a model is: a share as per cent, any other score as the number it is. */
+/** A score: a share in per cent, any other score as a number. */
 function score(value) {
   return value >= 0 && value <= 1 ? percent.format(value) : decimal.format(value);
 }
 
-/** An error in words, with its status and type for whoever writes a program. */
+/** An error in words, with its status and type. */
 export function errorOf(failure) {
   const status = failure.status || failure.code;
   const more = failure.retryAfter ? ` Try again in ${failure.retryAfter} s.` : "";
@@ -38,7 +38,7 @@ function language(label) {
 }
 
 function bars(pairs, name = (label) => label) {
-  if (!pairs.length) return h("p", { class: "empty" }, "No label is likely enough.");
+  if (!pairs.length) return h("p", { class: "empty" }, "The response has no label.");
   const rows = pairs.map(([label, value]) => {
     const bar = h("div", { class: "fill" });
     bar.style.width = `${Math.max(0, Math.min(1, value)) * 100}%`;
@@ -48,7 +48,7 @@ function bars(pairs, name = (label) => label) {
   return h("ul", { class: "bars" }, ...rows);
 }
 
-/** Mark parts of a text: [{start, end, label}], in code points; what overlaps an earlier part is left out. */
+/** Mark parts of a text: [{start, end, label}], in code points; a part that overlaps an earlier one is omitted. */
 function marked(text, parts) {
   const characters = Array.from(text);
   const hues = [...new Set(parts.map((part) => part.label))];
@@ -129,23 +129,23 @@ const RESULTS = {
   translation: (answer, sent) => h("p", { class: "translation", lang: sent.options.tgt_lang ?? "" }, answer.translation_text),
 };
 
-/** One answer of a task, as nodes; what no task here answers is shown as the JSON it is. */
+/** A response of a task, as nodes; an unknown form is shown as JSON. */
 export function resultOf(task, answer, sent) {
   if (typeof answer?.message === "string" && answer.code >= 400) return [errorOf(answer)];
   try {
     const nodes = RESULTS[task]?.(answer, sent);
     if (nodes) return [nodes].flat();
   } catch {
-    // An answer of another form than this task's.
+    // The response does not have this task's form.
   }
-  // Lists of numbers on one line, which is wrapped where it must be.
+  // Lists of numbers are on one line, which wraps.
   const text = typeof answer === "string" ? answer : pretty(answer);
   return [h("pre", { class: "json" }, text.length > 20000 ? `${text.slice(0, 20000)} …` : text)];
 }
 
 const PARTS = { decode: "decode", wait: "wait", forward: "model" };
 
-/** Where the time went, from the Server-Timing header, in one line. */
+/** Return the parts of the time, from the Server-Timing header, in one line. */
 export function timingOf(roundTripMs, header) {
   const said = [`${Math.round(roundTripMs)} ms`];
   for (const part of (header ?? "").split(",")) {

@@ -1,10 +1,10 @@
-// The same request as a line for a shell and as a program: what is copied runs as it stands.
+// A request as a line for a shell and as a program; both run as copied.
 
 function shell(text) {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-// Of JSON's strings and numbers Python reads the same; its names for three values differ.
+// Python reads JSON's strings and numbers; its names for three values differ.
 function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
@@ -16,7 +16,7 @@ function python(value) {
   return JSON.stringify(value);
 }
 
-/** Whether what a panel would send is a file. */
+/** Whether a panel would send a file. */
 export function isFile(sent) {
   return sent.kind === "image";
 }
@@ -28,12 +28,12 @@ function url(model, version) {
   return `${location.origin}/predictions/${path}`;
 }
 
-/** curl, for {model, version, sent, hasKey}; `sent` is what a panel would send now. */
+/** curl, for {model, version, sent, hasKey}; `sent` is a panel's current request. */
 export function curl({ model, version, sent, hasKey }) {
   const parts = ["curl"];
   const options = Object.entries(sent.options);
   if (isFile(sent)) {
-    // curl takes brackets and braces of a name for a pattern, and a form's name for more than a name.
+    // curl interprets brackets and braces of a name as a pattern, and `,;"` of a form's file name as separators.
     const glob = /[[\]{}]/.test(sent.file) ? "-g " : "";
     const form = /[,;"\\]/.test(sent.file) ? `"${sent.file.replace(/["\\]/g, "\\$&")}"` : sent.file;
     if (options.length) parts.push(`-F ${shell(`data=@${form}`)}`, ...options.map(([name, value]) => `-F ${shell(`${name}=${value}`)}`));

@@ -1,4 +1,4 @@
-// Runs before the page is drawn, so that it never flashes in the other theme. What was chosen once stays chosen.
+// Runs before the page is drawn, so that it never flashes in the other theme. Local storage keeps the choice.
 const THEME = "theme";
 
 function theme() {
@@ -25,7 +25,7 @@ document.addEventListener("DOMContentLoaded", () => {
     try {
       localStorage.setItem(THEME, chosen);
     } catch {
-      // It holds for this page then.
+      // The choice applies to this page only.
     }
     document.documentElement.dataset.theme = chosen;
     document.getElementById("theme").setAttribute("aria-pressed", String(chosen === "dark"));

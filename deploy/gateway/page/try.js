@@ -1,4 +1,4 @@
-// "Try it": fields for a task, what they say as a request, and the answer beside them.
+// "Try it": fields for a task, their values as a request, and the response beside them.
 import { read, request } from "./api.js";
 import { field, h } from "./dom.js";
 import { errorOf, resultOf, timingOf } from "./results.js";
@@ -18,10 +18,10 @@ const DOCUMENTS = ["Plum cake is sold on Sundays.", "The last ferry leaves at se
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
 
-// What these tasks take is not one text.
+// The inputs of these tasks are more than one text.
 const OWN_KINDS = { question_answering: "question", sentence_embedding: "texts", reranking: "documents" };
 
-/** What a model takes: a question, an image, a text, any JSON; a text, an image or JSON where it does not say. */
+/** The inputs that a model accepts: a question, an image, a text, any JSON; all of them if it declares none. */
 function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
   if (metadata?.task in OWN_KINDS) return [OWN_KINDS[metadata.task]];
@@ -32,7 +32,7 @@ function kindsOf(metadata) {
 
 const KIND_NAMES = { text: "A text", image: "A photograph", json: "JSON" };
 
-/** A control for one option; empty stands for the model's own default. */
+/** A control for one option; empty selects the model's default. */
 function optionControl(option) {
   const preset = option.default === null || option.default === undefined ? "" : String(option.default);
   const choices = option.enum ?? (option.type === "boolean" ? ["true", "false"] : null);
@@ -57,7 +57,7 @@ function isNumeric(option) {
   return option.type === "integer" || option.type === "number";
 }
 
-/** What a control's text stands for, in JSON. */
+/** The value of a control's text, in JSON. */
 function valueOf(text, option) {
   if (option.type === "boolean") return text === "true";
   if (isNumeric(option)) return Number(text);
@@ -87,7 +87,7 @@ function dropZone(change) {
     preview.alt = file.name;
     change();
   };
-  // What the browser cannot show may still be an image, or shall be refused by the model in its own words.
+  // A file without a preview may still be an image; otherwise the model refuses it.
   preview.addEventListener("error", () => {
     preview.hidden = true;
     words.replaceChildren(h("strong", {}, file.name), "has no preview");
@@ -107,7 +107,7 @@ function dropZone(change) {
   return { zone, file: () => file };
 }
 
-/** Fields of each kind: the nodes, and what they say now: {kind, text | fields | file, problem?}. */
+/** Fields of each kind: the nodes, and their current values: {kind, text | fields | file, problem?}. */
 const FIELDS = {
   image(_, change) {
     const { zone, file } = dropZone(change);
@@ -160,15 +160,15 @@ const FIELDS = {
         const fields = JSON.parse(text.value);
         if (fields && typeof fields === "object" && !Array.isArray(fields)) return { kind: "json", fields };
       } catch {
-        // The same words for whatever is wrong.
+        // One message describes every mistake.
       }
-      return { kind: "json", fields: {}, problem: "This is no JSON object." };
+      return { kind: "json", fields: {}, problem: "This is not a valid JSON object." };
     };
     return { nodes: [field("JSON", text, { class: "grow" })], say };
   },
 };
 
-/** The request of what was said: fetch's options. */
+/** A panel's request as fetch's options. */
 function requestOf(sent) {
   const options = Object.entries(sent.options);
   if (isFile(sent) && options.length) {
@@ -186,8 +186,8 @@ function requestOf(sent) {
 
 /**
  * The panel of a model.
- * Returns {node, say, task}: the element, and what it would send now: {kind, options, text | json | file}.
- * `changed` is called when that may have changed, `where` says {model, version} to ask.
+ * Returns {node, say}: the element, and a function for its current request: {kind, options, text | json | file}.
+ * `changed` is called when the request may have changed; `where` returns the requested {model, version}.
  */
 export function panel(metadata, where, changed) {
   const task = metadata?.task ?? "";
@@ -213,8 +213,8 @@ export function panel(metadata, where, changed) {
 
   const run = h("button", { class: "run", type: "submit" }, "Run");
   const progress = h("span", { class: "aside" });
-  const answer = h("div", { class: "answer", role: "region", "aria-label": "Answer", "aria-live": "polite", tabindex: "0" });
-  answer.append(h("p", { class: "empty" }, "The answer appears here."));
+  const answer = h("div", { class: "answer", role: "region", "aria-label": "Response", "aria-live": "polite", tabindex: "0" });
+  answer.append(h("p", { class: "empty" }, "The response appears here."));
   const timing = h("p", { class: "timing" });
   const form = h("form", { class: "ask", novalidate: true }, kinds.length > 1 ? field("Send", choice) : null, body);
   if (options.length) {
@@ -227,7 +227,7 @@ export function panel(metadata, where, changed) {
   let running = null;
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    // Pressed once more, it begins anew: the answer that is under way is not waited for.
+    // Another click starts again: the page does not wait for the earlier response.
     running?.abort();
     const mine = new AbortController();
     running = mine;
@@ -249,7 +249,7 @@ export function panel(metadata, where, changed) {
       timing.textContent = timingOf(performance.now() - begin, response.headers.get("Server-Timing"));
     } catch (error) {
       if (error.name === "AbortError") return;
-      show(errorOf(error.message ? error : { message: "The answer was cut off." }));
+      show(errorOf(error.message ? error : { message: "The response is incomplete." }));
     } finally {
       if (running === mine) {
         running = null;

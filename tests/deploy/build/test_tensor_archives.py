@@ -195,7 +195,7 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
         ("scale.py", garbage, None, "own: scale.py: the function of a model must be in infer.py"),
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] lacks batch_dim 0"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
-        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together have other values than each alone"),
+        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),
         ("m.pt", pair, None, "m.pt: inputs.x: TorchScript has no datatype and shape; model-config.yaml needs them"),
         ("m.pt", pair, WITH_Y, "m.pt: inputs: y: this model has scale, x"),

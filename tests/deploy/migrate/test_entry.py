@@ -240,7 +240,7 @@ def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batche
         "line 4 reads a file when it is imported",
         "handle (line 12) runs the model once for each row",
         "inference (line 9) runs the model once for each row",
-        "preprocess (line 6) reads data[0] alone",
+        "preprocess (line 6) reads only data[0]",
         "decode_input_request",
     ):
         assert words in problems

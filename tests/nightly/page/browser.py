@@ -58,7 +58,7 @@ class Visit:
         self.page.get_by_role("button", name="Run").click()
         # Not by a script: the page's policy lets no text become one.
         self.page.locator(".answer:not([aria-busy]):not(:has(> .empty:only-child))").wait_for()
-        return self.page.get_by_role("region", name="Answer").inner_text()
+        return self.page.get_by_role("region", name="Response").inner_text()
 
     def choose(self, file: Path) -> None:
         self.page.get_by_label("Photograph").set_input_files(file)

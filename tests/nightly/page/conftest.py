@@ -1,4 +1,4 @@
-"""A gateway that asks for a key, in front of a stand-in that answers as the handlers of each task do."""
+"""A gateway that requires a key, in front of a stand-in that answers as the handlers of each task do."""
 
 import json
 from collections.abc import Iterator

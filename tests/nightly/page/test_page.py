@@ -70,9 +70,9 @@ def test_charts_move_with_the_traffic(page: Visit, node: StandIn) -> None:
 def test_key_is_asked_for_kept_in_the_tab_and_forgotten(browser: Browser, node: StandIn, url: str) -> None:
     with visit(browser, url) as page:
         dialog = page.page.get_by_role("dialog")
-        expect(dialog).to_contain_text("asks for a key")
+        expect(dialog).to_contain_text("requires an API key")
         page.use_key("another-key-of-sixteen")
-        expect(dialog).to_contain_text("does not know this key")
+        expect(dialog).to_contain_text("does not accept this key")
         page.use_key()
         page.show("language-id")
         assert page.run().startswith("French")

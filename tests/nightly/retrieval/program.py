@@ -29,7 +29,7 @@ def near(first: Any, second: Any) -> bool:
 
 
 class Clients:
-    """One method for each row of docs/reference/openai.md's table; each raises if the client fails."""
+    """One method for each client of docs/reference/openai.md; each raises if the client fails."""
 
     def __init__(self, root: str) -> None:
         self.root, self.v1 = root, f"{root}/v1"

@@ -43,7 +43,7 @@ def test_archive_of_torchvision_agrees_and_other_weights_or_pixels_do_not(
     said = json.loads((tmp_path / "fidelity.json").read_text())
     assert said["engine"] == "openvino"
     assert 0 < said["largest_error"] < 1e-4
-    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 alone and together" in said["said"]
+    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 one by one and together" in said["said"]
     state = torch.load(weights)
     torch.save({**state, "fc.bias": state["fc.bias"] + torch.tensor([0, 0.1, 0])}, tmp_path / "other.pt")
     with pytest.raises(Unfaithful, match=r"OpenVINO differs from the model by .* on a picture of 640x480"):
@@ -78,7 +78,7 @@ def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_do
     fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
     said = json.loads((tmp_path / "fidelity.json").read_text())
     assert said["largest_error"] < 1e-4
-    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 alone and together" in said["said"]
+    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 one by one and together" in said["said"]
     with pytest.raises(Unfaithful, match=r"OpenVINO differs from the model by .* on a picture of 640x480"):
         fidelity.check(entry, source(entry, str(other)), "openvino", folder, tmp_path)
 
