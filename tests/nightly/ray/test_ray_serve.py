@@ -212,7 +212,7 @@ def test_clients_that_disconnect_leave_no_waiting_request_to_run(running: Cluste
 
 
 class Response(NamedTuple):
-    """What a client of `load` received, and when."""
+    """A response to a client of `load`, and when it came."""
 
     at_s: float
     status: int
