@@ -1,7 +1,7 @@
 """Take the pictures of the gateway's page and of a load report: python -m docs.screenshots [--report PAGE.html]
 
 running gateway -> Debian's Chromium -> send a photograph, wait -> docs/images/gateway-page[-dark].png
-report of load  -> docs/images/load-report[-dark].png
+report of load  -> docs/images/load-report.png
 Start a gateway (README.md), send some load to the model, and run this program.
 """
 
@@ -69,9 +69,9 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         take_gateway(browser, arguments.url, arguments.model, arguments.photograph)
         if arguments.report:
-            for theme, suffix in THEMES.items():
-                page = open_page(browser, arguments.report.resolve().as_uri(), theme)
-                write_picture(page, IMAGES / f"load-report{suffix}.png", full=True)
+            write_picture(
+                open_page(browser, arguments.report.resolve().as_uri(), "light"), IMAGES / "load-report.png", full=True
+            )
         browser.close()
     return 0
 
