@@ -26,6 +26,15 @@ def join_names(names: Collection[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
 
 
+def import_transformers() -> Any:
+    """Import transformers, which takes a second, and silence it: its warnings and errors may quote a text."""
+    import transformers  # noqa: PLC0415
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
 def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: Any) -> Any:
     """Load a model of config.json and safetensors, in evaluation mode, by the name of a class of transformers.
 
@@ -34,11 +43,9 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
     Raises:
         InvalidConfig: weights are missing, have another shape, or belong to more layers than config.json has.
     """
-    # The import takes seconds, and a worker on OpenVINO does not need it.
-    import transformers  # noqa: PLC0415
-
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
-    model, found = getattr(transformers, auto_class).from_pretrained(folder, output_loading_info=True, **options)
+    model_class = getattr(import_transformers(), auto_class)
+    model, found = model_class.from_pretrained(folder, output_loading_info=True, **options)
     if missing := [name for name in found["missing_keys"] if not re.search(unused, name)]:
         saved = ", ".join(model.config.architectures or ["no class"])
         raise InvalidConfig(
@@ -60,15 +67,13 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Load a tokenizer; InvalidConfig if its vocabulary is missing, without which transformers makes an empty one."""
-    import transformers  # noqa: PLC0415
-
     configs = "".join(path.read_text(encoding="utf-8").lower() for path in folder.glob("*config.json"))
     if not any(any(folder.glob(name)) for name in VOCABULARIES) and not any(
         kind in configs for kind in WITHOUT_VOCABULARY
     ):
         raise InvalidConfig("the checkpoint has no tokenizer; save one beside it with tokenizer.save_pretrained")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    return transformers.AutoTokenizer.from_pretrained(folder, **options)
+    return import_transformers().AutoTokenizer.from_pretrained(folder, **options)
 
 
 def check_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:

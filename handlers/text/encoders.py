@@ -1,25 +1,26 @@
 """Hugging Face encoders as modules with named inputs and outputs: exported for OpenVINO, or run by PyTorch.
 
 folder (config.json, model.safetensors, ...) -> load_encoder -> Encoder: (B, T) ids -> the task's outputs
+builder: tokenizer.json, config.json, ... -> prepare_tokenizer -> prepared.json
+worker:  prepared.json -> read_tokenizer -> FastTokenizer and configuration, without the import of transformers
 """
 
+import json
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transformers
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+from tokenizers import Tokenizer
 
-from handlers.checkpoints import load_strictly, load_tokenizer
+from handlers.archive_files import hash_files
+from handlers.checkpoints import import_transformers, load_strictly, load_tokenizer
 from handlers.errors import InvalidConfig
+from handlers.text.inputs import FastTokenizer
 from handlers.text.sentence_files import read_json
 from handlers.text.sentence_modules import SentenceModules, transformer_settings
-
-# Tokenizers warn of a text's length, and some of their errors quote the text.
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
 
 SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
@@ -29,6 +30,14 @@ FIRST_WITHOUT = 5
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
 # Models of which sentence-transformers uses only the encoder.
 ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})
+PREPARED = "prepared.json"
+# The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
+IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_special_ids")
+TOKENIZER_NAMES = (*IDS, "is_fast", "model_input_names", "padding_side", "truncation_side", "split_special_tokens")
+SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels")
+CONFIG_NAMES = (*SIZES, "pad_token_id", "model_type", "transformers_version", "problem_type")
+# A class that replaces one of these methods is not prepared: it may encode, or save itself, with its own Python.
+METHODS = ("__call__", "_encode_plus", "_convert_encoding", "convert_tokens_to_string", "save_pretrained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +113,10 @@ def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:
     is_named = SEGMENTS in tokenizer.model_input_names
     if (getattr(config, "type_vocab_size", None) or 0) < 2:
         return is_named
-    if any(tokenizer("a", "a", return_token_type_ids=True)[SEGMENTS]):
+    if any(tokenizer(["a"], ["a"], return_token_type_ids=True)[SEGMENTS][0]):
         return is_named or int((config.transformers_version or "0").partition(".")[0]) < FIRST_WITHOUT or None
-    family: Any = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(config.model_type) or "", None)
+    names = import_transformers().models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
+    family: Any = getattr(import_transformers(), names.get(config.model_type) or "", None)
     return None if SEGMENTS in getattr(family, "model_input_names", ()) else is_named
 
 
@@ -136,6 +146,46 @@ def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -
     if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
         model = LastTokenClassifier(model)
     return Encoder(model, inputs, head.outputs, SentenceModules(folder) if head.is_pooled else None)
+
+
+def _hash_sources(folder: Path) -> dict[str, str]:
+    names = {path.name: path for path in folder.iterdir() if path.name != PREPARED and path.suffix != ".safetensors"}
+    return hash_files(names)
+
+
+def prepare_tokenizer(folder: Path) -> None:
+    """Write a checkpoint's tokenizer and configuration as transformers loads them, unless it would encode otherwise."""
+    tokenizer, config = read_tokenizer(folder, trust_remote_code=False)
+    usual = import_transformers().TokenizersBackend
+    if any(getattr(type(tokenizer), name, None) is not getattr(usual, name) for name in METHODS):
+        return
+    # A call selects the language, and undoes the padding and truncation of tokenizer.json.
+    tokenizer(["a"])
+    backend = tokenizer.backend_tokenizer.to_str()
+    # Reading rounds some scores of a Unigram model, and texts of equal scores would be divided otherwise.
+    if Tokenizer.from_str(backend).to_str() != backend:
+        return
+    content = {
+        "sources": _hash_sources(folder),
+        "backend": backend,
+        "tokenizer": {name: getattr(tokenizer, name) for name in TOKENIZER_NAMES},
+        "config": {name: getattr(config, name) for name in CONFIG_NAMES if hasattr(config, name)},
+        "labels": [*(config.id2label or {}).items()],
+    }
+    (folder / PREPARED).write_text(json.dumps(content), encoding="utf-8")
+
+
+def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Read a checkpoint's tokenizer and configuration, with transformers unless they are prepared and unchanged."""
+    content = {} if trust_remote_code else read_json(folder / PREPARED)
+    if not content or content["sources"] != _hash_sources(folder):
+        options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        return tokenizer, import_transformers().AutoConfig.from_pretrained(folder, **options)
+    backend = Tokenizer.from_str(content["backend"])
+    backend.encode_special_tokens = content["tokenizer"]["split_special_tokens"]
+    config = SimpleNamespace(**content["config"], id2label=dict(content["labels"]))
+    return FastTokenizer(**content["tokenizer"], backend_tokenizer=backend), config
 
 
 def find_token_limit(folder: Path) -> int | None:

@@ -9,11 +9,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
-import transformers
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
-from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs, pad_array
 from handlers.engines.openvino import OpenVinoEngine
@@ -22,7 +20,7 @@ from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
-from handlers.text.encoders import Head, find_source_limit, load_encoder
+from handlers.text.encoders import Head, find_source_limit, load_encoder, read_tokenizer
 from handlers.text.inputs import Text, Tokens, add_tokens, pad_rows, read_payload, round_length
 
 Config = TypeVar("Config", bound=TextConfig)
@@ -48,14 +46,12 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def load(self) -> Engine:
         config = self.config
-        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        is_trusted = config.trust_remote_code
+        self.tokenizer, self.model_config = read_tokenizer(self.checkpoint_dir, trust_remote_code=is_trusted)
         if self.needs_places and not self.tokenizer.is_fast:
             raise InvalidConfig(
                 "tokenizer: this task needs a fast one, and the archive lacks tokenizer.json; add it and build again"
             )
-        self.model_config = transformers.AutoConfig.from_pretrained(
-            self.checkpoint_dir, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)

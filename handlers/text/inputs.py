@@ -7,6 +7,7 @@ lists of ids -> pad_rows                -> arrays of one length, and the mask of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -44,6 +45,39 @@ class Tokens(Protocol):
     @property
     def type_ids(self) -> Sequence[int]:
         """The segment of each token."""
+
+
+class _Encodings(dict[str, Any]):
+    encodings: Sequence[Any]
+
+
+class FastTokenizer(SimpleNamespace):
+    """Encodes like a fast tokenizer of transformers, with the arguments of handlers; any other is a TypeError."""
+
+    def __call__(
+        self, texts: Any, pairs: Any = None, *, truncation: bool = False, max_length: int | None = None, **options: bool
+    ) -> _Encodings:
+        known = options.items() <= {"return_attention_mask": False, "return_token_type_ids": True}.items()
+        if not known or isinstance(texts, str) or truncation is not (max_length is not None):
+            raise TypeError(
+                f"a prepared tokenizer needs a list of texts, and truncation with max_length; not {options}"
+            )
+        backend = self.backend_tokenizer
+        cut = {"max_length": max_length, "stride": 0, "strategy": "longest_first", "direction": self.truncation_side}
+        # A change would wait for threads that encode.
+        if backend.truncation != (cut if truncation else None):
+            backend.enable_truncation(**cut) if truncation else backend.no_truncation()
+        found = backend.encode_batch(texts if pairs is None else [*zip(texts, pairs, strict=True)])
+        encodings = _Encodings(input_ids=[each.ids for each in found], token_type_ids=[each.type_ids for each in found])
+        encodings.encodings = found
+        return encodings
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> Any:
+        decoder = self.backend_tokenizer.decoder
+        return decoder.decode(tokens) if decoder is not None else " ".join(tokens)
 
 
 @dataclass(frozen=True, slots=True)

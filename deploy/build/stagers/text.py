@@ -15,12 +15,12 @@ from deploy.build.hub import open_checkpoint, pack
 from deploy.build.sources import Source
 from deploy.build.tasks import find_staged_files, task_class, task_of
 from deploy.models import Engine, ModelEntry
-from handlers.archive_files import GRAPH
+from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
-from handlers.text.encoders import Encoder, Head, load_encoder
+from handlers.text.encoders import Encoder, Head, load_encoder, prepare_tokenizer
 from handlers.text.sentence_modules import read_modules
 
 # A configuration's names for the window of attention.
@@ -43,6 +43,9 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
+        # A worker on PyTorch imports transformers anyway.
+        if engine != "torch" and not config.trust_remote_code:
+            prepare_tokenizer(folder / CHECKPOINT)
     for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
 

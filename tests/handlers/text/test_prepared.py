@@ -1,0 +1,291 @@
+"""A worker on OpenVINO tokenises like transformers, and imports no transformers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import transformers
+
+from deploy.models import ROOT
+from handlers.archive_files import CHECKPOINT
+from handlers.text import encoders
+from handlers.text.encoders import PREPARED, prepare_tokenizer, read_tokenizer
+from handlers.text.inputs import FastTokenizer
+from tests import tiny_models
+from tests.tiny_models import byte_level, word_piece
+
+TEXTS, PAIRS = [*tiny_models.TEXTS, "<extra> [MASK] <mask>Anna <s>x</s> [SEP]"], [*tiny_models.TEXTS, "x"][::-1]
+# Loads an archive's sentence embedding as an adaptive worker does, embeds a text, and prints the imported packages.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from tests.handlers.batching.frontend import Frontend
+from tests.handlers.serving import context
+
+handler = SentenceEmbeddingHandler()
+handler.worker_context = context(Path(sys.argv[1]), {"scheduling": {"mode": "adaptive"}}, batch_size=64)
+handler.worker_context.model_yaml_config["continuousBatching"] = True
+handler.initialize(handler.worker_context)
+handler.reporter.stop()
+with Frontend(handler) as frontend:
+    sent = {"Host": "localhost", "Content_Type": "application/json"}
+    assert frontend.send(b'{"text": "Anna Berg kept the inn."}', **sent).status == 200
+print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
+"""
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of sentencepiece."""
+    prefix = tmp_path_factory.mktemp("pieces") / "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((ROOT / "tests" / "sentences_en.txt").read_text().splitlines()),
+        model_prefix=str(prefix),
+        vocab_size=400,
+        control_symbols=["[CLS]", "[SEP]"],
+        minloglevel=2,
+    )
+    return prefix.with_suffix(".model")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+Save = Callable[[Path, Path], object]
+
+
+def generic(kind: str, **settings: Any) -> Save:
+    def save(folder: Path, _: Path) -> None:
+        tiny_models.checkpoint(folder, kind, "text_classification")
+        edit(folder / "tokenizer_config.json", **settings)
+
+    return save
+
+
+def own_class(name: str, config: str, **settings: Any) -> Save:
+    """Write WordPiece, or bytes, as the class of a family saves it."""
+
+    def save(folder: Path, _: Path) -> None:
+        model = json.loads((word_piece() if config in ("bert", "distilbert", "mpnet") else byte_level()).to_str())
+        vocabulary = model["model"]["vocab"]
+        arguments = {"merges": [tuple(each) for each in model["model"]["merges"]]} if "merges" in model["model"] else {}
+        getattr(transformers, name)(vocab=vocabulary, **arguments, **settings).save_pretrained(folder)
+        transformers.AutoConfig.for_model(config).save_pretrained(folder)
+
+    return save
+
+
+def cased_beside_uncased(folder: Path, pieces: Path) -> None:
+    """Write a tokenizer.json that lowers case beside a configuration that does not; the class decides."""
+    own_class("BertTokenizer", "bert")(folder, pieces)
+    edit(folder / "tokenizer_config.json", do_lower_case=False, strip_accents=False)
+
+
+def sentence_pieces(name: str, config: str, file: str, **settings: Any) -> Save:
+    """Copy the model alone, which transformers converts."""
+
+    def save(folder: Path, pieces: Path) -> None:
+        folder.mkdir()
+        shutil.copyfile(pieces, folder / file)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **settings}))
+        transformers.AutoConfig.for_model(config).save_pretrained(folder)
+
+    return save
+
+
+def saved_again(save: Save) -> Save:
+    """Write what transformers makes of a checkpoint, with tokenizer.json."""
+
+    def again(folder: Path, pieces: Path) -> None:
+        save(folder, pieces)
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+    return again
+
+
+def cut_and_padded(folder: Path, _: Path) -> None:
+    """Write a tokenizer.json with truncation and padding, as models of sentence-transformers have them."""
+    tiny_models.checkpoint(folder, "bert", "text_classification")
+    cut = {"max_length": 7, "stride": 2, "strategy": "LongestFirst", "direction": "Left"}
+    fill: dict[str, Any] = {
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 2,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    fill["strategy"] = {"Fixed": 20}
+    edit(folder / "tokenizer.json", truncation=cut, padding=fill)
+
+
+def with_added_tokens(folder: Path, _: Path) -> None:
+    tiny_models.checkpoint(folder, "roberta", "text_classification")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<extra>", transformers.AddedToken("plum cake", lstrip=True, rstrip=True)])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["ferry"]})
+    tokenizer.save_pretrained(folder)
+
+
+T5 = sentence_pieces("T5Tokenizer", "t5", "spiece.model")
+CHECKPOINTS: dict[str, Save] = {
+    **{kind: generic(kind) for kind in ("bert", "distilbert", "roberta")},
+    "left": generic("bert", truncation_side="left", padding_side="left", model_max_length=9),
+    "special tokens are text": generic("bert", split_special_tokens=True),
+    "truncation and padding": cut_and_padded,
+    "added tokens": with_added_tokens,
+    "BertTokenizer": own_class("BertTokenizer", "bert"),
+    "cased": cased_beside_uncased,
+    "DistilBertTokenizer": own_class("DistilBertTokenizer", "distilbert", do_lower_case=False),
+    "MPNetTokenizer": own_class("MPNetTokenizer", "mpnet"),
+    "RobertaTokenizer": own_class("RobertaTokenizer", "roberta", add_prefix_space=True, trim_offsets=False),
+    "NllbTokenizer": own_class("NllbTokenizer", "m2m_100", src_lang="deu_Latn"),
+}
+# Scores are rounded as tokenizers reads them: these are not prepared.
+ROUNDED: dict[str, Save] = {
+    "XLM-RoBERTa": sentence_pieces("XLMRobertaTokenizer", "xlm-roberta", "sentencepiece.bpe.model"),
+    "DeBERTa": sentence_pieces("DebertaV2Tokenizer", "deberta-v2", "spm.model", do_lower_case=True),
+    "T5": T5,
+    "T5, saved": saved_again(T5),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_prepared_tokenizer_and_configuration_equal_those_of_transformers(
+    name: str, tmp_path: Path, pieces: Path
+) -> None:
+    checkpoint = tmp_path / CHECKPOINT
+    CHECKPOINTS[name](checkpoint, pieces)
+    oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    prepare_tokenizer(checkpoint)
+    tokenizer, config = read_tokenizer(checkpoint, trust_remote_code=False)
+    assert isinstance(tokenizer, FastTokenizer)
+    flags = {"return_token_type_ids": True, "return_attention_mask": False}
+    # A cut must not stay for the next call.
+    cuts: list[dict[str, Any]] = [{}, {"truncation": True, "max_length": 12}, {"truncation": False, "max_length": None}]
+    for options in cuts:
+        for texts, pairs in ((TEXTS, None), (TEXTS, PAIRS), (TEXTS[:1], None)):
+            own = tokenizer(texts, pairs, **options, **flags)
+            expected = oracle(texts, pairs, **options, **flags)
+            assert own == dict(expected)
+            for ours, theirs in zip(own.encodings, expected.encodings, strict=True):
+                for kind in ("ids", "type_ids", "tokens", "offsets", "word_ids", "sequence_ids", "special_tokens_mask"):
+                    assert getattr(ours, kind) == getattr(theirs, kind)
+    tokens = oracle.tokenize(TEXTS[6])
+    assert tokenizer.convert_tokens_to_string(tokens) == oracle.convert_tokens_to_string(tokens)
+    names = {*vars(tokenizer)} - {"backend_tokenizer"}
+    assert {name: getattr(tokenizer, name) for name in names} == {name: getattr(oracle, name) for name in names}
+    assert len(tokenizer) == len(oracle)
+    known = transformers.AutoConfig.from_pretrained(checkpoint)
+    assert vars(config) == {name: getattr(known, name) for name in vars(config)}
+    assert {"hidden_size", "vocab_size", "id2label", "num_labels", "problem_type"} <= vars(config).keys()
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_tokenizer_that_would_be_rounded_is_not_prepared(name: str, tmp_path: Path, pieces: Path) -> None:
+    checkpoint = tmp_path / CHECKPOINT
+    ROUNDED[name](checkpoint, pieces)
+    prepare_tokenizer(checkpoint)
+    assert not (checkpoint / PREPARED).exists()
+    own, oracle = read_tokenizer(checkpoint, trust_remote_code=False)[0], transformers.AutoTokenizer
+    assert own(TEXTS, PAIRS)["input_ids"] == oracle.from_pretrained(checkpoint)(TEXTS, PAIRS)["input_ids"]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    checkpoint = tiny_models.checkpoint(tmp_path / CHECKPOINT, "bert", "text_classification")
+    prepare_tokenizer(checkpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add_special_tokens": False},
+        {"truncation": "only_second", "max_length": 12},
+        {"truncation": True},
+        {"max_length": 12},
+        {"return_offsets_mapping": True},
+        {"return_attention_mask": True},
+        {"return_token_type_ids": False},
+        {"padding": False},
+    ],
+    ids=str,
+)
+def test_argument_that_is_not_prepared_is_an_error(options: dict[str, Any], prepared: Path) -> None:
+    tokenizer, config = read_tokenizer(prepared, trust_remote_code=False)
+    with pytest.raises(TypeError):
+        tokenizer(TEXTS, **options)
+    with pytest.raises(TypeError):
+        tokenizer("Anna", "Berg")
+    for each in (tokenizer, config):
+        with pytest.raises(AttributeError):
+            _ = each.mask_token_id
+
+
+@pytest.mark.parametrize("length", [None, 12])
+def test_threads_encode_at_once(length: int | None, prepared: Path) -> None:
+    tokenizer, _ = read_tokenizer(prepared, trust_remote_code=False)
+    options = {"truncation": length is not None, "max_length": length}
+    texts = [text * 20 for text in TEXTS]
+    expected = transformers.AutoTokenizer.from_pretrained(prepared)(texts, **options)["input_ids"]
+    # The sample of the warm-up sets the length.
+    tokenizer(["x"], **options)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: tokenizer(texts, **options)["input_ids"], range(200)):
+            assert found == expected
+
+
+def test_changed_and_trusted_checkpoints_are_read_by_transformers(prepared: Path) -> None:
+    assert isinstance(read_tokenizer(prepared, trust_remote_code=False)[0], FastTokenizer)
+    assert not isinstance(read_tokenizer(prepared, trust_remote_code=True)[0], FastTokenizer)
+    edit(prepared / "tokenizer_config.json", truncation_side="left")
+    tokenizer, _ = read_tokenizer(prepared, trust_remote_code=False)
+    assert not isinstance(tokenizer, FastTokenizer)
+    assert tokenizer.truncation_side == "left"
+
+
+@pytest.mark.parametrize(
+    "method", ["__call__", "_encode_plus", "_convert_encoding", "convert_tokens_to_string", "save_pretrained"]
+)
+def test_tokenizer_with_its_own_python_is_not_prepared(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = type("Own", (transformers.PreTrainedTokenizerFast,), {method: lambda *_: None})
+    checkpoint = tiny_models.checkpoint(tmp_path / CHECKPOINT, "bert", "sentence_embedding")
+    monkeypatch.setattr(encoders, "load_tokenizer", lambda folder, **_: own.from_pretrained(folder))
+    prepare_tokenizer(checkpoint)
+    assert not (checkpoint / PREPARED).exists()
+
+
+def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    transformers.T5Config().save_pretrained(tmp_path)
+    prepare_tokenizer(tmp_path)
+    assert not (tmp_path / PREPARED).exists()
+    assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
+
+
+def test_worker_imports_no_transformers(tmp_path: Path) -> None:
+    def imported(archive: Path) -> set[str]:
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(archive)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert finished.returncode == 0, finished.stderr
+        return {*json.loads(finished.stdout.splitlines()[-1])}
+
+    archive = tiny_models.staged(tmp_path, "bert", "sentence_embedding")
+    assert imported(archive) & {"transformers", "openvino", "scipy", "pandas"} == {"openvino"}
+    # An archive of an earlier builder has no such file.
+    older = Path(shutil.copytree(archive, tmp_path / "older"))
+    (older / CHECKPOINT / PREPARED).unlink()
+    assert "transformers" in imported(older)
