@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(required=True)
     about = "print the configuration of an application for each archive"
     config = commands.add_parser("config", help=about, description=f"{about}, for `serve run` and `serve deploy`")
-    config.add_argument("models", type=Path, help="the settings of docs/how-to/ray-serve.md")
+    config.add_argument("models", type=Path, help="file of settings (docs/how-to/ray-serve.md)")
     options = parser.parse_args(arguments)
 
     def write() -> None:

@@ -54,6 +54,8 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         InvalidConfig: names every problem.
     """
+    if not path.is_file():
+        raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     try:
         settings = TypeAdapter(Settings).validate_json(json.dumps(parse_yaml(path), default=str))
     except ValidationError as error:

@@ -90,3 +90,8 @@ def test_manifest_of_kuberay_has_the_configuration_and_the_environment_of_this_v
         (container,) = pod["template"]["spec"]["containers"]
         given = {each["name"]: each["value"] for each in container["env"]}
         assert given.items() >= variables.items()
+
+
+def test_missing_list_is_one_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"^no file .*none\.yaml; "):
+        read(tmp_path / "none.yaml")
