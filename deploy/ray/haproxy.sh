@@ -2,6 +2,8 @@
 # Starts Serve's HAProxy with a changed configuration; RAY_SERVE_HAPROXY_BINARY_PATH in ray.env names this file.
 #   statistics and metrics    listen on loopback, and the control socket is its owner's
 #   HAProxy's own errors      a replica that died: 503 with Retry-After, in TorchServe's form, instead of 500
+#   a replica that dies       requests are buffered, so that those of at most a buffer can go to another replica; without
+#                             it, and with `http-reuse always`, HAProxy closes the client's connection without a response
 #   gRPC                      a call without the metadata `application` goes to the application at /
 set -euo pipefail
 for argument in "$@"; do
@@ -14,7 +16,11 @@ if [ -n "${config:-}" ]; then
     printf 'HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%s' \
         "${#body}" "$body" >"$error"
     sed -i -e "s#^\( *bind \):\([0-9]*\)#\1127.0.0.1:\2#" -e "s#^\( *bind \)\*:\([0-9]*\)\$#\1127.0.0.1:\2#" \
-        -e "s#mode 666 level admin#mode 600 level admin#" -e "s#\(errorfile 50[234]\) .*#\1 $error#" "$config"
+        -e "s#mode 666 level admin#mode 600 level admin#" -e "s#\(errorfile 50[234]\) .*#\1 $error#" \
+        -e "s#http-reuse always#http-reuse safe#" "$config"
+    if ! grep -q http-buffer-request "$config"; then
+        sed -i "s#^    option abortonclose#&\n    option http-buffer-request#" "$config"
+    fi
     if grep -q '^backend grpc-routes$' "$config"; then
         sed -i 's/default_backend default_grpc_backend/default_backend grpc-routes/' "$config"
     fi

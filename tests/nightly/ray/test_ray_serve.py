@@ -194,21 +194,19 @@ def test_clients_that_disconnect_leave_no_waiting_request_to_run(running: Cluste
         with suppress(requests.RequestException):
             requests.post(url, json={"x": 1}, timeout=(60, after_s))
 
-    started_s = time.monotonic()
     with ThreadPoolExecutor(51) as threads:
         first = threads.submit(requests.post, url, json={"x": 2}, timeout=60)
         list(threads.map(leave, [0.01] * 50))
         # On a busy machine those leave before HAProxy has sent their requests on; these do not.
         list(threads.map(leave, [1.0] * 20))
         assert first.result().json() == {"y": 4}
-    took_s = time.monotonic() - started_s
     assert requests.post(url, json={"x": 4}, timeout=60).json() == {"y": 8}
     # A report comes once a second, and an export every few.
     until(lambda: running.counted("handler_abandoned_total", ModelName=SLOW) >= 5, timeout_s=60)
     time.sleep(8)
-    # The two that stay, and one each time that the engine was free while clients came: 22 to 72 without cancelling.
+    # Those that the engine began before their clients left; without cancelling at least 22.
     ran = running.counted("handler_batch_size_sum_total", ModelName=SLOW) - before
-    assert 2 <= ran <= 3 + took_s / SLOW_S
+    assert 2 <= ran <= 15
 
 
 class Response(NamedTuple):
@@ -251,14 +249,15 @@ def loaded(running: Cluster, clients: int) -> Iterator[list[Response]]:
     assert all(each.is_right for each in found)
 
 
-def test_replica_that_is_killed_under_load_crosses_no_answers(running: Cluster, store: Path) -> None:
+def test_replica_that_is_killed_under_load_loses_and_crosses_no_answer(running: Cluster, store: Path) -> None:
     running.deploy(models=archives(store, SLOW, replicas=2, cpus=0.5))
     until(lambda: len(running.replicas(SLOW)) == 2, timeout_s=300)
     with loaded(running, 8) as found:
         time.sleep(2)
         os.kill(running.replicas(SLOW)[0], signal.SIGKILL)
         time.sleep(5)
-    assert {each.status for each in found} <= {200, 503}
+    # HAProxy repeats those that the dead one held.
+    assert {each.status for each in found} == {200}
     until(lambda: len(running.replicas(SLOW)) == 2, timeout_s=300)
 
 
