@@ -2,8 +2,8 @@
 # Starts Serve's HAProxy with a changed configuration; RAY_SERVE_HAPROXY_BINARY_PATH in ray.env names this file.
 #   statistics and metrics    listen on loopback, and the control socket is its owner's
 #   HAProxy's own errors      a replica that died: 503 with Retry-After, in TorchServe's form, instead of 500
-#   a replica that dies       requests are buffered, so that those of at most a buffer can go to another replica; without
-#                             it, and with `http-reuse always`, HAProxy closes the client's connection without a response
+#   a replica that dies       HAProxy buffers a request, so it can repeat one that fits the buffer on another replica;
+#                             by Serve's own configuration it closes the client's connection without a response
 #   gRPC                      a call without the metadata `application` goes to the application at /
 set -euo pipefail
 for argument in "$@"; do

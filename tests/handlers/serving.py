@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from ts.context import Context, RequestProcessor
@@ -16,6 +16,8 @@ from handlers.engines.torch import TorchEngine
 from handlers.errors import CorruptInput, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
+
+Handler = TypeVar("Handler", bound=BatchHandler[Any, Any])
 
 
 class Answer(NamedTuple):
@@ -55,6 +57,20 @@ def serve(
 def read(body: bytes, content_type: str) -> Any:
     """Return an answer as parsed JSON, or unchanged."""
     return json.loads(body) if content_type == "application/json" else body
+
+
+def adaptive_context(model_dir: Path, settings: dict[str, Any]) -> Context:
+    """Return the context of an adaptive worker, as its archive's model-config.yaml makes it."""
+    made = context(model_dir, settings, batch_size=64)
+    made.model_yaml_config["continuousBatching"] = True
+    return made
+
+
+def started_adaptive(handler: Handler, model_dir: Path, settings: dict[str, Any]) -> Handler:
+    """Return a handler of an adaptive worker after initialize."""
+    handler.worker_context = adaptive_context(model_dir, settings)
+    handler.initialize(handler.worker_context)
+    return handler
 
 
 def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:

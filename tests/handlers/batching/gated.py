@@ -13,7 +13,7 @@ from handlers.base import BatchHandler
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
-from tests.handlers.serving import DoublingHandler, context
+from tests.handlers.serving import DoublingHandler, adaptive_context
 from tests.waiting import PATIENCE_S, until
 
 RUN_S = 0.004
@@ -168,8 +168,7 @@ def start_handler(
         "scheduling": {**SCHEDULING, **scheduling},
         **(settings or {}),
     }
-    handler.worker_context = context(model_dir, settings, batch_size=64)
-    handler.worker_context.model_yaml_config["continuousBatching"] = True
+    handler.worker_context = adaptive_context(model_dir, settings)
     handler.worker_context.manifest = {"model": {"modelVersion": version}}
     with patch("handlers.batching.trial.measure", lambda *_: list(took)):
         handler.initialize(handler.worker_context)

@@ -14,7 +14,7 @@ import pytest
 from deploy.models import ROOT
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.serving import context, serve
+from tests.handlers.serving import serve, started_adaptive
 from tests.handlers.tasks import test_image_classification
 from tests.photographs import photograph
 
@@ -105,12 +105,9 @@ def test_text_in_adaptive_mode_goes_through_twenty_modules(
     tiny_archive: Callable[..., Path], target_ms: int | None
 ) -> None:
     with entered() as begin:
-        handler = SentenceEmbeddingHandler()
         scheduling = {"mode": "adaptive", "max_latency_ms": target_ms}
         settings = {"precision": "fp32", "threads": 1, "scheduling": scheduling}
-        handler.worker_context = context(tiny_archive("bert", "sentence_embedding"), settings, batch_size=64)
-        handler.worker_context.model_yaml_config["continuousBatching"] = True
-        handler.initialize(handler.worker_context)
+        handler = started_adaptive(SentenceEmbeddingHandler(), tiny_archive("bert", "sentence_embedding"), settings)
         handler.reporter.stop()
         with Frontend(handler) as frontend:
             sent = {"Host": "localhost", "Content_Type": "application/json"}

@@ -14,7 +14,7 @@ from deploy.models import ModelEntry
 from handlers.engines.seq2seq import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
 from tests.handlers.batching.gated import SCHEDULING
-from tests.handlers.serving import context, serve
+from tests.handlers.serving import serve, started_adaptive
 from tests.tiny_seq2seq import SENTENCES
 
 # fp32, so that a batch and a text alone give the same tokens; short, so that random weights are no burden.
@@ -43,11 +43,7 @@ def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], 
 
 def adaptive(archive: Path, settings: dict[str, Any]) -> TranslationHandler:
     """A worker of an archive in adaptive mode."""
-    handler = TranslationHandler()
-    handler.worker_context = context(archive, {"scheduling": SCHEDULING, **settings}, batch_size=64)
-    handler.worker_context.model_yaml_config["continuousBatching"] = True
-    handler.initialize(handler.worker_context)
-    return handler
+    return started_adaptive(TranslationHandler(), archive, {"scheduling": SCHEDULING, **settings})
 
 
 class Oracle:

@@ -16,7 +16,7 @@ from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S
-from tests.handlers.serving import Answer, context, serve, started
+from tests.handlers.serving import Answer, serve, started, started_adaptive
 
 # An engine of one thread: the tests' processes share the cores.
 SETTINGS: dict[str, Any] = {"threads": 1}
@@ -47,10 +47,7 @@ def loaded(folder: Path, settings: Mapping[str, Any]) -> TensorsHandler:
         started(handler, folder, settings)
         return handler
     settings["scheduling"] = {**SCHEDULING, **settings["scheduling"]}
-    handler.worker_context = context(folder, settings, batch_size=64)
-    handler.worker_context.model_yaml_config["continuousBatching"] = True
-    handler.initialize(handler.worker_context)
-    return handler
+    return started_adaptive(handler, folder, settings)
 
 
 ADAPTIVE: dict[str, Any] = {"scheduling": {"mode": "adaptive"}}

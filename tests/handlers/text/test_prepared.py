@@ -29,12 +29,10 @@ import json, sys
 from pathlib import Path
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.serving import context
+from tests.handlers.serving import started_adaptive
 
-handler = SentenceEmbeddingHandler()
-handler.worker_context = context(Path(sys.argv[1]), {"scheduling": {"mode": "adaptive"}}, batch_size=64)
-handler.worker_context.model_yaml_config["continuousBatching"] = True
-handler.initialize(handler.worker_context)
+settings = {"scheduling": {"mode": "adaptive"}}
+handler = started_adaptive(SentenceEmbeddingHandler(), Path(sys.argv[1]), settings)
 handler.reporter.stop()
 with Frontend(handler) as frontend:
     sent = {"Host": "localhost", "Content_Type": "application/json"}

@@ -204,7 +204,7 @@ def test_clients_that_disconnect_leave_no_waiting_request_to_run(running: Cluste
     # A report comes once a second, and an export every few.
     until(lambda: running.counted("handler_abandoned_total", ModelName=SLOW) >= 5, timeout_s=60)
     time.sleep(8)
-    # Those that the engine began before their clients left; without cancelling at least 22.
+    # The engine begins some before their clients leave; without cancelling it runs at least 22.
     ran = running.counted("handler_batch_size_sum_total", ModelName=SLOW) - before
     assert 2 <= ran <= 15
 
@@ -256,7 +256,7 @@ def test_replica_that_is_killed_under_load_loses_and_crosses_no_answer(running: 
         time.sleep(2)
         os.kill(running.replicas(SLOW)[0], signal.SIGKILL)
         time.sleep(5)
-    # HAProxy repeats those that the dead one held.
+    # HAProxy repeats the requests that the dead replica held.
     assert {each.status for each in found} == {200}
     until(lambda: len(running.replicas(SLOW)) == 2, timeout_s=300)
 
