@@ -52,10 +52,10 @@ def _about(run: Run) -> str:
 
 
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Yield the main figures: the highest throughput of each run, and the ratio of the last run to the first."""
+    """Yield the highest median throughput of each run, and the ratio of the last run to the first."""
     for number, run in enumerate(runs):
-        if steps := [step for step in run.steps if step.is_valid]:
-            best = max(steps, key=lambda step: step.throughput_per_s)
+        if points := [point for point in curve(run) if point.is_valid]:
+            best = max(points, key=lambda point: point.throughput_per_s)
             words = f"{name(runs, number)}: highest throughput, at {best.name}, p99 {best.latency_ms['p99']:.0f} ms"
             yield f"{best.throughput_per_s:.1f}/s", words
     rows = ratios(runs[0], runs[-1]) if len(runs) > 1 else []

@@ -164,6 +164,8 @@ def test_page_of_two_runs_is_whole_needs_no_network_and_compares_them() -> None:
     assert "<stock>" not in without_scripts
     assert "<h2>before: ours, after: &lt;stock&gt;</h2>" in without_scripts
     assert '"name":"before: ours"' in text and "after: \\u003cstock\\u003e" in text
+    # The cards have the medians that the chart has.
+    assert "<b>55.0/s</b>" in without_scripts and "<b>27.5/s</b>" in without_scripts
     # Half the throughput, in every repeat.
     assert "<td>0.500</td><td>0.500 .. 0.500</td>" in without_scripts
     assert "<b>× 0.50</b><span>throughput at 8 clients, after over before</span>" in without_scripts
