@@ -35,8 +35,8 @@ class StockConfig(HandlerConfig):
 
     decode_input_request: bool = Field(
         default=True,
-        description="Whether the handler receives JSON as objects and text as text. TorchServe's setting of this name "
-        "is true by default; `config.properties` here sets it to false, and `stock` decodes in its place.",
+        description="Whether the handler receives JSON as objects and text as text. This is TorchServe's default, "
+        "which `config.properties` here turns off for the other tasks.",
     )
 
 
