@@ -17,7 +17,7 @@ from handlers.errors import InvalidConfig, InvalidOption, show_name
 
 T = TypeVar("T")
 
-# The most options of an item, including those beside "instances", which hold for every item of the list.
+# The most options of an item, including those beside "instances", which apply to every item of the list.
 MOST_OPTIONS = 100
 TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are accepted."
 

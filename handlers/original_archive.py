@@ -25,7 +25,7 @@ from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig, ItemError, OutOfMemory, WrongOutput
 from handlers.torchserve import BASE_MODULE, blocked_imports
 
-# The folder of an archive that holds the files of an old one.
+# The folder of an archive that contains the files of an old archive.
 ORIGINAL = "original"
 
 
@@ -41,7 +41,7 @@ class StockConfig(HandlerConfig):
 
 
 class OriginalRow(NamedTuple):
-    """A request as TorchServe hands it to a handler.
+    """A request as TorchServe passes it to a handler.
 
     Attributes:
         values: the body, or the fields of a form, by name.
@@ -68,7 +68,7 @@ class OriginalArchive:
         """Load the handler that the manifest names; its `initialize` sees its own folder, manifest and GPU.
 
         Args:
-            context: TorchServe's, of the archive that holds the old one.
+            context: TorchServe's, of the archive that contains the old one.
             folder: the files of the old archive.
 
         Raises:

@@ -155,7 +155,7 @@ class LanguageIdConfig(HandlerConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdOptions:
-    """Options of one text; None stands for the setting of the same name."""
+    """Options of one text; None selects the setting of that name."""
 
     top_k: LabelCount | None = Field(default=None, description="Maximum labels in the response.")
     threshold: Share | None = Field(default=None, description="Minimum score of a label, 0 to 1.")
@@ -207,7 +207,7 @@ class TokenClassificationOptions:
 class QuestionAnsweringConfig(TextConfig):
     """Settings of question answering; the defaults are those of transformers' pipeline of that name.
 
-    `max_length` counts the tokens of a question and a window of its context together; None stands for 384, or for the
+    `max_length` counts the tokens of a question and a window of its context together; None means 384, or the
     model's limit if that is less. `top_k`, `max_answer_tokens` and `align_to_words` are the defaults of a request.
     """
 
@@ -240,7 +240,7 @@ class QuestionAnsweringOptions:
 class TranslationConfig(TextConfig):
     """Settings of translation. Those with the name of an option are the defaults of a request.
 
-    With a detector, `src_lang` is used for texts whose language is not certain, and `auto` stands for no language.
+    With a detector, `src_lang` is used for texts whose language is not certain, and `auto` means no language.
     """
 
     engine: Literal["auto", "torch"] = Field(
@@ -296,7 +296,7 @@ class TranslationConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationOptions:
-    """Options of one text, under transformers' names; None stands for the setting of the same name, or the model's."""
+    """Options of one text, under transformers' names; None selects the setting of that name, or the model's."""
 
     src_lang: str | None = Field(
         default=None, description="The source language, as the model's own code; `auto` identifies it."

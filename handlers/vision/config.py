@@ -101,7 +101,7 @@ class ObjectDetectionConfig(PixelsConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ObjectDetectionOptions:
-    """Options of one image; None stands for the setting of the same name."""
+    """Options of one image; None selects the setting of that name."""
 
     threshold: Share | None = Field(default=None, description="Minimum score of a box, 0 to 1.")
     top_k: Count | None = Field(default=None, description="Maximum boxes in the response.")
@@ -155,7 +155,7 @@ class ImageSegmentationConfig(PixelsConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageSegmentationOptions:
-    """Options of one image; None stands for the setting of the same name."""
+    """Options of one image; None selects the setting of that name."""
 
     masks: Masks | None = Field(
         default=None,
