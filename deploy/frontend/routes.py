@@ -1,4 +1,4 @@
-"""The routes of all archives at /: each finds the model and asks its replicas.
+"""The routes of all archives at /: each finds the model and calls its replicas.
 
 /v2/models/M/infer, /v1/embeddings, /rerank, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
 /v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> the gateway's

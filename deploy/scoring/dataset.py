@@ -32,7 +32,7 @@ def score(
     threads: int | None = None,
     **ray_remote_args: Any,
 ) -> "Dataset":
-    """Ask a model about every row.
+    """Predict every row with a model.
 
     Args:
         dataset: rows with an input each.
