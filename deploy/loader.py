@@ -50,7 +50,7 @@ class LoadedArchive:
 
         Args:
             archive: NAME.mar (zip or tar.gz), or the folder of an archive that was built as one.
-            mode: who forms the batches: the caller of `handler.handle`, or `handler.core`.
+            mode: the part that forms the batches: the caller of `handler.handle`, or `handler.core`.
             batch_size: of the registration; None for `batchSize` of model-config.yaml, or 1.
             response_timeout_s: seconds that a batch may take; None for `responseTimeout` of model-config.yaml.
             threads: processor threads of the engine and of decoding; 0 for the archive's own setting, by default one

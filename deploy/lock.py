@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-# The packages of PyTorch's CUDA build; another build of torch brings its own parts or no parts.
+# The packages of PyTorch's CUDA build; another build of torch has other parts, or none.
 TORCH_PARTS = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)")
 FIRST_LINE = re.compile(r"(?P<pin>(?P<name>[A-Za-z0-9._-]+)==[^\s;]+)")
 

@@ -17,7 +17,7 @@ MODEL_LIST = ROOT / "examples" / "models.yaml"
 # The user's own list, from the current folder.
 MINE = Path("my/models.yaml")
 
-# The engine that an archive has a model for; `auto` stands for both OpenVINO and PyTorch.
+# The engine for which an archive contains a model; with `auto`, both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
 # The keys of an entry.
@@ -44,7 +44,7 @@ class ModelEntry:
     handler: str
     # The archive's version if its weights are trained.
     version: str
-    # Holds model-config.yaml, the files that the task stages, and sample requests.
+    # The folder of model-config.yaml, the files that the task stages, and sample requests.
     folder: Path
     # The default source of the weights; empty if the command line must name one, or the task needs none. A text stands
     # for `path: TEXT`, a file or folder beside the list or in the model's folder.

@@ -107,10 +107,10 @@ def draw_modes() -> str:
     def ticks(y: float) -> list[str]:
         return [arrow(60 + x, y - 16, 60 + x, y) for x in arrivals]
 
-    parts = [text(20, 26, "Classic: TorchServe waits up to max_batch_delay, then hands over a batch", anchor="start")]
+    parts = [text(20, 26, "Classic: TorchServe waits up to max_batch_delay, then passes a batch", anchor="start")]
     parts += [*ticks(60), bar(60, 62, 60, "delay", GREY), bar(120, 62, 150, "batch 1, 2, 3", BLUE)]
     parts += [bar(274, 62, 150, "batch 4, 5, 6", BLUE), bar(428, 62, 60, "delay", GREY), bar(488, 62, 90, "7", BLUE)]
-    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine starts what waits", anchor="start")]
+    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine runs waiting ones", anchor="start")]
     parts += [*ticks(164), bar(60, 166, 90, "1", BLUE), bar(154, 166, 110, "2, 3", BLUE)]
     parts += [
         bar(268, 166, 130, "4, 5, 6", BLUE),

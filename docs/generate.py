@@ -121,12 +121,6 @@ def write_commands(title: str, modules: Sequence[str]) -> str:
             lines += [f"### {titles[names]}", "", *shared, ""]
         for name, each in zip(rows, subcommands, strict=True):
             lines += [f"### {each.prog}", "", *describe_command(each)]
-            links = [
-                f"[{titles[names]}](#{titles[names].lower().replace(',', '').replace(' ', '-')})."
-                for names in groups
-                if name in names
-            ]
-            lines += ["", " ".join(links)] if links else []
             own = [row for row in rows[name] if not any(row in shared for shared in groups.values())]
             lines += ["", *own, *([""] if own else [])]
     return "\n".join(lines)

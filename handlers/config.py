@@ -17,7 +17,7 @@ from handlers.errors import InvalidConfig, InvalidOption, show_name
 
 T = TypeVar("T")
 
-# The most options of an item, including those beside "instances", which hold for every item of the list.
+# The most options of an item, including those beside "instances", which apply to every item of the list.
 MOST_OPTIONS = 100
 TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are accepted."
 
@@ -85,7 +85,7 @@ class SchedulingConfig:
     )
     queue_timeout_ms: Milliseconds | None = Field(
         default=None,
-        description="The longest that a request may wait for the engine; the header X-Timeout-Ms may shorten it. None "
+        description="Maximum time that a request may wait for the engine; the header X-Timeout-Ms may shorten it. None "
         "for 2000 with a latency target, and for no limit without one.",
     )
     timeout_action: Literal["reject", "delay"] = Field(
@@ -93,7 +93,7 @@ class SchedulingConfig:
         description="The outcome of a request that waited longer: `reject` responds with 504, `delay` serves it after "
         "all others.",
     )
-    max_queue_items: Count = Field(default=512, description="The most items that may wait.")
+    max_queue_items: Count = Field(default=512, description="Maximum items that may wait.")
     overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a request that is refused.")
     streams: Count | Literal["auto"] = Field(
         default="auto",
@@ -154,28 +154,27 @@ class HandlerConfig:
     decode_threads: Threads = Field(
         default=0, description="Number of threads that decode items; 0 for one on every core of this process."
     )
-    max_batch_items: Count = Field(default=64, description="The most items of one micro-batch.")
+    max_batch_items: Count = Field(default=64, description="Maximum items per micro-batch.")
     max_batch_tokens: Count | None = Field(
-        default=None, description="The most padded tokens of one micro-batch; None if nothing is padded."
+        default=None, description="Maximum padded tokens per micro-batch; None if nothing is padded."
     )
-    max_request_items: Count = Field(default=64, description="The most items of one request.")
+    max_request_items: Count = Field(default=64, description="Maximum items per request.")
     max_body_bytes: Count = Field(
         default=6 * 2**20,
-        description="The most bytes of one request's body; TorchServe's own `max_request_size` applies before it.",
+        description="Maximum bytes of a request's body; TorchServe's own `max_request_size` applies before it.",
     )
     max_request_tokens: Count | None = Field(
         default=None,
-        description="The most tokens of all items of one request, including those to be generated; None if nothing is "
-        "padded.",
+        description="Maximum tokens of all items of one request, including generated ones; None if nothing is padded.",
     )
     max_groups: Count = Field(
         default=16,
-        description="The most groups of one request's items; items of different groups cannot share a micro-batch "
+        description="Maximum groups of one request's items; items of different groups cannot share a micro-batch "
         "because of their options.",
     )
     max_response_bytes: Count = Field(
         default=16 * 2**20,
-        description="The most bytes of one response; TorchServe ends a worker whose response exceeds its own "
+        description="Maximum bytes per response; TorchServe ends a worker whose response exceeds its own "
         "`max_response_size`.",
     )
     scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = Field(

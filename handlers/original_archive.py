@@ -25,7 +25,7 @@ from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig, ItemError, OutOfMemory, WrongOutput
 from handlers.torchserve import BASE_MODULE, blocked_imports
 
-# The folder of an archive that holds the files of an old one.
+# The folder of an archive that contains the files of an old archive.
 ORIGINAL = "original"
 
 
@@ -35,13 +35,13 @@ class StockConfig(HandlerConfig):
 
     decode_input_request: bool = Field(
         default=True,
-        description="Whether the handler receives JSON as objects and text as text. TorchServe's setting of this name "
-        "is true by default; `config.properties` here sets it to false, and `stock` decodes in its place.",
+        description="Whether the handler receives JSON as objects and text as text. This is TorchServe's default, "
+        "which `config.properties` here turns off for the other tasks.",
     )
 
 
 class OriginalRow(NamedTuple):
-    """A request as TorchServe hands it to a handler.
+    """A request as TorchServe passes it to a handler.
 
     Attributes:
         values: the body, or the fields of a form, by name.
@@ -68,7 +68,7 @@ class OriginalArchive:
         """Load the handler that the manifest names; its `initialize` sees its own folder, manifest and GPU.
 
         Args:
-            context: TorchServe's, of the archive that holds the old one.
+            context: TorchServe's, of the archive that contains the old one.
             folder: the files of the old archive.
 
         Raises:

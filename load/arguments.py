@@ -109,7 +109,7 @@ def _server(command: argparse.ArgumentParser) -> None:
 
 def _target(command: argparse.ArgumentParser, *, is_required: bool) -> None:
     add = command.add_argument_group("latency target").add_argument
-    kind, words = number(float, 0, is_open=True), "latency in ms that a response may take at most"
+    kind, words = number(float, 0, is_open=True), "maximum latency of a response"
     add("-l", "--latency-threshold", type=kind, required=is_required, metavar="MS", help=words)
     words = "percentage of all requests that must meet it; default: %(default)g"
     add("--percentile", type=number(float, 0, 100, is_open=True), default=PERCENTILE, metavar="P", help=words)
@@ -132,7 +132,7 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     words = "arrivals of an open loop; default: %(default)s"
     add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)
     add("--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals; default: %(default)d")
-    words = "most requests in flight of an open loop; default: %(default)d"
+    words = "maximum requests in flight of an open loop; default: %(default)d"
     add("--max-in-flight", type=whole, default=MAX_IN_FLIGHT, metavar="N", help=words)
 
     _target(command, is_required=is_search)

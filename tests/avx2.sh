@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Run a command as if the processor had AVX2 and nothing newer: tests/avx2.sh make check
+# Runs a command as on a processor with AVX2 but no newer instructions: tests/avx2.sh make check
 #
-# ONEDNN_MAX_CPU_ISA       torch and OpenVINO: kernels of oneDNN. torch then has no bf16; OpenVINO says that it has,
-#                          and fails on the first convolution in it, so that its questions are answered by a library
-#                          that is loaded before it.
-# ATEN_CPU_CAPABILITY      torch: its own kernels.
-# CT2_FORCE_CPU_ISA        CTranslate2: its own kernels, which are those of AVX2 in any case.
-# MKL_ENABLE_INSTRUCTIONS  torch and CTranslate2: products of matrices. Those of int8 add up in 16 bits then, and
+# ONEDNN_MAX_CPU_ISA       oneDNN's kernels in torch and OpenVINO. torch then has no bf16. OpenVINO still reports bf16 and
+#                          fails on the first convolution in bf16, so a preloaded library replaces its functions that
+#                          detect instructions.
+# ATEN_CPU_CAPABILITY      torch's own kernels.
+# CT2_FORCE_CPU_ISA        CTranslate2's own kernels, which use at most AVX2 in any case.
+# MKL_ENABLE_INSTRUCTIONS  products of matrices in torch and CTranslate2. int8 products are then summed in 16 bits and
 #                          saturate, as on processors without VNNI.
 set -euo pipefail
 

@@ -34,7 +34,7 @@ LEAST_IN_FLIGHT = 8  # requests, for models with small batches
 MOST_IN_FLIGHT = 64  # connections to one server
 # Requests in flight if each is a list of lines, which fills a batch by itself.
 LISTS_IN_FLIGHT = 4
-# Requests that wait in this process, so that no thread idles while the next input is read: one, and one to spare.
+# Requests that wait in this process, so that no thread idles while the next input is read: one, and one in reserve.
 READY = 2
 # TorchServe's type of a missing or wrong token, with status 400.
 NO_TOKEN = "InvalidKeyException"  # noqa: S105

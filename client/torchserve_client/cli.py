@@ -148,7 +148,7 @@ def _add_management(added: Any) -> None:
     scale = _command(added, commands.scale, "change the number of workers", ("scale mnist 2", "scale mnist 2 --wait"))
     scale.add_argument("workers", type=number(int, 0), metavar="WORKERS", help="number of workers, 0 or more")
     scale.add_argument("--wait", action="store_true", help="wait until they are ready")
-    _add_timeout(scale, "time for the workers to become ready")
+    _add_timeout(scale, "time to wait for the workers")
 
     describe = _command(
         added,
@@ -164,7 +164,7 @@ def _add_management(added: Any) -> None:
 
     examples = ("wait-ready resnet-152", "wait-ready resnet-152 --timeout 5m")
     wait_ready = _command(added, commands.wait_ready, "wait until every worker is ready", examples)
-    _add_timeout(wait_ready, "time for the workers to become ready")
+    _add_timeout(wait_ready, "time to wait for the workers")
 
 
 def _add_rollout(added: Any) -> None:
@@ -258,7 +258,7 @@ def _add_registration(command: Parser, archive: str, kept: str) -> None:
     group.add_argument("--archive", metavar="FILE", help=archive)
     words = f"requests per batch; default: {kept}"
     group.add_argument("--batch-size", type=number(int, 1), metavar="N", help=words)
-    words = f"time in ms that a batch waits to be filled; default: {kept}"
+    words = f"time that a batch waits to be filled; default: {kept}"
     group.add_argument("--max-batch-delay", type=number(int, 1), metavar="MS", help=words)
     words = "folder of TorchServe's logs, which contain why a worker failed; default: %(default)s"
     group.add_argument("--logs", type=Path, default=Path("logs"), metavar="FOLDER", help=words)

@@ -2,7 +2,7 @@
 
     model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
 
-Every build works in folders of its own and ends in one rename. Builds can run side by side, and a server never reads
+Every build works in separate folders and ends in one rename, so builds can run side by side, and a server never reads
 half an archive. An archive of equal inputs is not built again; an export of equal inputs comes from the cache.
 """
 
@@ -76,7 +76,7 @@ class Recipe:
     entry: ModelEntry
     # A path, a hub id, `random`, or None for the list's.
     weights: str | None = None
-    # The engine that the archive has a model for; `auto` stands for both, and the worker chooses by its device.
+    # The engine for which the archive contains a model; with `auto` it contains both, and the worker's device decides.
     engine: Engine = "auto"
     archive_format: str = "zip-store"
     export_path: Path = ROOT / "model_store"
@@ -170,7 +170,7 @@ class Recipe:
 
 
 def _pop_json(stage: Path, name: str) -> dict[str, Any]:
-    """Read a builder's facts and remove their file from the stage; build.json holds them instead."""
+    """Read a builder's facts and remove their file from the stage; build.json contains them instead."""
     path = stage / name
     if not path.is_file():
         return {}

@@ -3,8 +3,8 @@
     .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
     .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
 
-An entry is made in a hidden folder of its own and then renamed, so builds side by side never see half of one. Files
-leave it as hard links: an archive's folder of weights costs no copy.
+An entry is written in a separate hidden folder and then renamed, so concurrent builds never see an incomplete entry.
+Its files are hard-linked into an archive's folder, without a copy of the weights.
 """
 
 import json

@@ -98,7 +98,7 @@ def precision_fingerprint(
         model: the entry of the list.
         samples: files of the examples on which answers are compared, by any names.
         export: the fingerprint of the graph in fp32.
-        facts: the request with the identity of its inputs, and the processor's arithmetic, for which a proof holds.
+        facts: the request with the identity of its inputs, and the processor's arithmetic, to which a proof applies.
         root: the folder of deploy/ and handlers/.
     """
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}

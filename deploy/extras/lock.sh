@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes deploy/extras/NAME.lock: the packages that the extra NAME of pyproject.toml adds to requirements.lock, in
-# compatible versions. Versions stay as long as they are compatible, as with `make lock`.
+# compatible versions. Like `make lock`, it keeps compatible versions.
 #   deploy/extras/lock.sh ray
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,6 +1,6 @@
 """TorchServe's frontend and the gateway's routes in Python, for servers other than TorchServe. Imports no server.
 
-    forms    an HTTP request -> a row and its headers, as TorchServe's frontend hands them over
+    forms    an HTTP request -> a row and its headers, as TorchServe's frontend passes them
     http     ASGI: bodies and answers
     routes   the routes of all models: Open Inference, OpenAI's, SageMaker's; grpc: Triton's service
 

@@ -1,4 +1,4 @@
-"""An HTTP request as TorchServe's frontend hands it over: a row and its headers. Pure.
+"""An HTTP request as TorchServe's frontend passes it: a row and its headers. Pure.
 
     headers, body -> row_of -> row: the fields of a form, or the body; headers with each field's content type
 
@@ -21,7 +21,7 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 class MalformedForm(Exception):
-    """The body says it is a form and is not, or two of its fields have one name; the message is for the client."""
+    """The body is declared as a form but is not valid, or two fields have one name; the client reads the message."""
 
 
 # A field's name -> its value and content type.
@@ -62,7 +62,7 @@ def _fields(content_type: str, body: bytes) -> Fields | None:
     header = Message()
     header["content-type"] = content_type
     boundary = header.get_param("boundary")
-    # TorchServe hands over a body whose type is in capitals or lacks the boundary as it is.
+    # TorchServe does not parse a body whose type is in capitals or lacks the boundary.
     if media_type != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
         return None
     return _multipart(body, boundary.encode("latin-1", "replace"))

@@ -1,4 +1,4 @@
-"""Triton's gRPC service, in the application at /: ModelInfer asks a replica, the other methods `Models.describe`."""
+"""Triton's gRPC service, in the application at /: replicas answer ModelInfer, `Models.describe` the other methods."""
 
 from typing import Any
 from urllib.parse import unquote

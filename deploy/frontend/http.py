@@ -91,4 +91,4 @@ class Application:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End what the application runs; Serve has drained the replica."""
+        """End the application's processes and threads; Serve has drained the replica."""

@@ -1,4 +1,4 @@
-"""The routes of all archives at /: each finds the model and asks its replicas.
+"""The routes of all archives at /: each finds the model and calls its replicas.
 
 /v2/models/M/infer, /v1/embeddings, /rerank, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
 /v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> the gateway's
@@ -63,7 +63,7 @@ class Models:
         return await self._replicas[name](version, headers, body, path) or no_version(name, version)
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
-        """Answer what a method of Triton's gRPC service asks about a model, or about all of them.
+        """Answer a method of Triton's gRPC service that describes a model, or all models.
 
         Raises:
             RequestError: there is no such model or version, or it is not ready.
@@ -140,7 +140,7 @@ class Routes(Application):
         return await self._models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
 
     async def _described(self, path: str) -> Answer:
-        """Answer what is asked about the server and its models."""
+        """Answer a request that describes the server or its models."""
         if path.startswith("/v1/models"):
             return document(*list_models(self._models.names, path[11:]))
         if path in _SERVER:

@@ -246,7 +246,7 @@ class Configuration:
         try:
             after = self.read()
         except (InvalidConfig, OSError) as error:
-            self.problem, self.is_shut = f"{error}; the former settings stay", self._may_change_keys()
+            self.problem, self.is_shut = f"{error}; the previous settings stay", self._may_change_keys()
             self._log(self.problem)
             return None
         self.problem, self.is_shut = "", False

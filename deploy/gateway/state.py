@@ -105,7 +105,7 @@ class Fleet:
         """Why the gateway does not work as configured; "" if it does."""
         shut = "; every inference gets 503, since keys may have changed" if self.is_shut else ""
         files = ", ".join(sorted(self.rejected))
-        rejected = f"Envoy has not accepted {files} (envoy.log) and serves what it accepted before" if files else ""
+        rejected = f"Envoy has not accepted {files} (envoy.log) and uses the previous configuration" if files else ""
         return "; ".join(filter(None, (self.unapplied, rejected))) + shut
 
     @property

@@ -1,4 +1,4 @@
-"""`./archive.sh --from OLD.mar [NAME]`: what an archive of stock TorchServe becomes here. Its code is never run.
+"""`./archive.sh --from OLD.mar [NAME]`: move an archive of stock TorchServe to this project. Its code never runs.
 
 old archive -> old_archives -> its files -> models, custom -> Move -> entry -> my/models.yaml, my/NAME/
 """

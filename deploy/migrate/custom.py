@@ -37,7 +37,7 @@ $module
 
 class $name($bases):
     config_class = HandlerConfig
-    # BATCHING: the fields of a JSON request that hold its input; other fields are refused.
+    # BATCHING: the fields of a JSON request that contain its input; other fields are refused.
     inputs = frozenset($fields)
     staged_files = $staged
 
@@ -174,7 +174,7 @@ def find_problems(archive: OldArchive, source: str) -> tuple[list[str], bool]:
 
 
 def _looped(node: Any) -> str:
-    """Return what a loop or a comprehension goes through; nothing for another node."""
+    """Return the iterables of a loop or a comprehension; nothing for another node."""
     if isinstance(node, ast.For):
         return ast.unparse(node.iter)
     return " ".join(ast.unparse(each.iter) for each in getattr(node, "generators", ()))

@@ -75,7 +75,7 @@ class Move:
 
 
 def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
-    """Decide what an archive becomes.
+    """Decide which task serves an archive.
 
     Args:
         name: the model's.

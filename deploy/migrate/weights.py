@@ -49,7 +49,7 @@ def read_weights(model: ModelEntry, path: Path) -> StateDict:
 
 
 class _Module:
-    """Stands for every class of a program: it only keeps the attributes that the file has."""
+    """Replaces every class of a program, and keeps only the attributes in the file."""
 
     attributes: Mapping[str, Any]
 

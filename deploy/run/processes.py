@@ -39,7 +39,7 @@ def hold_pid_file(file: Path) -> Iterator[None]:
     """Lock a file that contains this process id; the kernel releases the lock when the process ends.
 
     Raises:
-        ServerError: another process holds it.
+        ServerError: another process has locked it.
     """
     with file.open("a") as opened:
         for _ in range(ATTEMPTS):

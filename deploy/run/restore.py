@@ -53,7 +53,7 @@ class Record:
         self._snapshots = local.server.logs / "config"
 
     def exists(self) -> bool:
-        """Return whether the node was started, and not stopped for good since."""
+        """Return whether the node was started, and not stopped by a command since."""
         return self._mark.exists()
 
     def begin(self) -> list[Registration]:
@@ -84,7 +84,7 @@ class Record:
         self._pending.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the record of a node that is stopped for good."""
+        """Remove the record of a node that a command stops."""
         self._mark.unlink(missing_ok=True)
         self.finish()
         for path in self._files():

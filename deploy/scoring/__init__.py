@@ -3,7 +3,7 @@
     Dataset -> blocks -> Scorer, an actor each -> Model: the archive's own handler -> Dataset with `answer` and `error`
 
 `model` loads an archive in the process that it is called in, and needs no Ray; `dataset` is what a program calls.
-Neither imports `handlers`: a process has the package that its archive brings, as a worker has.
+Neither imports `handlers`: like a worker, a process uses the package in its archive.
 """
 
 from deploy.scoring.dataset import score

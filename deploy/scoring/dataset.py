@@ -32,7 +32,7 @@ def score(
     threads: int | None = None,
     **ray_remote_args: Any,
 ) -> "Dataset":
-    """Ask a model about every row.
+    """Predict every row with a model.
 
     Args:
         dataset: rows with an input each.
@@ -63,7 +63,7 @@ def score(
         fn_constructor_args=(str(archive), column, dict(options or {})),
         fn_constructor_kwargs=model,
         batch_size=batch_size,
-        # Rows of bytes and objects go in as Arrow has them, and the answers stand beside them without a copy.
+        # Rows of bytes and objects stay in Arrow's format, and the answers are added without a copy.
         batch_format="pyarrow",
         compute=ActorPoolStrategy(min_size=least, max_size=most),
         num_cpus=num_cpus,
@@ -99,7 +99,7 @@ class Scorer:
 
 
 def _checked(value: Any) -> Any:
-    """Return an input, or the error of a row that holds none."""
+    """Return an input, or the error of a row without one."""
     if isinstance(value, Mapping):
         # Arrow gives every row all fields, and null for the fields that a row lacks.
         return {name: each for name, each in value.items() if each is not None}

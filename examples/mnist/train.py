@@ -88,7 +88,7 @@ def main() -> None:
     network.eval()
     with torch.inference_mode():
         accuracy = (network(test_images)["probabilities"].argmax(1) == test_labels).float().mean().item()
-    print(f"held out: {len(test_labels)} digits, {accuracy:.1%} right")
+    print(f"test: {len(test_labels)} digits, {accuracy:.1%} right")
     # The exporters warn of libraries that are not used here.
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():

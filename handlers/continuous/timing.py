@@ -13,10 +13,10 @@ exchanges only, and each exchange uses processor time of the running micro-batch
 from dataclasses import dataclass
 from math import inf
 
-# Seconds for which a refusal is held, and between two looks for new requests beside a running micro-batch. A client
+# Seconds for which a refusal waits, and between two checks for new requests during a micro-batch. A client
 # that retries at once, with connection and body, costs a millisecond of a core.
 HOLD_S = 0.05
-# Seconds between two looks while the engine is idle: an exchange uses no time of it then.
+# Seconds between two checks while the engine is idle: an exchange then uses none of its time.
 SOON_S = 0.02
 # Seconds of work that the frontend's thread runs itself: waking another thread, and an exchange, would take as long.
 QUICK_S = 0.003

@@ -36,7 +36,7 @@ ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 STEP_ITEMS = 16
 # The most tokens of an answer if neither the request nor the model states a limit.
 MAX_NEW_TOKENS = 256
-# Seconds between two looks at a search with beams, which takes tenths of a second and has no callback.
+# Seconds between two checks of a search with beams, which takes tenths of a second and has no callback.
 _POLL_S = 0.002
 
 

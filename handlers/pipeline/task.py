@@ -55,7 +55,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
 
     @abc.abstractmethod
     def load(self) -> Engine:
-        """Load the model from `model_dir` and `checkpoint_dir`, as `config` says.
+        """Load the model from `model_dir` and `checkpoint_dir`, as `config` specifies.
 
         Raises:
             InvalidConfig: the archive cannot be served; its owner reads the message.

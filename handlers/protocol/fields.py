@@ -92,7 +92,7 @@ class Fields:
         if not size:
             raise EmptyInput("The tensors are empty.")
         if size > self.max_request_items:
-            raise TooManyInstances(f"The tensors hold {size} items; max_request_items is {self.max_request_items}.")
+            raise TooManyInstances(f"The tensors contain {size} items; max_request_items is {self.max_request_items}.")
         values = {input_name: list(columns[name]) for name, input_name in inputs.items()}
         own = {name: columns[name].tolist() for name in columns if name not in inputs}
         return tuple(self._item(values, own, index, options) for index in range(size))

@@ -29,7 +29,7 @@ from handlers.protocol.tensors import make_objects
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):
-    """Serves what the archive holds:
+    """Serves an archive with these files:
 
     original/   the files of the old archive, MAR-INF/MANIFEST.json among them, which names its handler
     """
@@ -57,7 +57,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return FunctionEngine(self.run, ["rows"])
 
     def sample(self) -> None:
-        """Return nothing: only its clients know what the old handler takes."""
+        """Return nothing: the inputs of the old handler are unknown."""
         return
 
     def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:

@@ -29,14 +29,14 @@ class TextConfig(HandlerConfig):
 
     max_batch_tokens: Count | None = Field(
         default=8192,
-        description="The most padded tokens of one micro-batch: its items times the length of its longest.",
+        description="Maximum padded tokens per micro-batch: its items times the length of its longest.",
     )
     max_length: Count | None = Field(
         default=None,
-        description="The most tokens of one text, special ones included; None for the limit in the model's files.",
+        description="Maximum tokens per text, including special tokens; None for the limit in the model's files.",
     )
     max_characters: Count = Field(
-        default=50_000, description="The most characters of one text; a longer text is refused before it is tokenised."
+        default=50_000, description="Maximum characters per text; a longer text is refused before it is tokenised."
     )
     truncation: bool = Field(
         default=False, description="Whether to cut a text that is too long, instead of refusing it."
@@ -51,7 +51,7 @@ class TextConfig(HandlerConfig):
     max_request_items: Count = 256
     max_body_bytes: Count = 2**20
     max_request_characters: Count = Field(
-        default=1_000_000, description="The most characters of all texts of one request, before they are tokenised."
+        default=1_000_000, description="Maximum characters of all texts of one request, before they are tokenised."
     )
     max_request_tokens: Count | None = 65_536
 
@@ -103,7 +103,7 @@ class RerankingConfig(RetrievalConfig):
 
     truncation: bool = Field(
         default=True,
-        description="Whether to cut a query and a document that are too long together, the longer of both first.",
+        description="Whether to cut a query and a document that are too long together; the longer one is cut first.",
     )
 
 
@@ -122,9 +122,9 @@ class TokenizationConfig(TextConfig):
     """Settings of tokenization; `padding`, `max_length` and `truncation` are the defaults of a request."""
 
     padding: Literal["longest", "max_length"] = "longest"
-    max_batch_items: Count = Field(default=1024, description="The most texts of one call of the tokenizer.")
+    max_batch_items: Count = Field(default=1024, description="Maximum texts per call of the tokenizer.")
     max_batch_tokens: Count | None = Field(
-        default=None, description="The most padded tokens of one micro-batch; None for any number, since no model runs."
+        default=None, description="Maximum padded tokens per micro-batch; None for any number, since no model runs."
     )
 
 
@@ -136,7 +136,7 @@ class TokenizationOptions:
         description="`longest` pads tensors to the longest text of the request and does not pad JSON; `max_length` "
         "always pads to `max_length`."
     )
-    max_length: Count = Field(description="The most tokens of the text, special ones included.")
+    max_length: Count = Field(description="Maximum tokens of the text, including special tokens.")
     truncation: bool = Field(description="Whether to cut a text that is too long, instead of refusing it.")
 
 
@@ -147,7 +147,7 @@ class LanguageIdConfig(HandlerConfig):
     top_k: LabelCount = 1
     threshold: Share = 0.0
     label_prefix: bool = False
-    max_characters: Count = Field(default=50_000, description="The most characters of one text.")
+    max_characters: Count = Field(default=50_000, description="Maximum characters per text.")
     max_batch_items: Count = 1024
     max_request_items: Count = 1024
     max_body_bytes: Count = 2**20
@@ -155,10 +155,10 @@ class LanguageIdConfig(HandlerConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class LanguageIdOptions:
-    """Options of one text; None stands for the setting of the same name."""
+    """Options of one text; None selects the setting of that name."""
 
-    top_k: LabelCount | None = Field(default=None, description="The most labels of the response.")
-    threshold: Share | None = Field(default=None, description="The least score of a label, 0 to 1.")
+    top_k: LabelCount | None = Field(default=None, description="Maximum labels in the response.")
+    threshold: Share | None = Field(default=None, description="Minimum score of a label, 0 to 1.")
     label_prefix: bool | None = Field(
         default=None, description='Whether labels have fastText\'s prefix, "__label__en", or are bare, "en".'
     )
@@ -180,7 +180,7 @@ class TextClassificationConfig(TextConfig):
 class TextClassificationOptions:
     """Options of one text; see TextClassificationConfig."""
 
-    top_k: Count | None = Field(description="The most labels of the response; null for all.")
+    top_k: Count | None = Field(description="Maximum labels in the response; null for all.")
     text_pair: str | None = Field(
         default=None, description="A second text, which is classified together with the first."
     )
@@ -199,7 +199,7 @@ class TokenClassificationOptions:
     """Options of one text; see TokenClassificationConfig."""
 
     aggregation: Aggregation = Field(
-        description="How tokens are grouped to entities, as in transformers' pipeline; `none` returns every token."
+        description="How tokens are grouped into entities, as in transformers' pipeline; `none` returns every token."
     )
 
 
@@ -207,7 +207,7 @@ class TokenClassificationOptions:
 class QuestionAnsweringConfig(TextConfig):
     """Settings of question answering; the defaults are those of transformers' pipeline of that name.
 
-    `max_length` counts the tokens of a question and a window of its context together; None stands for 384, or for the
+    `max_length` counts the tokens of a question and a window of its context together; None means 384, or the
     model's limit if that is less. `top_k`, `max_answer_tokens` and `align_to_words` are the defaults of a request.
     """
 
@@ -217,7 +217,7 @@ class QuestionAnsweringConfig(TextConfig):
         "that is less.",
     )
     max_windows: Count = Field(
-        default=32, description="The most windows of one context; `truncation: true` omits the text after them."
+        default=32, description="Maximum windows per context; `truncation: true` omits the text after them."
     )
     top_k: Answers = 1
     max_answer_tokens: AnswerTokens = 15
@@ -228,8 +228,8 @@ class QuestionAnsweringConfig(TextConfig):
 class QuestionAnsweringOptions:
     """Options of one question; see QuestionAnsweringConfig."""
 
-    top_k: Answers = Field(description="The most answers; more than 1 are returned as a list.")
-    max_answer_tokens: AnswerTokens = Field(description="The most tokens of an answer.")
+    top_k: Answers = Field(description="Maximum answers; more than 1 are returned as a list.")
+    max_answer_tokens: AnswerTokens = Field(description="Maximum tokens of an answer.")
     align_to_words: bool = Field(
         description="Whether to widen an answer to whole words, as the tokenizer divides them; wrong for languages "
         "without spaces."
@@ -240,7 +240,7 @@ class QuestionAnsweringOptions:
 class TranslationConfig(TextConfig):
     """Settings of translation. Those with the name of an option are the defaults of a request.
 
-    With a detector, `src_lang` is used for texts whose language is not certain, and `auto` stands for no language.
+    With a detector, `src_lang` is used for texts whose language is not certain, and `auto` means no language.
     """
 
     engine: Literal["auto", "torch"] = Field(
@@ -262,18 +262,16 @@ class TranslationConfig(TextConfig):
     min_score: Share = 0.4
     split: Split = "none"
     max_sentences: Count = Field(
-        default=256, description="The most sentences of all texts of one request that `split: sentences` accepts."
+        default=256, description="Maximum sentences of all texts of one request that `split: sentences` accepts."
     )
     max_new_tokens: Count | None = Field(
         default=None,
-        description="The most tokens of a translation; None derives it from the text's length, within the limit in the "
+        description="Maximum tokens of a translation; None derives it from the text's length, within the limit in the "
         "model's files.",
     )
-    max_new_tokens_limit: Count = Field(
-        default=512, description="The most `max_new_tokens` that a request may ask for."
-    )
+    max_new_tokens_limit: Count = Field(default=512, description="Maximum `max_new_tokens` of a request.")
     num_beams: Count = 1
-    num_beams_limit: Count = Field(default=8, description="The most beams that a request may ask for.")
+    num_beams_limit: Count = Field(default=8, description="Maximum beams of a request.")
 
     @model_validator(mode="after")
     def _check_detector(self) -> "TranslationConfig":
@@ -298,28 +296,28 @@ class TranslationConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TranslationOptions:
-    """Options of one text, under transformers' names; None stands for the setting of the same name, or the model's."""
+    """Options of one text, under transformers' names; None selects the setting of that name, or the model's."""
 
     src_lang: str | None = Field(
-        default=None, description="The source language, as the model's own code; `auto` has it identified."
+        default=None, description="The source language, as the model's own code; `auto` identifies it."
     )
     tgt_lang: str | None = Field(default=None, description="The target language, as the model's own code.")
-    min_score: Share | None = Field(default=None, description="The least score at which the detected language is used.")
+    min_score: Share | None = Field(default=None, description="Minimum score at which the detected language is used.")
     split: Split | None = Field(
         default=None, description="`sentences` translates a text sentence by sentence; `none` as a whole."
     )
-    max_new_tokens: Count | None = Field(default=None, description="The most tokens of the translation.")
+    max_new_tokens: Count | None = Field(default=None, description="Maximum tokens of the translation.")
     num_beams: Count | None = Field(default=None, description="The number of beams of the search; 1 is greedy.")
     length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = Field(
-        default=None, description="Favours long translations if it is more than 0; affects a search with beams only."
+        default=None, description="A value above 0 favours long translations; affects only a search with beams."
     )
     early_stopping: bool | None = Field(
         default=None,
-        description="Whether to end the search with as many translations as beams; affects a search with beams only.",
+        description="Whether to end the search with as many translations as beams; affects only a search with beams.",
     )
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = Field(
         default=None, description="The number of tokens of an n-gram that may occur only once; 0 for no limit."
     )
     repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = Field(
-        default=None, description="Makes tokens that have occurred less likely if it is more than 1."
+        default=None, description="A value above 1 makes tokens that have occurred less likely."
     )

@@ -26,9 +26,9 @@ class PixelsConfig(HandlerConfig):
 
     max_pixels: Count = Field(
         default=50_000_000,
-        description="The most pixels of an image; a larger one is refused by its header, before it is decoded.",
+        description="Maximum pixels of an image; a larger one is refused by its header, before it is decoded.",
     )
-    max_request_pixels: Count = Field(default=200_000_000, description="The most pixels of all images of one request.")
+    max_request_pixels: Count = Field(default=200_000_000, description="Maximum pixels of all images of one request.")
     scaled_decode: bool = Field(
         default=True,
         description="Whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice the size that the "
@@ -52,18 +52,18 @@ class ImageClassificationConfig(PixelsConfig):
         default=None, description="The length of the shorter side after resizing, in pixels."
     )
     crop_size: Side | None = Field(
-        default=None, description="The side of the centre square that is then cut out, in pixels."
+        default=None, description="The side of the centre square that is cut out after resizing, in pixels."
     )
     interpolation: Interpolation | None = Field(default=None, description="The filter of the resizing.")
     mean: Channels | None = Field(
         default=None, description="The mean of each channel's values, 0 to 1, that is subtracted."
     )
     std: Deviations | None = Field(
-        default=None, description="The deviation of each channel that values are divided by."
+        default=None, description="The standard deviation of each channel, by which values are divided."
     )
     transform_input: bool | None = Field(
         default=None,
-        description="Whether one of Google's networks normalises its input again, as with published weights.",
+        description="Whether GoogLeNet or Inception normalises its input again, as with published weights.",
     )
     top_k: Count = 5
 
@@ -78,7 +78,7 @@ class ImageClassificationConfig(PixelsConfig):
 class ImageClassificationOptions:
     """Options of one image."""
 
-    top_k: Count | None = Field(default=None, description="The most labels of the response.")
+    top_k: Count | None = Field(default=None, description="Maximum labels in the response.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -90,21 +90,21 @@ class ObjectDetectionConfig(PixelsConfig):
         default=None, description="SSD or SSDLite of torchvision; None for a checkpoint of transformers."
     )
     threshold: Share = Field(
-        default=0.5, description="The least score of a box; the default is transformers' pipeline's."
+        default=0.5, description="Minimum score of a box; the default is transformers' pipeline's."
     )
-    top_k: Count | None = Field(default=None, description="The most boxes of a response; None for all.")
+    top_k: Count | None = Field(default=None, description="Maximum boxes in the response; None for all.")
     answer: Literal["boxes", "torchserve"] = Field(
         default="boxes",
-        description="`boxes` responds as transformers' pipeline, `torchserve` as TorchServe's object_detector.",
+        description="`boxes` responds like transformers' pipeline, `torchserve` like TorchServe's object_detector.",
     )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ObjectDetectionOptions:
-    """Options of one image; None stands for the setting of the same name."""
+    """Options of one image; None selects the setting of that name."""
 
-    threshold: Share | None = Field(default=None, description="The least score of a box, 0 to 1.")
-    top_k: Count | None = Field(default=None, description="The most boxes of the response.")
+    threshold: Share | None = Field(default=None, description="Minimum score of a box, 0 to 1.")
+    top_k: Count | None = Field(default=None, description="Maximum boxes in the response.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -129,13 +129,13 @@ class ImageSegmentationConfig(PixelsConfig):
         default=IMAGENET_MEAN, description="The mean of each channel's values, 0 to 1, that is subtracted."
     )
     std: Deviations = Field(
-        default=IMAGENET_STD, description="The deviation of each channel that values are divided by."
+        default=IMAGENET_STD, description="The standard deviation of each channel, by which values are divided."
     )
     max_seen_pixels: Count = Field(
-        default=2_000_000, description="The most pixels of an image after resizing: a very long image is refused."
+        default=2_000_000, description="Maximum pixels of an image after resizing: a very long image is refused."
     )
     max_map_pixels: Count = Field(
-        default=16_000_000, description="The most pixels of a map in a response, which has the size of the image."
+        default=16_000_000, description="Maximum pixels of a map in a response, which has the size of the image."
     )
     masks: Masks = "map"
     answer: Literal["segments", "torchserve"] = Field(
@@ -155,7 +155,7 @@ class ImageSegmentationConfig(PixelsConfig):
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class ImageSegmentationOptions:
-    """Options of one image; None stands for the setting of the same name."""
+    """Options of one image; None selects the setting of that name."""
 
     masks: Masks | None = Field(
         default=None,

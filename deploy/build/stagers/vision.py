@@ -63,7 +63,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _check_source(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> None:
-    """Raise InvalidConfig if the weights have another form than the settings say."""
+    """Raise InvalidConfig if the weights do not match the settings."""
     config_path = Path(origin.location).parent / "config.json"
     if config.arch is None:
         if (origin.kind == "file" and not config_path.is_file()) or origin.kind in ("torchvision", "random"):
@@ -205,7 +205,7 @@ def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -
     if not shared:
         return labels
     numbers = [*map(str, range(len(labels)))]
-    # Ids of equal names that are equal, too, do not tell them apart.
+    # If their ids are equal, too, they do not distinguish the classes.
     has_ids = len({*zip(labels, ids, strict=False)}) == len(labels)
     marks = ids if has_ids else numbers
     unique = [f"{label} ({mark})" if counts[label] > 1 else label for label, mark in zip(labels, marks, strict=True)]

@@ -36,7 +36,7 @@ TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
 FAITHFUL = 1e-3
 # The deviation of wide numbers, many of which are negative or saturate an activation.
 SPREAD = 8.0
-# Ranges of whole numbers that 32 bits hold and float32 does not.
+# Ranges of integers that fit 32 bits but not float32.
 LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2**31)
 
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 SCRAPE_S = 2.0
 # Timeout of the first poll of the nodes; a node that has not answered keeps its saved models.
 FIRST_POLL_S = 3.0
-# Seconds in which changes are collected before a write: one round of polls often brings several.
+# Seconds in which changes are collected before a write: one round of polls often finds several.
 SETTLE_S = 0.1
 # Seconds in which Envoy must have read its files.
 CONFIRM_S = 5.0

@@ -14,18 +14,18 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-# Columns of the data set that the model is asked with, and their places in it.
+# Columns of the data set that the model uses, and their positions in it.
 COLUMNS = {"age": 0, "sex": 1, "bmi": 2, "blood_pressure": 3}
 
-# What `load` leaves for `infer`.
+# Set by `load`, for `infer`.
 loaded: dict[str, Pipeline | dict[str, float]] = {}
 
 
 def load(folder: Path, device: str) -> None:  # noqa: ARG001 - scikit-learn has no device
-    """Train the model, and read the bands that lie beside this file."""
+    """Train the model, and read the bands from the file beside this one."""
     data = load_diabetes(scaled=False)
     columns = {name: data.data[:, place] for name, place in COLUMNS.items()}
-    # As text, as clients send it; the data set writes 1 and 2, and does not say which is which.
+    # Texts, as clients send them; the data set has 1 and 2, without their meaning.
     columns["sex"] = np.array([b"%d" % sex for sex in columns["sex"]], object)
     encoder = make_column_transformer(
         (OneHotEncoder(handle_unknown="ignore"), [1]), remainder=StandardScaler(), sparse_threshold=0
@@ -35,7 +35,7 @@ def load(folder: Path, device: str) -> None:  # noqa: ARG001 - scikit-learn has 
 
 
 def infer(age: np.ndarray, sex: np.ndarray, bmi: np.ndarray, blood_pressure: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns (B,) -> progression (B,) float64, band (B,) of text: the last one whose bound it reaches."""
+    """Columns (B,) -> progression (B,) float64, band (B,) of text: the highest band whose bound it reaches."""
     progression = loaded["model"].predict(table(age, sex, bmi, blood_pressure))
     names, bounds = np.array([*loaded["bands"]], object), [*loaded["bands"].values()]
     return {"progression": progression, "band": names[np.searchsorted(bounds, progression, "right") - 1]}

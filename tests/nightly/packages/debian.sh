@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what tests/nightly needs of Debian, and says what is missing where it cannot:
+# Installs the Debian packages that tests/nightly needs; without root or apt-get it prints their names:
 #   chromium     the gateway's page, in a real browser
 #   libb64-0d    perf_analyzer, which tests/nightly/packages/perf_analyzer.sh fetches
-#   iproute2     network namespaces, in which a node is cut off, and in which containers run
+#   iproute2     network namespaces, which isolate a node and run containers
 #   buildah      builds the image of deploy/container/Containerfile, without a daemon
-#   mmdebstrap   makes the base that the image is built on, where no registry is asked
+#   mmdebstrap   makes the image's base without a registry
 #   docker-compose  reads compose.yaml as Docker does, without a daemon
 set -euo pipefail
 
@@ -24,6 +24,6 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive
 { apt-get --quiet update && apt-get --quiet install --yes --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || {
-    echo "packages: missing ${missing[*]}; apt-get said: $(grep -m 1 '^E: ' "$log" || tail -n 1 "$log")" >&2
+    echo "packages: missing ${missing[*]}; apt-get reported: $(grep -m 1 '^E: ' "$log" || tail -n 1 "$log")" >&2
     exit 1
 }

