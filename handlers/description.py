@@ -68,9 +68,15 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
         proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
-        device=task.device.type,
+        device=_device_of(task),
     )
     return shape, metadata
+
+
+def _device_of(task: Task) -> str:
+    """Return the device of a task's engine: OpenVINO and ONNX Runtime use the CPU of a worker with a GPU, too."""
+    _, _, rest = task.engine.description.partition(" ")
+    return "cpu" if rest.partition(" ")[0] == "cpu" else task.device.type
 
 
 def precision_of(engine: Engine) -> str | None:

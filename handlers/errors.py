@@ -190,8 +190,8 @@ REASON_LENGTH = 240
 def reason(error: BaseException) -> str:
     """Return the line of an error that states the cause; libraries write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # OpenVINO's reader of PyTorch writes more after the cause.
-    named = [line for line in lines if line.startswith("-- No conversion rule")]
+    # OpenVINO's reader of PyTorch and CUDA write more after the cause.
+    named = [line for line in lines if line.startswith(("-- No conversion rule", "CUDA error: "))]
     named += [line for before, line in pairwise(lines) if before == "Exception:"]
     line = (named or lines[-1:] or [""])[0].removeprefix("-- ")
     line = line if len(line) <= REASON_LENGTH else line[:REASON_LENGTH] + "..."

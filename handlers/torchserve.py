@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
+
 from handlers.metrics import Recorder, Reporter, Sample
 
 BASE_MODULE = "ts.torch_handler.base_handler"
@@ -37,6 +39,8 @@ with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
     from ts.metrics.metric_cache_errors import MetricsCacheKeyError
     from ts.metrics.metric_type_enum import MetricTypes
     from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
+# On a GPU that has TF32, TorchServe's module chooses it for products of matrices in fp32.
+torch.set_float32_matmul_precision("highest")
 
 
 def make_reporter(context: Any, version: str | None) -> Reporter:

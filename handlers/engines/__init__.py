@@ -5,13 +5,17 @@
 An engine raises `OutOfMemory` if the micro-batch is too large for it; any other exception is a bug.
 """
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines.cores import usable_cores
+
+logger = logging.getLogger(__name__)
 
 # The message of a failed allocation contains one of these, in OpenVINO and in ONNX Runtime.
 ALLOCATION_FAILURES = ("alloc", "out of memory")
@@ -104,3 +108,10 @@ def pad_array(rows: Sequence[Sequence[int]], length: int, value: int, *, is_left
 def available_threads(wanted: int) -> int:
     """Return the number of threads to use: `wanted`, or one for every core of this process if it is 0."""
     return wanted or usable_cores()
+
+
+def end_worker(reason: str) -> NoReturn:
+    """End a process whose engine can compute nothing more; TorchServe starts a new worker."""
+    logger.critical("%s; TorchServe starts a new worker", reason)
+    logging.shutdown()
+    os._exit(1)

@@ -7,6 +7,7 @@ Decoding is greedy or a search with beams and never sampled, so that a request g
 sentence that has ended leaves the run at once; the others go on without it. All streams share one model's memory.
 """
 
+import ctypes
 import json
 import threading
 import time
@@ -29,6 +30,8 @@ CONVERTED = "ctranslate2"
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
 GREEDY_ONLY = "greedy_only"
+# CTranslate2 opens it by this name at its first product on a GPU. PyTorch has that of CUDA 13.
+CUBLAS = "libcublas.so.12"
 ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 
 # The cost of an almost empty step of the decoder on a CPU, in items. Marian in int8 on one core takes 5.7 ms for a step
@@ -45,6 +48,16 @@ def device_name(device: Any) -> str | None:
     if device.type == "cpu":
         return "cpu"
     return "cuda" if device.type == "cuda" and ctranslate2.get_cuda_device_count() > 0 else None
+
+
+def _check_cublas() -> None:
+    try:
+        ctypes.CDLL(CUBLAS)
+    except OSError:
+        raise InvalidConfig(
+            f"engine: CTranslate2 needs {CUBLAS} on a GPU, which is not found; build the archive with --engine torch, "
+            "or install CUDA 12's cuBLAS and name its folder in LD_LIBRARY_PATH"
+        ) from None
 
 
 def compute_type(device: str, precision: str) -> str:
@@ -134,6 +147,8 @@ class CTranslate2Engine(Stream):
         where = device_name(device)
         if where is None:
             raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")
+        if where == "cuda":
+            _check_cublas()
         arithmetic = compute_type(where, precision)
         self._load_again = partial(
             CTranslate2Engine,

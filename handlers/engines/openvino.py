@@ -3,23 +3,27 @@
 model.xml, model-int8.xml, the processor's capabilities, the proofs -> precisions to choose from -> a compiled graph
 """
 
-import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import openvino
 from numpy.typing import NDArray
 
 from handlers.archive_files import INT8_GRAPH, load_proofs
-from handlers.engines import ALLOCATION_FAILURES, Arrangement, Arrays, Outputs, available_threads, stream_counts
+from handlers.engines import (
+    ALLOCATION_FAILURES,
+    Arrangement,
+    Arrays,
+    Outputs,
+    available_threads,
+    end_worker,
+    stream_counts,
+)
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
-
-logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
@@ -85,7 +89,7 @@ class Stream:
             # A graph in this state can neither run nor be freed: freeing it ends the process without a message.
             self._broken.append(request)
             if len(self._broken) > MOST_BROKEN:
-                _end_worker(f"OpenVINO ended {len(self._broken)} runs without outputs; TorchServe starts a new worker")
+                end_worker(f"OpenVINO ended {len(self._broken)} runs without outputs")
             raise RuntimeError("OpenVINO ended a run without outputs and without an error")
         outputs = {name: np.array(array) for name, array in shared.items()}
         for start in starts:
@@ -97,13 +101,7 @@ class Stream:
         try:
             return self._compile_again().create_infer_request()
         except RuntimeError as error:
-            _end_worker(f"OpenVINO cannot compile the model's graph again: {error}; TorchServe starts a new worker")
-
-
-def _end_worker(reason: str) -> NoReturn:
-    logger.critical(reason)
-    logging.shutdown()
-    os._exit(1)
+            end_worker(f"OpenVINO cannot compile the model's graph again: {error}")
 
 
 def _start(array: NDArray[Any], inputs: Arrays) -> NDArray[np.uint8] | None:

@@ -7,10 +7,14 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from handlers.engines import Arrays, Outputs, available_threads
-from handlers.errors import InvalidConfig, OutOfMemory
+from handlers.engines import Arrays, Outputs, available_threads, end_worker
+from handlers.errors import InvalidConfig, OutOfMemory, reason
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+# PyTorch's default rounds the factors of convolutions in fp32 to TF32's 10 bits of mantissa.
+torch.backends.cudnn.allow_tf32 = False
+# cuBLAS and cuDNN allocate memory of their own; the message of their error contains one of these.
+ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,14 +37,26 @@ def dtype_for(device: torch.device, precision: str) -> torch.dtype:
 
 @contextmanager
 def memory_errors(device: torch.device) -> Iterator[None]:
-    """Raise OutOfMemory if PyTorch has no memory left on a device."""
+    """Raise OutOfMemory if PyTorch has no memory left on a device; end the worker if its GPU computes nothing more."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        # The blocks of the failed attempt are released before a smaller one is tried.
+    except (RuntimeError, MemoryError) as error:
         if device.type == "cuda":
+            _check_context(device)
+            # The blocks of the failed attempt are released before a smaller one is tried.
             torch.cuda.empty_cache()
-        raise OutOfMemory from error
+        is_library = any(sign in str(error) for sign in ALLOCATION_FAILURES)
+        if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise OutOfMemory from error
+        raise
+
+
+def _check_context(device: torch.device) -> None:
+    """End the worker after an error that CUDA repeats in every later call, such as an index outside of its table."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        end_worker(f"{device} cannot compute any more: {reason(error)}")
 
 
 class TorchEngine:

@@ -25,6 +25,7 @@ from deploy.sandbox import NotStarted
 from load.bench import (
     archives,
     gateway,
+    gpu,
     int8,
     machine,
     modes,
@@ -60,6 +61,7 @@ PARTS = {
     "retrieval": Part(retrieval.measure, ("infinity",), is_plain=False),
     "vision": Part(vision.measure, is_plain=False),
     "gateway": Part(gateway.measure, is_plain=False),
+    "gpu": Part(gpu.measure, is_plain=False),
     "default": Part(modes.measure_default, is_plain=False),
     "ray": Part(ray_serve.measure, ("ray",), is_plain=False),
     "peers": Part(peers.measure, ("peers", "pytriton", "infinity"), is_plain=False),

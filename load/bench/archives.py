@@ -17,7 +17,7 @@ import yaml
 from deploy.build.archive import Recipe, run_archiver
 from deploy.build.precision.request import PrecisionRequest
 from deploy.build.sources import WeightsUnavailable
-from deploy.models import ROOT, ModelEntry, model
+from deploy.models import ROOT, Engine, ModelEntry, model
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output
 
@@ -62,22 +62,32 @@ def choose_classifier() -> str:
 
 
 def recipe(
-    of: ModelEntry, store: Path, weights: str | None = None, precisions: PrecisionRequest | None = None
+    of: ModelEntry,
+    store: Path,
+    weights: str | None = None,
+    precisions: PrecisionRequest | None = None,
+    engine: Engine = "auto",
 ) -> Recipe:
     """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
-    return Recipe(of, weights, precision=precisions or PrecisionRequest(), **options)
+    return Recipe(of, weights, engine, precision=precisions or PrecisionRequest(), **options)
 
 
 def build(
-    bench: Bench, name: str, store: Path, precisions: PrecisionRequest | None = None, weights: str | None = None
+    bench: Bench,
+    name: str,
+    store: Path,
+    precisions: PrecisionRequest | None = None,
+    weights: str | None = None,
+    *,
+    engine: Engine = "auto",
 ) -> Path:
     """Build an example as a folder of a model store, with random weights if the published ones are not available.
 
     Remarks report random weights, and the agreement of the requested precisions with fp32.
     """
     progress(f"archive: {name}")
-    planned = recipe(model(name), store, weights, precisions)
+    planned = recipe(model(name), store, weights, precisions, engine)
     with redirect_output():
         try:
             archive = planned.build()

@@ -33,7 +33,7 @@ from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.encoders import find_token_limit, load_encoder
 from handlers.text.inputs import round_length
-from load.bench import samples
+from load.bench import gpu_loops, samples
 from load.results import Latencies
 
 # (way, batch_size) -> number of items that it has computed.
@@ -168,6 +168,9 @@ LOOPS: dict[str, Callable[[Path], Step]] = {
     "reranking": load_reranking,
     "vision": load_vision,
     "pipeline": load_pipeline,
+    "resnet-152 on a GPU": gpu_loops.load_images,
+    "sentence-embedding on a GPU": gpu_loops.load_texts,
+    "translation on a GPU": gpu_loops.load_translation,
 }
 
 

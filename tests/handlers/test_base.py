@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import reload
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
@@ -14,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.grpc as triton
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from handlers import base
+from handlers import base, torchserve
 from handlers.archive_files import CONFIG, Build, hash_files
 from handlers.base import BatchHandler
 from handlers.engines import Arrays
@@ -407,3 +409,11 @@ def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
         {"code": 422, "type": "CorruptInput", "message": "number: must be a number."},
         {"predictions": [2.0, 4.0]},
     ]
+
+
+def test_precision_of_fp32_is_not_torchserves_choice() -> None:
+    """On a GPU that has TF32, TorchServe's module sets "high" as it is imported."""
+    torch.set_float32_matmul_precision("high")
+    reload(torchserve)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32

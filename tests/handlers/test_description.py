@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from handlers.archive_files import BUILD, Build
 from handlers.base import BatchHandler
 from handlers.tasks.question_answering import QuestionAnsweringHandler
@@ -62,6 +65,15 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
         "device": "cpu",
     }
     assert handler.module.batches == [[2.0]]
+
+
+def test_device_is_the_engines_and_not_the_workers(
+    staged_example: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO runs on the CPU of a worker that has a GPU."""
+    monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
+    handler = started(SentenceEmbeddingHandler(), staged_example("sentence-embedding"), {"engine": "openvino"})
+    assert metadata(handler)["device"] == "cpu"
 
 
 def test_metadata_of_a_task_is_that_of_its_loaded_model(staged_example: Callable[[str], Path]) -> None:

@@ -162,3 +162,10 @@ def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected
     decoding = Decoding.read(transformers.GenerationConfig(**said), ["a", "b", "c"], has_start=True)
     options = decoding.options({"num_beams": 4}, 20)
     assert {name: options[name] for name in expected} == expected
+
+
+def test_gpu_without_cuda_12_is_refused_in_one_line(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's libraries are those of CUDA 13; CTranslate2 would find out at its first product."""
+    monkeypatch.setattr("handlers.engines.ctranslate2.device_name", lambda _: "cuda")
+    with pytest.raises(InvalidConfig, match=r"needs libcublas\.so\.12 on a GPU.*not found; build .* --engine torch"):
+        make(device=torch.device("cuda", 0))

@@ -19,7 +19,7 @@ from openvino import opset13 as opset
 from handlers.engines import Engine
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
-from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.engines.torch import TorchEngine, dtype_for, memory_errors
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
 
@@ -90,6 +90,7 @@ def torch_engine(device: torch.device, precision: str) -> TorchEngine:
         ("cpu", "fp32", FP32),
         ("cpu", "bf16", BF16),
         pytest.param("cuda", "auto", BF16, marks=pytest.mark.gpu),
+        pytest.param("cuda", "fp32", FP32, marks=pytest.mark.gpu),
     ],
 )
 def test_engine_any_batch_size_stays_within_tolerance_of_torch_fp32(
@@ -259,6 +260,20 @@ def test_openvino_is_asked_for_the_precision(
     assert set(asked) == {hint}
 
 
+LOST_GPU = """
+import numpy as np, torch
+from handlers.engines.torch import TorchEngine
+
+class Table(torch.nn.Embedding):
+    def forward(self, x):
+        return super().forward(x)
+
+engine = TorchEngine(Table(10, 4).to("cuda:0"), torch.device("cuda", 0), ["x"], ["y"])
+engine.run({"x": np.full(2, 9)})
+print(engine.run({"x": np.full(2, 10**6)}))
+"""
+
+
 def failing(error: Exception) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
@@ -295,6 +310,30 @@ def test_failed_allocation_is_told_apart_so_that_the_micro_batch_is_halved(
         run(error)
     with pytest.raises(RuntimeError, match="a bug"):
         run(RuntimeError("a bug"))
+
+
+@pytest.mark.gpu
+def test_gpu_that_computes_nothing_more_ends_the_worker_in_one_line() -> None:
+    """An index outside of its table is such an error: every later call fails."""
+    ended = subprocess.run([sys.executable, "-c", LOST_GPU], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = [line for line in ended.stderr.splitlines() if "Assertion" not in line and line.strip()]
+    assert line.startswith("cuda:0 cannot compute any more: ")
+    assert line.endswith("CUDA error: device-side assert triggered; TorchServe starts a new worker")
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: out of memory"]
+)
+def test_allocation_that_a_library_of_cuda_cannot_make_is_out_of_memory(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    with pytest.raises(OutOfMemory), memory_errors(torch.device("cuda", 0)):
+        raise RuntimeError(message)
+    with pytest.raises(RuntimeError, match="a bug"), memory_errors(torch.device("cuda", 0)):
+        raise RuntimeError("a bug")
 
 
 @pytest.mark.gpu

@@ -193,7 +193,7 @@ def test_graph_and_program_give_the_numbers_of_their_formats_own_runtime(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "on a gpu":
-        monkeypatch.setattr("handlers.base.device", lambda _: torch.device("cuda", 0))
+        monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
     if kind == "graph":
         path = scaled_onnx(tmp_path / "model.onnx")
         session = onnxruntime.InferenceSession(path)

@@ -1,0 +1,52 @@
+"""Images, texts and translation on a GPU: ours over HTTP, in bf16, against loops in process and TorchServe's handler.
+
+The loops, of load.bench.gpu_loops, have no server: an application's own code in bf16 and in fp32.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+
+from deploy.sandbox import run_server
+from load.bench import archives, samples
+from load.bench.archives import STOCK, WINDOW
+from load.bench.contender import Contender, Loop, register, start_loop
+from load.bench.gpu_loops import DTYPES
+from load.bench.rounds import Bench, Comparison
+from load.bench.table import Row
+from load.bench.texts import CHECKPOINT, EMBEDDING, TRANSLATION
+from load.generate import ClosedLoop
+from load.inputs import Inputs
+
+OURS = "ours"
+RESNET = "resnet-152"
+CLIENTS = (1, 16, 64)
+
+
+def measure(bench: Bench) -> Iterator[Row]:
+    """Measure 1, 16 and 64 clients; the loops have as many items in a batch."""
+    if not torch.cuda.is_available():
+        bench.remark("gpu: not measured: PyTorch finds no GPU")
+        return
+    yield from _compare(bench, RESNET, samples.images())
+    yield from _compare(bench, EMBEDDING, samples.singles(samples.texts()))
+    if CHECKPOINT.is_dir():
+        yield from _compare(bench, TRANSLATION, samples.singles(samples.paragraphs(WINDOW)), str(CHECKPOINT))
+    else:
+        bench.remark("translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint")
+
+
+def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None) -> Iterator[Row]:
+    built = archives.build(bench, name, bench.work / name, weights=weights, engine="torch")
+    with run_server(built.parent) as server, start_loop(f"{name} on a GPU", built) as process:
+        contenders: list[Contender] = [register(server, name, OURS, inputs, WINDOW)]
+        contenders += [Loop(precision, process, precision, WINDOW) for precision in DTYPES]
+        if name == RESNET:
+            stock = archives.build_stock(built, "image_classifier", archives.CLASSIFIERS[name])
+            contenders.append(register(server, stock, STOCK, inputs, WINDOW))
+        loads = [ClosedLoop(clients) for clients in CLIENTS]
+        bench.settle(contenders, loads[-1])
+        results = bench.measure([Comparison(load, contenders) for load in loads])
+    for load, theirs in product(loads, contenders[1:]):
+        yield results.row(f"{name}, {load}, per s", load, OURS, theirs.name)

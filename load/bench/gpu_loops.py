@@ -1,0 +1,77 @@
+"""Loops on a GPU without a server, for load.bench.loops: torchvision, sentence-transformers, generate()."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+import transformers
+from PIL import Image
+from torchvision.transforms import v2
+
+from handlers.archive_files import CHECKPOINT
+from handlers.engines import available_threads
+from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
+from load.bench import samples
+
+GPU = "cuda"
+# The way of a loop -> its precision.
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def load_images(folder: Path) -> Any:
+    """Load ResNet-152; one call decodes on all cores."""
+    state = torch.load(folder / "model.pt", weights_only=True)
+    networks = {}
+    for way, dtype in DTYPES.items():
+        network = torchvision.models.resnet152(weights=None)
+        network.load_state_dict(state)
+        networks[way] = network.eval().to(GPU, dtype, memory_format=torch.channels_last)
+    read = v2.Compose([v2.Resize(232), v2.CenterCrop(224), v2.PILToTensor()])
+    pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
+    mean, std = (torch.tensor(each, device=GPU).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD))
+
+    def step(way: str, batch_size: int) -> int:
+        images = pool.map(lambda body: read(Image.open(io.BytesIO(body)).convert("RGB")), islice(bodies, batch_size))
+        pixels = torch.stack(list(images)).to(GPU, memory_format=torch.channels_last)
+        with torch.inference_mode():
+            networks[way](((pixels / 255 - mean) / std).to(DTYPES[way])).float().softmax(1).topk(5).values.cpu()
+        return batch_size
+
+    return step
+
+
+def load_texts(folder: Path) -> Any:
+    """Load a sentence encoder."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - seconds, only needed here
+
+    path, texts = str(folder / CHECKPOINT), cycle(samples.texts())
+    models = {
+        way: SentenceTransformer(path, device=GPU, model_kwargs={"dtype": dtype}) for way, dtype in DTYPES.items()
+    }
+
+    def step(way: str, batch_size: int) -> int:
+        models[way].encode(list(islice(texts, batch_size)), batch_size=batch_size, show_progress_bar=False)
+        return batch_size
+
+    return step
+
+
+def load_translation(folder: Path) -> Any:
+    """Load a Marian checkpoint; a batch ends with its longest text."""
+    path, texts = folder / CHECKPOINT, cycle(samples.paragraphs(64))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    of: Any = transformers.AutoModelForSeq2SeqLM
+    models = {way: of.from_pretrained(path, dtype=dtype).eval().to(GPU) for way, dtype in DTYPES.items()}
+
+    def step(way: str, batch_size: int) -> int:
+        encoded = tokenizer(list(islice(texts, batch_size)), padding=True, return_tensors="pt").to(GPU)
+        with torch.inference_mode():
+            ids = models[way].generate(**encoded, num_beams=1, do_sample=False)
+        tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return batch_size
+
+    return step
