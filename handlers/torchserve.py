@@ -39,7 +39,8 @@ with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
     from ts.metrics.metric_cache_errors import MetricsCacheKeyError
     from ts.metrics.metric_type_enum import MetricTypes
     from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
-# On a GPU that has TF32, TorchServe's module chooses it for products of matrices in fp32.
+# On a GPU that has TF32, TorchServe's module chooses it for products of matrices in fp32. Only stock handlers keep it.
+STOCK_PRECISION = torch.get_float32_matmul_precision()
 torch.set_float32_matmul_precision("highest")
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import torch
+
 from handlers.base import BatchHandler
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
@@ -26,6 +28,7 @@ from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers
 from handlers.protocol.tensors import make_objects
+from handlers.torchserve import STOCK_PRECISION
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):
@@ -53,6 +56,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         super().initialize(context)
 
     def load(self) -> Engine:
+        torch.set_float32_matmul_precision(STOCK_PRECISION)
         self.original = OriginalArchive(self._context, self.model_dir / ORIGINAL)
         return FunctionEngine(self.run, ["rows"])
 

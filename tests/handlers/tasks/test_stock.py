@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deploy.models import ROOT
 from handlers.errors import InvalidConfig
@@ -116,6 +117,17 @@ def test_wrong_number_of_answers_is_found_and_each_row_is_answered_by_itself(old
     handler = old()
     answers = ask(handler, "one", "first", "three", "four")
     assert [answer.body for answer in answers] == [{"said": "one"}, b"alpha", {"said": "three"}, {"said": "four"}]
+
+
+def test_old_handler_has_torchserves_precision_of_fp32(
+    old: Callable[..., StockHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF32 on a GPU that has it; the engines of other tasks compute in fp32."""
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr("handlers.tasks.stock.STOCK_PRECISION", "high")
+    old()
+    assert torch.get_float32_matmul_precision() == "high" != before
+    torch.set_float32_matmul_precision(before)
 
 
 def test_packages_that_are_missing_are_one_line_with_the_way_out(old: Callable[..., StockHandler]) -> None:
