@@ -13,7 +13,7 @@ from handlers.errors import InvalidConfig, OutOfMemory, reason
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 # PyTorch's default rounds the factors of convolutions in fp32 to TF32's 10 bits of mantissa.
 torch.backends.cudnn.allow_tf32 = False
-# cuBLAS and cuDNN allocate memory of their own; the message of their error contains one of these.
+# cuBLAS and cuDNN allocate memory, too; the message of their error contains one of these.
 ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
