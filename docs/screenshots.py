@@ -1,7 +1,7 @@
-"""Take the pictures of the gateway's page and of a load report: python -m docs.screenshots [--report PAGE.html]
+"""Take the pictures of the gateway's page, or of a load report: python -m docs.screenshots [--report PAGE.html]
 
 running gateway -> Debian's Chromium -> send a photograph, wait -> docs/images/gateway-page[-dark].png
-report of load  -> docs/images/load-report.png
+report of load  -> its first screens -> docs/images/load-report.png
 Start a gateway (README.md), send some load to the model, and run this program.
 """
 
@@ -20,6 +20,7 @@ IMAGES = ROOT / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 # Pixels of the page, and the scale of the picture for screens of high density.
 WIDTH, HEIGHT, SCALE = 1160, 760, 1.5
+REPORT_HEIGHT = 1150  # without its tables
 # The most colours of a picture: flat surfaces and one photograph need no more.
 COLOURS = 128
 Theme = Literal["light", "dark"]
@@ -67,11 +68,12 @@ def main() -> int:
         return 1
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        take_gateway(browser, arguments.url, arguments.model, arguments.photograph)
         if arguments.report:
-            write_picture(
-                open_page(browser, arguments.report.resolve().as_uri(), "light"), IMAGES / "load-report.png", full=True
-            )
+            page = open_page(browser, arguments.report.resolve().as_uri(), "light")
+            page.set_viewport_size({"width": WIDTH, "height": REPORT_HEIGHT})
+            write_picture(page, IMAGES / "load-report.png")
+        else:
+            take_gateway(browser, arguments.url, arguments.model, arguments.photograph)
         browser.close()
     return 0
 

@@ -139,8 +139,10 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
     for place, unit in enumerate(("ms", "ms", "% of the requests", "ms, mean")):
         figure.update_yaxes(title=unit, rangemode="tozero", row=1 + place // 2, col=1 + place % 2)
     legend = {"orientation": "h", "y": 1.07, "yanchor": "bottom", "font": {"size": 16}}
+    clear = "rgba(0,0,0,0)"
+    margin = {"l": 60, "r": 20, "t": 80, "b": 40}
     figure.update_layout(
-        template="plotly_white", margin={"l": 60, "r": 20, "t": 80, "b": 40}, legend=legend, height=820
+        template="plotly_white", paper_bgcolor=clear, plot_bgcolor=clear, margin=margin, legend=legend, height=820
     )
     return figure
 
