@@ -55,7 +55,7 @@ def heatmap(series: list[tuple[str, list[float], list[float]]]) -> go.Heatmap:
         rows.append([max(0.0, value - less) ** 0.5 for value, less in zip(values, below, strict=True)])
         names.append(name)
         below = values
-    last = max(index for index, row in enumerate(rows) if max(row) > 0) + 1
+    last = max((index for index, row in enumerate(rows) if max(row) > 0), default=0) + 1
     return go.Heatmap(x=series[0][1], y=names[:last], z=rows[:last], colorscale="Blues", showscale=False)
 
 
@@ -69,7 +69,7 @@ def draw(url: str, start_s: float, end_s: float) -> go.Figure:
     for index, (panel, unit) in enumerate(zip(panels, units, strict=True)):
         place = {"row": index // COLUMNS + 1, "col": index % COLUMNS + 1}
         series = [found for target in panel["targets"] for found in query(url, target, start_s, end_s)]
-        if panel["type"] == "heatmap":
+        if panel["type"] == "heatmap" and series:
             figure.add_trace(heatmap(series), **place)
             figure.update_yaxes(type="category", **place)
             continue
@@ -102,9 +102,14 @@ def main() -> int:
         sys.stderr.write(f"dashboard: {CHROMIUM} is missing; `make packages` installs it\n")
         return 1
     end_s = time.time()
+    try:
+        figure = draw(arguments.prometheus, end_s - arguments.seconds, end_s)
+    except requests.RequestException as error:
+        sys.stderr.write(f"dashboard: no data from {arguments.prometheus}: {type(error).__name__}; start Prometheus\n")
+        return 1
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "dashboard.html"
-        draw(arguments.prometheus, end_s - arguments.seconds, end_s).write_html(path, config={"staticPlot": True})
+        figure.write_html(path, config={"staticPlot": True})
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = open_page(browser, path.as_uri(), "light")
         page.wait_for_selector(".main-svg")
