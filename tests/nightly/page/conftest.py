@@ -69,10 +69,13 @@ def answers() -> dict[str, tuple[int, dict[str, str], bytes]]:
 
 @pytest.fixture(scope="module")
 def behind() -> Iterator[tuple[StandIn, str]]:
-    """A node of each task, one of two versions, one without metadata, one without workers; and its URL."""
+    """A node of each task, two of two versions, one without metadata, one without workers; and its URL."""
     node = StandIn("node-1", [*MODELS, "resnet-152/2.0", "colours"])
     node.models["idle"] = [described("idle", workers=0, ready=0)]
-    node.models["text-classification"] = [described("text-classification", workers=2)]
+    node.models["text-classification"] = [
+        described("text-classification"),
+        described("text-classification", "2.0", ready=0),
+    ]
     for name, (task, accepts, options, _) in MODELS.items():
         said = {"task": task, "accepts": accepts, "options": options, "inputs": INPUTS.get(name, METADATA["inputs"])}
         node.metadata[name] = {**METADATA, **said}
