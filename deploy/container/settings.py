@@ -72,7 +72,8 @@ def make_parser(environment: Mapping[str, str] = os.environ) -> CommandParser:
     path: dict[str, Any] = {"type": Path, "metavar": "PATH"}
 
     def add(group: argparse._ArgumentGroup, option: str, variable: str, words: str, **how: Any) -> None:
-        default = environment.get(variable) or how.pop("default")
+        own = how.pop("default")
+        default = environment.get(variable) or own
         words = f"{words}; variable: {variable}" + ("; default: %(default)s" if default else "")
         group.add_argument(option, default=default, help=words, **how)
 
