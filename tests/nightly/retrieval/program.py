@@ -97,7 +97,7 @@ class Clients:
         try:
             two.rerank(model="no", query=QUERY, documents=TEXTS)
         except cohere.NotFoundError as error:
-            assert "no such model" in str(error.body)
+            assert "model_not_found" in str(error.body)
         else:
             raise AssertionError("an unknown model answered")
 
