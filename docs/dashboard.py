@@ -51,7 +51,7 @@ def query(url: str, target: Panel, start_s: float, end_s: float) -> list[tuple[s
 def heatmap(series: list[tuple[str, list[float], list[float]]]) -> go.Heatmap:
     """Draw a histogram's cumulative buckets; square roots, so that rare sizes are visible beside common ones."""
     rows, names, below = [], [], [0.0] * len(series[0][1])
-    for name, _, values in sorted(series, key=lambda each: float(each[0].replace("+Inf", "inf"))):
+    for name, _, values in sorted(series, key=lambda each: float(each[0])):
         rows.append([max(0.0, value - less) ** 0.5 for value, less in zip(values, below, strict=True)])
         names.append(name)
         below = values

@@ -16,6 +16,7 @@ from load.bench.gpu_loops import DTYPES
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import CHECKPOINT, EMBEDDING, TRANSLATION
+from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 
@@ -27,8 +28,7 @@ CLIENTS = (1, 16, 64)
 def measure(bench: Bench) -> Iterator[Row]:
     """Measure 1, 16 and 64 clients; the loops have as many items in a batch."""
     if not torch.cuda.is_available():
-        bench.remark("gpu: not measured: PyTorch finds no GPU")
-        return
+        raise LoadError("PyTorch finds no GPU")
     yield from _compare(bench, RESNET, samples.images())
     yield from _compare(bench, EMBEDDING, samples.singles(samples.texts()))
     if CHECKPOINT.is_dir():
