@@ -15,11 +15,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 import requests
-from playwright.sync_api import sync_playwright
 from plotly.subplots import make_subplots
 
 from deploy.models import ROOT
-from docs.screenshots import CHROMIUM, IMAGES, open_page, write_picture
+from docs.screenshots import IMAGES, open_page, start_browser, write_picture
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "torchserve.json"
 # The dashboard's variables, with every model, version and node.
@@ -92,31 +91,24 @@ def draw(url: str, start_s: float, end_s: float) -> go.Figure:
     return figure.update_layout(template="plotly_white", height=lines * ROW_PX, margin=margin, font={"size": 10})
 
 
-def main() -> int:
+def main() -> None:
     """Draw the time before now."""
     parser = argparse.ArgumentParser(description="Draw the dashboard's queries as a picture.")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=150.0, metavar="S", help="length; default: %(default)g s")
     arguments = parser.parse_args()
-    if not Path(CHROMIUM).exists():
-        sys.stderr.write(f"dashboard: {CHROMIUM} is missing; `make packages` installs it\n")
-        return 1
     end_s = time.time()
     try:
         figure = draw(arguments.prometheus, end_s - arguments.seconds, end_s)
     except requests.RequestException as error:
-        sys.stderr.write(f"dashboard: no data from {arguments.prometheus}: {type(error).__name__}; start Prometheus\n")
-        return 1
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        sys.exit(f"dashboard: no data from {arguments.prometheus}: {type(error).__name__}; start Prometheus")
+    with tempfile.TemporaryDirectory() as folder, start_browser() as browser:
         path = Path(folder) / "dashboard.html"
         figure.write_html(path, config={"staticPlot": True})
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = open_page(browser, path.as_uri(), "light")
         page.wait_for_selector(".main-svg")
         write_picture(page, IMAGES / "dashboard.png", full=True)
-        browser.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,6 +8,8 @@ Start a gateway (README.md), send some load to the model, and run this program.
 import argparse
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +27,17 @@ REPORT_HEIGHT = 1150  # without its tables
 COLOURS = 128
 Theme = Literal["light", "dark"]
 THEMES: dict[Theme, str] = {"light": "", "dark": "-dark"}
+
+
+@contextmanager
+def start_browser() -> Iterator[Browser]:
+    """Start Debian's Chromium; without it, end the program with one line."""
+    if not Path(CHROMIUM).exists():
+        sys.exit(f"{CHROMIUM} is missing; `make packages` installs it")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def write_picture(page: Page, path: Path, *, full: bool = False) -> None:
@@ -54,7 +67,7 @@ def take_gateway(browser: Browser, url: str, model: str, photograph: Path) -> No
         write_picture(page, IMAGES / f"gateway-page{suffix}.png", full=True)
 
 
-def main() -> int:
+def main() -> None:
     """Take the pictures that the arguments name."""
     parser = argparse.ArgumentParser(description="Take the pictures of the documentation.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="gateway that runs; default: %(default)s")
@@ -63,20 +76,14 @@ def main() -> int:
     parser.add_argument("--photograph", type=Path, default=photograph, metavar="FILE", help="image to send")
     parser.add_argument("--report", type=Path, metavar="PAGE.html", help="page that `python -m load` wrote with --html")
     arguments = parser.parse_args()
-    if not Path(CHROMIUM).exists():
-        sys.stderr.write(f"screenshots: {CHROMIUM} is missing; `make packages` installs it\n")
-        return 1
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with start_browser() as browser:
         if arguments.report:
             page = open_page(browser, arguments.report.resolve().as_uri(), "light")
             page.set_viewport_size({"width": WIDTH, "height": REPORT_HEIGHT})
             write_picture(page, IMAGES / "load-report.png")
         else:
             take_gateway(browser, arguments.url, arguments.model, arguments.photograph)
-        browser.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

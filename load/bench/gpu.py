@@ -15,7 +15,7 @@ from load.bench.contender import Contender, Loop, register, start_loop
 from load.bench.gpu_loops import DTYPES
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
-from load.bench.texts import CHECKPOINT, EMBEDDING, TRANSLATION
+from load.bench.texts import CHECKPOINT, EMBEDDING, NO_CHECKPOINT, TRANSLATION
 from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
@@ -34,7 +34,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     if CHECKPOINT.is_dir():
         yield from _compare(bench, TRANSLATION, samples.singles(samples.paragraphs(WINDOW)), str(CHECKPOINT))
     else:
-        bench.remark("translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint")
+        bench.remark(NO_CHECKPOINT)
 
 
 def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None) -> Iterator[Row]:

@@ -30,6 +30,7 @@ LIST = 64  # texts per list: the most items of a request
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.
 CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr"))
+NO_CHECKPOINT = "translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint"
 
 
 def measure_embedding(bench: Bench) -> Iterator[Row]:
@@ -54,7 +55,7 @@ def measure_embedding(bench: Bench) -> Iterator[Row]:
 def measure_translation(bench: Bench) -> Iterator[Row]:
     """Measure 32 clients."""
     if not CHECKPOINT.is_dir():
-        bench.remark("translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint")
+        bench.remark(NO_CHECKPOINT)
         return
     archives.build(bench, TRANSLATION, bench.work, weights=str(CHECKPOINT))
     load, inputs = ClosedLoop(BATCH), samples.singles(samples.paragraphs(BATCH))
