@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from deploy.build.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.run.server import Server
 from tests.e2e import echo
-from tests.e2e.conftest import ADAPTIVE, Registrations, vary
+from tests.e2e.conftest import ADAPTIVE, vary
 from tests.e2e.test_conformance import (
     EMBEDDING,
     LANGUAGES,
@@ -59,6 +60,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 MOBILENET = "mobilenet-v2"
 SLOW = "slow"
+LANGUAGES_ADAPTIVE = "language-id-adaptive"
 SLOW_S = 0.3
 # Folder of the model store with the next version of it.
 NEXT = "next"
@@ -78,6 +80,14 @@ def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pyte
     (folder / "model-config.yaml").write_text(yaml.safe_dump({"handler": {"max_batch_items": 1}}))
     archive(EMBEDDING)
     archive(LANGUAGES)
+    # For TorchServe: Ray Serve schedules every model as adaptive mode does, and classic mode ignores X-Priority.
+    vary(
+        model_store,
+        LANGUAGES_ADAPTIVE,
+        archive(LANGUAGES, archive_format="no-archive"),
+        {"scheduling": {"mode": "adaptive"}},
+        ADAPTIVE,
+    )
     archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
     archive(ModelEntry(SLOW, "tensors", "1", folder, {"path": "infer.py"}), engine="auto")
     Recipe(ModelEntry(SLOW, "tensors", "2", folder, {"path": "infer.py"}), export_path=model_store / NEXT).build()
@@ -121,9 +131,9 @@ def torchserve_with_the_same_archives(request: pytest.FixtureRequest, store: Pat
     from deploy.sandbox import run_server  # noqa: PLC0415
 
     with run_server(store) as found:
-        registrations = Registrations(found)
-        for name in (MOBILENET, LANGUAGES):
-            registrations.serve(name, f"{name}.mar", {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
+        for name, archive in ((MOBILENET, f"{MOBILENET}.mar"), (LANGUAGES, LANGUAGES_ADAPTIVE)):
+            found.management.register(archive, model_name=name, batch_size=8, max_batch_delay_ms=1, initial_workers=1)
+            until(partial(found.management.is_ready, name), timeout_s=120)
         yield found
 
 
@@ -144,21 +154,13 @@ def test_photographs_are_answered_as_by_torchserve_and_as_they_are_known(ray: Cl
         assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
 
-# Classic mode, TorchServe's here, ignores them; Ray Serve schedules every model as adaptive mode does.
-SCHEDULED = ("X-Priority", "X-Timeout-Ms")
-
-
 def test_hostile_request_gets_torchserves_status(ray: Cluster, torchserve: Server) -> None:
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(KINDS["language_id"].requests())
     def holds(request: Request) -> None:
         part, *more = request.parts
         headers = {"Content-Type": part.content_type, **request.headers}
-        encoded = {
-            name: value.encode("utf-8", "replace").decode("latin-1")
-            for name, value in headers.items()
-            if name not in SCHEDULED
-        }
+        encoded = {name: value.encode("utf-8", "replace").decode("latin-1") for name, value in headers.items()}
         if more:
             files = [(each.name, (None, each.value)) for each in request.parts if each.name]
             encoded.pop("Content-Type")
