@@ -304,7 +304,7 @@ class Server:
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
-        subprocess.run(
+        launcher = subprocess.Popen(
             [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments],
             cwd=self.directory,
             env=environment,
@@ -315,8 +315,12 @@ class Server:
             umask=0o077,
             # Ctrl-C in the terminal must not reach the server.
             start_new_session=True,
-            check=False,
         )
+        try:
+            launcher.wait()
+        finally:
+            # After a signal, too: a launcher that is killed may leave a Java whose id is in no file.
+            launcher.wait()
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready.
