@@ -31,7 +31,7 @@ LONGEST_DEFAULT = 40
 LEAST_SHARED = 3
 # Each module has a `main` that parses its arguments. load.bench is missing: it imports torch and every peer.
 COMMANDS = (
-    "deploy.build.__main__",
+    "deploy.archives.__main__",
     "deploy.run.__main__",
     "deploy.gateway.__main__",
     "deploy.container.__main__",

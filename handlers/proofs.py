@@ -24,7 +24,8 @@ class Proof:
     """The comparison of one precision with fp32, on inputs that were not used to make it."""
 
     measure: Measure
-    agreement: float  # share of samples, 0..1, with equal answers; for AVERAGES see deploy.build.precision.comparisons
+    # Share of samples, 0..1, with equal answers; for AVERAGES see deploy.archives.precision.comparisons.
+    agreement: float
     # The largest change of a probability, 0..1; for vectors 1 - the least cosine; for maps the largest share of an
     # image's pixels that changed; None if the task has none of these.
     largest_change: float | None

@@ -1,6 +1,6 @@
 """Exports that all tests of this checkout share, between modules, processes and runs.
 
-deploy.build.exports keeps each under the fingerprint of what it is made from, code and weights and tools, with its
+deploy.archives.exports keeps each under the fingerprint of what it is made from, code and weights and tools, with its
 files' sums: a stale or truncated one is built again. Archives are packed from them in a second and never kept.
 """
 
@@ -9,10 +9,10 @@ import zlib
 from importlib import import_module
 from pathlib import Path
 
-from deploy.build.exports import Exports
-from deploy.build.fingerprint import export_fingerprint
-from deploy.build.sources import source
-from deploy.build.tasks import task_of
+from deploy.archives.exports import Exports
+from deploy.archives.fingerprint import export_fingerprint
+from deploy.archives.sources import source
+from deploy.archives.tasks import task_of
 from deploy.models import ROOT, ModelEntry, model
 
 # `make serve` and the bench keep theirs here as well.

@@ -14,8 +14,8 @@ import yaml
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from deploy.build.sources import source
-from deploy.build.stagers.tensors import stage
+from deploy.archives.sources import source
+from deploy.archives.stagers.tensors import stage
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine

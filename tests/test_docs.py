@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.build.tasks import task_of
+from deploy.archives.tasks import task_of
 from deploy.models import ROOT, models
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
 

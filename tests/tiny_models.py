@@ -10,7 +10,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from deploy.build.stagers.text import read_head
+from deploy.archives.stagers.text import read_head
 from deploy.models import model
 from tests import exports
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from deploy.build.sources import source
-from deploy.build.weights import load_weights
+from deploy.archives.sources import source
+from deploy.archives.weights import load_weights
 from deploy.models import model
 from tests import exports
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch._utils import _rebuild_tensor_v2
 
-from deploy.build.sources import source
-from deploy.build.state_dicts import StateDict
-from deploy.build.weights import load_weights
+from deploy.archives.sources import source
+from deploy.archives.state_dicts import StateDict
+from deploy.archives.weights import load_weights
 from deploy.models import model
 
 FILE = "assets/2025_resnet_imagenet_1k_pretrained_state_dict.pkl"

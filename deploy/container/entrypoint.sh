@@ -23,6 +23,6 @@ case "$command" in
     node) exec python -m deploy.container "$@" ;;
     edge) edge "$@" ;;
     client) exec torchserve-client "$@" ;;
-    archive) exec python -m deploy.build --export-path "${MODEL_STORE:-/models}" "$@" ;;
+    archive) exec python -m deploy.archives --export-path "${MODEL_STORE:-/models}" "$@" ;;
     *) exec "$command" "$@" ;;
 esac

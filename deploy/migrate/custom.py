@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from string import Template
 from typing import Any
 
-from deploy.build.old_archives import OldArchive
+from deploy.archives.old_archives import OldArchive
 from handlers.errors import InvalidConfig
 
 # Methods that the task has itself, under other names.

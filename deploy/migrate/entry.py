@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from deploy.build.old_archives import unpack
+from deploy.archives.old_archives import unpack
 from deploy.migrate.move import Move, find_move
 from deploy.models import STOCK, models
 from handlers.errors import InvalidConfig

@@ -14,9 +14,9 @@ from typing import Any
 import torchvision
 import yaml
 
-from deploy.build.old_archives import OldArchive
-from deploy.build.state_dicts import StateDict
-from deploy.build.weights import count_classes
+from deploy.archives.old_archives import OldArchive
+from deploy.archives.state_dicts import StateDict
+from deploy.archives.weights import count_classes
 from deploy.migrate.custom import draft_task, find_problems
 from deploy.migrate.weights import find_arch, read_weights
 from deploy.models import STOCK, ModelEntry

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torchvision
 
-from deploy.build.state_dicts import StateDict, read_state
-from deploy.build.weights import read_shapes
+from deploy.archives.state_dicts import StateDict, read_state
+from deploy.archives.weights import read_shapes
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.vision.pixel_classifier import WITHOUT_HEADS

@@ -6,8 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
-from deploy.build.archive import ArchiverFailed
-from deploy.build.sources import WeightsUnavailable
+from deploy.archives.archive import ArchiverFailed
+from deploy.archives.sources import WeightsUnavailable
 from deploy.command import CommandParser, run_command
 from deploy.gateway.drain import MARK, connect, drain_local, find_name, take_out, undrain_local, wait_routed
 from deploy.gateway.settings import CONFIG, read_settings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import requests
 
-from deploy.build.archive import Archive, Recipe, find_cache_folder, report
-from deploy.build.sources import WeightsUnavailable
+from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
+from deploy.archives.sources import WeightsUnavailable
 from deploy.models import ROOT, model
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import orjson
 from rich.console import Console
 
-from deploy.build.archive import ArchiverFailed
+from deploy.archives.archive import ArchiverFailed
 from deploy.run.errors import ServerError
 from deploy.sandbox import NotStarted
 from load.bench import (

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from deploy.build.archive import Recipe, run_archiver
-from deploy.build.precision.request import PrecisionRequest
-from deploy.build.sources import WeightsUnavailable
+from deploy.archives.archive import Recipe, run_archiver
+from deploy.archives.precision.request import PrecisionRequest
+from deploy.archives.sources import WeightsUnavailable
 from deploy.models import ROOT, Engine, ModelEntry, model
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output

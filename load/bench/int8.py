@@ -11,7 +11,7 @@ from typing import Literal
 
 import openvino
 
-from deploy.build.precision.request import PrecisionRequest
+from deploy.archives.precision.request import PrecisionRequest
 from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW

@@ -24,7 +24,7 @@ import transformers
 import yaml
 from PIL import Image
 
-from deploy.build.tasks import load_task, task_class
+from deploy.archives.tasks import load_task, task_class
 from handlers.archive_files import CHECKPOINT
 from handlers.batching.trial import Trial
 from handlers.config import parse

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH

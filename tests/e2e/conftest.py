@@ -20,7 +20,7 @@ import requests
 import yaml
 
 from deploy import sandbox
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import Engine, ModelEntry, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox, run_server

@@ -14,7 +14,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from deploy.build.__main__ import main
+from deploy.archives.__main__ import main
 from deploy.run.server import Server
 from tests import tiny_detector
 from tests.e2e.conftest import send, send_together

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deploy.build.precision.answers import make_proof
+from deploy.archives.precision.answers import make_proof
 from handlers.proofs import Measure, Proof, read_proofs
 
 

@@ -13,8 +13,8 @@ import openvino
 import torch
 from ts.service import Service
 
-from deploy.build.sources import source
-from deploy.build.stagers import language_id
+from deploy.archives.sources import source
+from deploy.archives.stagers import language_id
 from deploy.models import model
 from handlers.base import BatchHandler
 from handlers.tasks.image_classification import ImageClassificationHandler

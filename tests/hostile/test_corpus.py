@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from deploy.build.sources import source
+from deploy.archives.sources import source
 from deploy.models import model
 from tests.hostile.requests import body
 from tests.hostile.target import Target

@@ -33,7 +33,7 @@ import numpy as np
 import psutil
 import yaml
 
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.run.server import Server
 from deploy.sandbox import run_server

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from deploy.build.exports import Exports
-from deploy.build.precision import staging
-from deploy.build.precision.request import PrecisionRequest
-from deploy.build.sources import source
+from deploy.archives.exports import Exports
+from deploy.archives.precision import staging
+from deploy.archives.precision.request import PrecisionRequest
+from deploy.archives.sources import source
 from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 

@@ -19,9 +19,9 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.build.__main__ import main
-from deploy.build.fingerprint import read_build
-from deploy.build.precision.comparisons import LEAD
+from deploy.archives.__main__ import main
+from deploy.archives.fingerprint import read_build
+from deploy.archives.precision.comparisons import LEAD
 from deploy.models import ROOT
 from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, load_proofs

@@ -19,7 +19,7 @@ import requests
 import yaml
 
 from deploy import sandbox
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import run_server

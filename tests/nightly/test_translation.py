@@ -7,9 +7,9 @@ import pytest
 import sacrebleu
 import yaml
 
-from deploy.build.__main__ import main
-from deploy.build.stagers.translation import translate
-from deploy.build.tasks import load_task
+from deploy.archives.__main__ import main
+from deploy.archives.stagers.translation import translate
+from deploy.archives.tasks import load_task
 from deploy.models import ROOT
 from handlers.text.config import TranslationConfig
 from tests import held_out

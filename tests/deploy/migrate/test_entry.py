@@ -12,9 +12,9 @@ import torch
 import torchvision
 import yaml
 
-from deploy.build.__main__ import main
-from deploy.build.stagers.custom import import_task
-from deploy.build.state_dicts import read_state
+from deploy.archives.__main__ import main
+from deploy.archives.stagers.custom import import_task
+from deploy.archives.state_dicts import read_state
 from deploy.migrate.entry import write_entry
 from deploy.models import model
 from handlers.config import parse

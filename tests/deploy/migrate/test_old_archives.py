@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.build import old_archives
-from deploy.build.old_archives import unpack
+from deploy.archives import old_archives
+from deploy.archives.old_archives import unpack
 from deploy.migrate.weights import read_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig

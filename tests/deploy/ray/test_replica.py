@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import ROOT, ModelEntry
 
 # It waits, and notes what it runs for. A number above 1000 finds no memory, and the sample neither if so it is told.

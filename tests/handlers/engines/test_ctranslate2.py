@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from deploy.build.stagers.translation import convert
+from deploy.archives.stagers.translation import convert
 from handlers.engines import Divisible, Outputs
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding

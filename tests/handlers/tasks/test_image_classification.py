@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import functional
 
-from deploy.build.sources import source
-from deploy.build.stagers.vision import stage
+from deploy.archives.sources import source
+from deploy.archives.stagers.vision import stage
 from deploy.models import ModelEntry
 from handlers.tasks.image_classification import ImageClassificationHandler
 from tests.handlers.serving import Answer, serve, started

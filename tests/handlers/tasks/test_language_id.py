@@ -8,8 +8,8 @@ from typing import Any
 import fasttext
 import pytest
 
-from deploy.build.sources import Source, WeightsUnavailable
-from deploy.build.stagers.language_id import stage
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.archives.stagers.language_id import stage
 from deploy.models import model
 from handlers.errors import InvalidConfig
 from handlers.tasks.language_id import LanguageIdHandler

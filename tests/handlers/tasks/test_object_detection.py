@@ -13,8 +13,8 @@ import transformers
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
-from deploy.build.sources import source
-from deploy.build.stagers.detection import stage
+from deploy.archives.sources import source
+from deploy.archives.stagers.detection import stage
 from deploy.models import ModelEntry, model
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
 from handlers.vision.pixel_ssd import RULES

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from deploy.build.sources import source
-from deploy.build.stagers import translation
+from deploy.archives.sources import source
+from deploy.archives.stagers import translation
 from deploy.models import ModelEntry
 from handlers.engines.seq2seq import load_tokenizer
 from handlers.tasks.translation import TranslationHandler

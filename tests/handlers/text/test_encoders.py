@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.build.stagers.text import read_head
+from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoders import find_token_limit, load_encoder
 from handlers.text.sentence_modules import SentenceModules

@@ -6,7 +6,7 @@ from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CO
 from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
-from deploy.build.sources import source
+from deploy.archives.sources import source
 from deploy.models import model
 from handlers.text.languages import ModelCodes, shorten_code
 

@@ -18,7 +18,7 @@ import requests
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.run.server import Server
 from tests.e2e import echo

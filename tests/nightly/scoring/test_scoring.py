@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.build.archive import Recipe
+from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import run_server

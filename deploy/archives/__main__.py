@@ -1,0 +1,203 @@
+"""Build archives; archive.sh calls it: `./archive.sh NAME... --precision int8 --calibrate photographs`."""
+
+import argparse
+import ast
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+from deploy.archives.archive import (
+    SUFFIXES,
+    ArchiverFailed,
+    Recipe,
+    describe_defaults,
+    find_cache_folder,
+    find_classic_cause,
+    report,
+)
+from deploy.archives.fingerprint import read_packed
+from deploy.archives.precision.inputs import FEWEST, MOST
+from deploy.archives.precision.request import PrecisionRequest
+from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
+from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
+from handlers.config import parse
+from handlers.engines.function import FILE, FOLDER
+from handlers.errors import InvalidConfig, reason
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
+
+EXAMPLES = """\
+docs/how-to/bring-a-model.md explains model lists, docs/how-to/int8.md int8.
+
+examples:
+  ./archive.sh mobilenet-v2
+  ./archive.sh flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
+
+
+def main(arguments: list[str]) -> int:
+    """Build the archives that the command line names; return 1 if one cannot be built."""
+    options = parse_arguments(arguments)
+    cache_path, name = find_cache_folder(os.environ), options.models.name
+    try:
+        if options.source is not None:
+            # Seconds, which no other command needs.
+            from deploy.migrate.entry import write_entry  # noqa: PLC0415
+
+            asked, name = options.names[0] if options.names else None, str(options.source)
+            moved, is_whole = write_entry(options.source, asked, options.models, is_stock=options.stock)
+            options.names = [moved] if is_whole else []
+        for name in list(models(options.models)) if options.all else options.names:
+            started = time.monotonic()
+            recipe = Recipe(
+                model(name, options.models),
+                options.weights,
+                options.engine,
+                options.archive_format,
+                options.export_path.resolve(),
+                cache_path,
+                options.min_chrf,
+                PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement),
+            )
+            try:
+                archive = (None if options.force else recipe.find()) or recipe.build()
+            except WeightsNotMade as error:
+                # --all builds every model that it can; a model that is named must be built.
+                if not options.all:
+                    raise
+                print(f"archive.sh: left out: {error}", file=sys.stderr)
+                continue
+            report(archive, time.monotonic() - started)
+            place = os.path.relpath(archive.path)
+            if cause := find_classic_cause(recipe.entry.config()):
+                print(f"{place}: classic mode, since model-config.yaml has {cause}")
+            if signature := describe_signature(recipe.entry, archive.path):
+                print(f"{place}: {signature}")
+            if archive.is_new and (defaults := describe_defaults(recipe.entry)):
+                print(f"{place}: {defaults}")
+    except Exception as error:
+        if options.debug:
+            raise
+        is_known = isinstance(error, UnknownModel | WeightsUnavailable | InvalidConfig | ArchiverFailed | OSError)
+        line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
+        if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
+            line = f"{name}: {line}"
+        print(f"archive.sh: {line}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; argparse ends the process if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="archive.sh",
+        usage="archive.sh (NAME... | --all) [OPTION...]",
+        description="Build TorchServe archives from the models of a list.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"build this model; the default list has {', '.join(models())}"
+    )
+    group.add_argument("--all", action="store_true", help="build every model of the list")
+    words = "read this model list (default: examples/models.yaml)"
+    group.add_argument("--models", type=Path, metavar="FILE", help=words)
+    words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
+    group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
+    words = "serve the handler of --from unchanged: its code runs in the worker"
+    group.add_argument("--stock", action="store_true", help=words)
+    words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
+    group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
+    words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
+    group.add_argument("--engine", choices=get_args(Engine), default="auto", help=words)
+
+    group = parser.add_argument_group(
+        "output", "CACHE_DIR names a folder for exported graphs (default: model_store/.exports)."
+    )
+    words = "write archives into this folder (default: model_store)"
+    group.add_argument("--export-path", type=Path, default=ROOT / "model_store", metavar="FOLDER", help=words)
+    words = "write this format; no-archive is a folder, for development (default: zip-store, uncompressed)"
+    group.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store", help=words)
+    group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
+    group.add_argument("--debug", action="store_true", help="print the traceback of an error")
+
+    group = parser.add_argument_group("precision", "Add int8 beside fp32. Each build prints how near the answers are.")
+    words = "add an int8 graph; requires deploy/extras/environment.sh int8"
+    group.add_argument("--precision", choices=["int8"], help=words)
+    words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
+    group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
+    words = (
+        "compare precisions with fp32 on these inputs, optionally one folder per class "
+        "(default: a quarter of --calibrate, or the examples' samples)"
+    )
+    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
+    words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
+    group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
+    words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
+    group.add_argument("--min-chrf", type=float, metavar="N", help=words)
+
+    options = parser.parse_args(arguments)
+    if options.models is None:
+        options.models = MINE if options.source else MODEL_LIST
+    if options.source is not None:
+        if options.all or len(options.names) > 1:
+            parser.error("--from takes one archive and at most one name")
+    elif options.stock:
+        parser.error("--stock belongs to --from: use both")
+    elif bool(options.names) == options.all:
+        parser.error("name models or use --all, and not both")
+    if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
+        parser.error("--weights PATH belongs to one model: name only that model")
+    if options.calibrate is not None and options.precision is None:
+        parser.error("--calibrate belongs to --precision int8: use both")
+    if options.all and (options.precision or options.validate):
+        parser.error("--precision and --validate belong to models of one kind: name them instead of --all")
+    return options
+
+
+def _parse_share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def describe_signature(entry: ModelEntry, path: Path) -> str | None:
+    """Describe the inputs and outputs of a model of tensors; None for another task.
+
+    Args:
+        entry: its settings add to the model's own description.
+        path: the archive, of any format.
+    """
+    if entry.handler != TENSORS:
+        return None
+    try:
+        signature = merge_signature(_read_description(path), parse(TensorsConfig, entry.config().get("handler")))
+    except (LookupError, ValueError, InvalidConfig):
+        # The function's parameters come from another place; only the worker knows them.
+        return None
+    outputs = "the outputs that infer returns" if signature.outputs is None else _join(signature.outputs.values())
+    return f"{_join(signature.inputs.values())} -> {outputs}"
+
+
+def _read_description(path: Path) -> DeclaredSignature:
+    try:
+        return DeclaredSignature.from_json(read_packed(path, SIGNATURE).decode())
+    except LookupError:
+        module = ast.parse(read_packed(path, f"{FOLDER}/{FILE}"))
+    (infer,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "infer")
+    return DeclaredSignature(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
+
+
+def _join(tensors: Iterable[Tensor]) -> str:
+    return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,330 @@
+"""Builds archives: `./archive.sh NAME...`.
+
+    model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
+
+Every build works in separate folders and ends in one rename, so builds can run side by side, and a server never reads
+half an archive. An archive of equal inputs is not built again; an export of equal inputs comes from the cache.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+
+from deploy.archives.exports import Exports
+from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
+from deploy.archives.precision import staging
+from deploy.archives.precision.request import PrecisionRequest
+from deploy.archives.sources import Source, source
+from deploy.archives.tasks import Mode, task_of
+from deploy.models import ROOT, Engine, ModelEntry
+from deploy.progress import step
+from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
+from handlers.continuous.mode import CONTINUOUS, check_mode
+from handlers.errors import InvalidConfig
+from handlers.proofs import Proof, read_proofs
+
+# The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
+# weights gain nothing by it.
+SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+
+# TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
+# worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
+# least, 100 its default. A second worker would starve the first.
+ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
+# TorchServe's part of a classic archive: the most requests of a batch (TorchServe's default is 1), and the ms that a
+# worker waits for them.
+CLASSIC = {"batchSize": 32, "maxBatchDelay": 1}
+
+
+class ArchiverFailed(Exception):
+    """torch-model-archiver did not write the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive on disk."""
+
+    # A file, or a folder for `no-archive`.
+    path: Path
+    # As registered; it ends in -untrained for random weights.
+    version: str
+    # Whether this call built it.
+    is_new: bool
+    # The converter's facts about the model; see `handlers.archive_files.Build`.
+    label: Mapping[str, str | float] = field(default_factory=dict)
+    # How near its answers are to fp32's, by precision.
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    # How near its answers are to the model's own, in words; empty if nothing was compared.
+    fidelity: str = ""
+    # `handler:` of its model-config.yaml; empty if the archive was up to date.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The inputs of one archive: an entry of a model list, and the options of archive.sh."""
+
+    entry: ModelEntry
+    # A path, a hub id, `random`, or None for the list's.
+    weights: str | None = None
+    # The engine for which the archive contains a model; with `auto` it contains both, and the worker's device decides.
+    engine: Engine = "auto"
+    archive_format: str = "zip-store"
+    export_path: Path = ROOT / "model_store"
+    # The folder of cached exports; None for a hidden one in the model store.
+    cache_path: Path | None = None
+    # The least chrF of a converted translation model against the original; None for any.
+    min_chrf: float | None = None
+    precision: PrecisionRequest = field(default_factory=PrecisionRequest)
+
+    @property
+    def path(self) -> Path:
+        """The archive's path, whether it exists or not."""
+        return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
+
+    @property
+    def preferred_engine(self) -> Engine:
+        """The engine of the command line, or else of model-config.yaml."""
+        configured = self.entry.settings().get("engine")
+        is_known = self.engine == "auto" and configured in get_args(Engine)
+        return cast(Engine, configured) if is_known else self.engine
+
+    def find(self) -> Archive | None:
+        """Return the archive on disk if it was built from these inputs and none has changed since."""
+        self.precision.check(self.entry, self.preferred_engine)
+        origin = source(self.entry, self.weights)
+        build = read_build(self.path)
+        if build is None or build.fingerprint != self._fingerprint(origin):
+            return None
+        _check_quality(self.entry, build.label, self.min_chrf)
+        proofs = read_proofs(build.proofs)
+        return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
+
+    def build(self) -> Archive:
+        """Build the archive, and replace the one on disk.
+
+        Raises:
+            WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
+        """
+        self.precision.check(self.entry, self.preferred_engine)
+        entry, origin = self.entry, source(self.entry, self.weights)
+        task, config, version = task_of(entry), complete_config(entry), self._version(origin)
+        self.export_path.mkdir(parents=True, exist_ok=True)
+        # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
+            stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
+            for folder in (stage, temporary, out):
+                folder.mkdir()
+            exports = Exports(self.cache_path or self.export_path / ".exports")
+            preferred = self.preferred_engine
+            engine = staging.stage(entry, origin, preferred, self.precision, exports=exports, folder=stage)
+            label, proofs, fidelity = (_pop_json(stage, name) for name in (LABEL, PROOFS, FIDELITY))
+            _check_quality(entry, label, self.min_chrf)
+            _check_root(entry, stage, task.path.name)
+            for name, path in handler_files().items():
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, stage / name)
+            settings = {**(config.get("handler") or {}), "engine": engine, **fidelity.get("settings", {})}
+            config_path = Path(work) / CONFIG
+            config_path.write_text(yaml.safe_dump({**config, "handler": settings}, sort_keys=False))
+            build = Build(
+                fingerprint=self._fingerprint(origin),
+                weights=origin.identity,
+                is_folder=self.archive_format == "no-archive",
+                files=hash_files({**_find_packed_files(stage), task.path.name: task.path, CONFIG: config_path}),
+                label=label,
+                proofs=proofs,
+                fidelity=fidelity,
+            )
+            (stage / BUILD).write_text(build.to_json())
+            arguments = {
+                "--model-name": entry.name,
+                "--version": version,
+                "--handler": str(task.path),
+                "--extra-files": str(stage),
+                "--config-file": str(config_path),
+                "--archive-format": self.archive_format,
+                "--export-path": str(out),
+            }
+            with step(f"{entry.name}: packing"):
+                run_archiver(entry.name, arguments, temporary)
+            _replace(out / self.path.name, self.path)
+        words, found = fidelity.get("said", ""), read_proofs(proofs)
+        return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=words, settings=settings)
+
+    def _version(self, origin: Source) -> str:
+        return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
+
+    def _fingerprint(self, origin: Source) -> str:
+        packing = (self._version(origin), self.engine, self.archive_format, self.precision.identity())
+        return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
+
+
+def _pop_json(stage: Path, name: str) -> dict[str, Any]:
+    """Read a builder's facts and remove their file from the stage; build.json contains them instead."""
+    path = stage / name
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    # A link into the cache: the cache's own file stays.
+    path.unlink()
+    return content
+
+
+def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf: float | None) -> None:
+    """Raise InvalidConfig if a converted model was not measured, or is less like the original than `--min-chrf`."""
+    if min_chrf is None:
+        return
+    chrf = label.get("chrf")
+    if chrf is None:
+        raise InvalidConfig(
+            f"{entry.name}: --min-chrf {min_chrf:g}: nothing was measured; that needs a model that is converted, and "
+            "samples.txt beside model-config.yaml"
+        )
+    if float(chrf) < min_chrf:
+        raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
+
+
+def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
+    """Raise InvalidConfig if a staged file would hide a file of every archive, or a module that the worker needs."""
+    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
+    for path in sorted(stage.iterdir()):
+        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
+        if path.name in ours or is_shadow:
+            raise InvalidConfig(
+                f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own; rename it"
+            )
+
+
+def _find_packed_files(stage: Path) -> dict[str, Path]:
+    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
+    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
+    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_unpacked, name.parts[:-1]))}
+
+
+def _is_unpacked(folder: str) -> bool:
+    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
+
+
+def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
+    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first.
+
+    Raises:
+        ArchiverFailed: with its last line.
+    """
+    finished = subprocess.run(
+        [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode != 0:
+        reason = (finished.stderr.strip() or finished.stdout.strip()).rpartition("\n")[2]
+        raise ArchiverFailed(f"{name}: torch-model-archiver failed: {reason}")
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Move the new archive into place. No rename replaces a folder, so an old folder is moved away first."""
+    if path.is_dir():
+        path.rename(new.with_name("old"))
+    new.replace(path)
+
+
+def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder of cached exports that CACHE_DIR names."""
+    folder = environment.get("CACHE_DIR")
+    return Path(folder).resolve() if folder else None
+
+
+def complete_config(entry: ModelEntry) -> dict[str, Any]:
+    """Return the entry's model-config.yaml as its archive has it; see `complete_mode`."""
+    return complete_mode(entry.name, entry.config(), task_of(entry).mode)
+
+
+def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
+    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay.
+
+    Raises:
+        InvalidConfig: TorchServe cannot serve `mode: adaptive` with the other keys.
+    """
+    if CONTINUOUS in config:
+        raise InvalidConfig(
+            f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "
+            "{scheduling: {mode: adaptive}} or classic"
+        )
+    mode = _read_mode(config)
+    is_classic = mode == "classic" or (mode == "auto" and (default == "classic" or find_classic_cause(config)))
+    defaults: Mapping[str, Any] = CLASSIC if is_classic else ADAPTIVE
+    if config.get("asyncCommunication"):
+        # TorchServe's frontend fails with larger batches there.
+        defaults = {CONTINUOUS: True} if not is_classic else {}
+    completed = {**config, **{key: value for key, value in defaults.items() if config.get(key) is None}}
+    if is_classic:
+        return completed
+    try:
+        check_mode(completed)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error}") from None
+    return completed
+
+
+def describe_defaults(entry: ModelEntry) -> str | None:
+    """Describe the mode and the batch parameters that model-config.yaml leaves to archive.sh; None if it sets both."""
+    own, settings = entry.config(), complete_config(entry)
+    added = [f"{key} {settings[key]}" for key in CLASSIC if own.get(key) is None and key in settings]
+    mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
+    return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None
+
+
+def find_classic_cause(config: Mapping[str, Any]) -> str | None:
+    """Return the line of a model-config.yaml without a mode that rules adaptive mode out."""
+    if _read_mode(config) != "auto":
+        return None
+    if config.get("asyncCommunication"):
+        return "asyncCommunication: true"
+    for key in ("minWorkers", "maxWorkers"):
+        workers = config.get(key)
+        if isinstance(workers, int) and workers > 1:
+            return f"{key}: {workers}"
+    return None
+
+
+def _read_mode(config: Mapping[str, Any]) -> Any:
+    """Read the mode as it is written; parsing the settings checks it."""
+    inner: Any = config
+    for key in ("handler", "scheduling"):
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+    return inner.get("mode", "auto") if isinstance(inner, Mapping) else "auto"
+
+
+def report(archive: Archive, seconds: float) -> None:
+    """Print the outcome of a build: a line on the archive, and one on each comparison."""
+    place = os.path.relpath(archive.path)
+    if not archive.is_new:
+        print(f"{place}: up to date")
+        return
+    size = archive.path.stat().st_size if archive.path.is_file() else 0
+    facts = [f"version {archive.version}", f"engine {archive.settings['engine']}"]
+    facts += [f"precision {archive.settings.get('precision', 'auto')}"] if archive.proofs else []
+    facts += [f"{size / 1e6:.0f} MB"] if size else []
+    register = f"; torchserve-client register {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
+    print(f"{place}: built, {', '.join(facts)}, {seconds:.0f} s{register}")
+    if archive.label:
+        print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")
+    if archive.fidelity:
+        print(f"{place}: {archive.fidelity}")
+    for precision, proof in archive.proofs.items():
+        short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
+        print(f"{place}: {precision}: {proof}{proof.weakness}{short}")
+    if archive.version.endswith("-untrained"):
+        print(f"{place}: UNTRAINED: random weights, so its answers mean nothing", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""Fingerprints: hashes of all inputs of a build, and of nothing else.
+
+    archive: handlers/, the builders, the task's file, the model's files -> is the archive on disk up to date?
+    export:  the exporting code, the settings that it reads, the weights -> is its export in the cache?
+
+A file counts with its content and its place, so moving one is a change too. The modules of deploy/ that take part are
+found by their imports; none is imported, since torch takes seconds.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from modulefinder import ModuleFinder
+from pathlib import Path
+
+from deploy.archives.sources import Source
+from deploy.archives.task_file import read_attributes
+from deploy.archives.tasks import Task, find_staged_files
+from deploy.models import ROOT, Engine, ModelEntry
+from handlers.archive_files import BUILD, Build
+from handlers.config import parse
+
+# Packages whose version changes the archive of equal inputs.
+TOOLS = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "safetensors",
+    "openvino",
+    "onnxruntime",
+    "ctranslate2",
+    "torch-model-archiver",
+)
+
+
+def handler_files(root: Path = ROOT) -> dict[str, Path]:
+    """Find the modules of handlers/, which every archive has, by their paths from the repository's root."""
+    return _by_path(root, [*(root / "handlers").rglob("*.py")])
+
+
+@functools.cache
+def find_modules(root: Path, *modules: str) -> Mapping[str, Path]:
+    """Find the files of dotted modules and of all that they import from deploy/ and handlers/ in `root`, by path."""
+    finder = ModuleFinder([str(root)])
+    for name in modules:
+        finder.import_hook(name)
+    files = [vars(module)["__file__"] for module in finder.modules.values()]
+    return _by_path(root, [Path(file) for file in files if file])
+
+
+def _by_path(root: Path, paths: list[Path]) -> dict[str, Path]:
+    return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def archive_fingerprint(
+    model: ModelEntry, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT
+) -> str:
+    """Hash all inputs of an archive; `packing` has its version, engine, format and precision."""
+    files = {
+        **handler_files(root),
+        **find_modules(root, "deploy.archives.archive", task.builder),
+        f"task/{task.path.name}": task.path,
+        **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
+    }
+    return _digest(files, model.name, model.handler, origin.identity, packing)
+
+
+def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
+    """Hash all inputs of the files that a built-in task stages; None if staging them is as cheap as copying.
+
+    Of the task's own code only the attributes of its class count, such as the head of its model: an edited handler
+    finds its graph in the cache.
+    """
+    if task.export_settings is None:
+        return None
+    config = parse(task.settings_class(), model.config().get("handler"))
+    settings = {name: getattr(config, name) for name in task.export_settings}
+    files = {
+        **find_modules(root, task.builder),
+        **{f"model/{name}": path for name, path in find_staged_files(model, task).items()},
+    }
+    return _digest(files, model.handler, origin.identity, engine, settings, read_attributes(task.path))
+
+
+# Modules that decode the inputs of precision proofs: other code decodes other inputs.
+DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
+
+
+def precision_fingerprint(
+    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
+) -> str:
+    """Hash all inputs of an archive's precisions and their proofs.
+
+    Args:
+        model: the entry of the list.
+        samples: files of the examples on which answers are compared, by any names.
+        export: the fingerprint of the graph in fp32.
+        facts: the request with the identity of its inputs, and the processor's arithmetic, to which a proof applies.
+        root: the folder of deploy/ and handlers/.
+    """
+    settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
+    names = ("fidelity", "text_fidelity", "image_fidelity", "prove", "quantise")
+    programs = [f"deploy.archives.precision.{name}" for name in names]
+    files = {**find_modules(root, *programs, *DECODING), **samples}
+    return _digest(files, export, facts, settings)
+
+
+def _find_model_files(model: ModelEntry, task: Task) -> dict[str, Path]:
+    config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
+    return {**config, **find_staged_files(model, task)}
+
+
+def _digest(files: Mapping[str, Path], *facts: object) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
+    digest.update(repr((facts, tools)).encode())
+    return digest.hexdigest()
+
+
+def read_build(path: Path) -> Build | None:
+    """Read build.json inside an archive; None if the archive or a sound build.json is missing."""
+    try:
+        return Build.from_json(read_packed(path, BUILD))
+    except (LookupError, ValueError):
+        return None
+
+
+def read_packed(path: Path, name: str) -> bytes:
+    """Read one file of an archive of any format; LookupError if the archive or the file is missing."""
+    try:
+        if path.is_dir():
+            return (path / name).read_bytes()
+        if path.suffix == ".mar":
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            return member.read() if member else b""
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise LookupError(name) from error

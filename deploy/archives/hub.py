@@ -1,0 +1,154 @@
+"""A Hugging Face checkpoint as a folder: a local one, one inside a package, or one from the hub.
+
+Source -> open_checkpoint -> a folder with the files that serving reads: configuration, tokenizer, model.safetensors
+
+Existing files are links in it, so that no file is copied that the archive then leaves out.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import huggingface_hub
+import safetensors
+import safetensors.torch
+import torch
+import transformers
+
+from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
+from deploy.archives.state_dicts import read_state
+from deploy.models import ModelEntry
+from deploy.progress import step
+from handlers.archive_files import CHECKPOINT
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@contextmanager
+def open_checkpoint(
+    model: ModelEntry, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
+) -> Iterator[Path]:
+    """Open a folder with the served files of a checkpoint.
+
+    Args:
+        model: the entry of the list.
+        origin: its source.
+        with_code: whether to include its Python files.
+        with_weights: whether to include its weights.
+        lists_others: whether to print the files that are left out.
+
+    Raises:
+        WeightsUnavailable: the checkpoint is missing or broken, or is a pickle that --weights does not name.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "checkpoint"
+        if origin.kind not in ("hub", "folder", "file"):
+            raise WeightsUnavailable(
+                f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights FOLDER or a hub id"
+            )
+        named = Path(origin.location)
+        source = _download(model, origin, with_weights=with_weights) if origin.kind == "hub" else named
+        if origin.kind == "file":
+            source = named.parent
+        _check_folder(model, source)
+        served = list_served_files(source, with_code=with_code, is_whole=origin.kind != "file")
+        _link(source, served, folder)
+        _check_files(model, source, served)
+        if origin.kind == "file" or not with_weights:
+            for path in folder.glob("*.safetensors*"):
+                path.unlink()
+        if origin.kind == "file" and with_weights:
+            _convert(model, named, folder)
+        if with_weights and not list(folder.glob("*.safetensors")):
+            raise WeightsUnavailable(
+                f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only if --weights names "
+                "the file itself; load several ones in Python and write them with save_pretrained"
+            )
+        yield folder
+        if lists_others and (others := list_unserved_files(source, [*served, named])):
+            print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
+
+
+def _check_folder(model: ModelEntry, source: Path) -> None:
+    """Raise WeightsUnavailable if a folder does not contain a whole model."""
+    if (source / "adapter_config.json").is_file():
+        raise WeightsUnavailable(
+            f"{model.name}: {source} contains an adapter (adapter_config.json), not a whole model; merge it with "
+            "peft's merge_and_unload() and save the result with save_pretrained"
+        )
+    if not (source / "config.json").is_file():
+        raise WeightsUnavailable(f"{model.name}: {source} contains no config.json; name the folder that has it")
+
+
+def _check_files(model: ModelEntry, source: Path, files: Iterable[Path]) -> None:
+    """Raise WeightsUnavailable with the name of a file that is cut short or otherwise broken."""
+    for path in files:
+        name, problem = path.relative_to(source), ""
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                # It reads the header, and compares the file's size with it.
+                with safetensors.safe_open(path, "pt"):
+                    pass
+        except (ValueError, RecursionError):
+            problem = "not valid JSON"
+        except safetensors.SafetensorError as error:
+            problem = f"not a whole file of safetensors ({error})"
+        if problem:
+            raise WeightsUnavailable(f"{model.name}: {source}: {name}: {problem}; save or copy it again")
+
+
+def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
+    """Copy a checkpoint into an archive's folder."""
+    weights = None if with_weights else shutil.ignore_patterns("*.safetensors*")
+    shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
+
+
+def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
+    for path in files:
+        link = folder / path.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
+
+
+def _download(model: ModelEntry, origin: Source, *, with_weights: bool) -> Path:
+    hub_id = origin.location
+    others = [*PICKLES, "*.onnx", "*.h5", "*.msgpack"]
+    try:
+        with step(f"{model.name}: fetching {hub_id} from the Hugging Face hub"):
+            return Path(
+                huggingface_hub.snapshot_download(
+                    hub_id,
+                    revision=origin.revision,
+                    ignore_patterns=others if with_weights else [*others, "*.safetensors*"],
+                )
+            )
+    except Exception as error:
+        # The library's own message has a page about caches and environment variables.
+        raise WeightsUnavailable(
+            f"{model.name}: cannot fetch {hub_id} from the hub ({type(error).__name__}), and no such folder exists; "
+            "use --weights FOLDER, a downloaded copy"
+        ) from error
+
+
+def _convert(model: ModelEntry, path: Path, folder: Path) -> None:
+    """Read weights without running code, and write them under transformers' names as safetensors."""
+    state = read_state(model, path, _list_weights(folder))
+    unshared = {name: tensor.clone().contiguous() for name, tensor in state.items()}
+    safetensors.torch.save_file(unshared, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _list_weights(folder: Path) -> list[str]:
+    """List the names of the weights of config.json's class; none if transformers does not have that class."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return [*getattr(transformers, config.architectures[0])._from_config(config).state_dict()]
+    except Exception:
+        # Loading the model reports a broken one; only transformers' own classes have known names.
+        return []

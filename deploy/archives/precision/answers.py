@@ -1,0 +1,172 @@
+"""Answers in one precision, in a form that can be compared with those in another.
+
+items -> micro-batches -> the task's collate and forward, on an engine -> its outputs -> an answer for each item
+answers in fp32, answers in another precision -> comparisons.py -> handlers.proofs.Proof
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deploy.archives.precision.comparisons import (
+    Array,
+    Boxes,
+    Comparison,
+    Span,
+    compare_accuracy,
+    compare_boxes,
+    compare_maps,
+    compare_ranks,
+    compare_rows,
+    compare_spans,
+    compare_vectors,
+)
+from deploy.archives.tasks import run_items
+from handlers.engines import Engine
+from handlers.probabilities import sigmoid, softmax
+from handlers.proofs import Measure, Proof
+
+# Items of a micro-batch: enough for speed, and in fp32 little memory.
+BATCH = 16
+# The least score of a box.
+FOUND = 0.25
+# The side of an image in pixels, large since boxes are whole pixels.
+SIDE = 10_000
+
+
+class Kind(NamedTuple):
+    """How the answers of a task are compared."""
+
+    measure: Measure
+    # The default of the least agreement.
+    least: float
+    # The loaded task, its outputs and its items -> an answer for each item.
+    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]]
+    # The answers in fp32, and the others.
+    compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]
+    # Settings that replace the archive's.
+    settings: Mapping[str, Any] = {}
+
+
+def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf) -> list[Any]:
+    """Answer items in order on an engine, until `longest_s` seconds have passed; the first BATCH always."""
+    kind = KINDS[type(task).__module__.rpartition(".")[2]]
+    task.engine = engine
+    started = time.perf_counter()
+    answers: list[Any] = []
+    for first in range(0, len(items), BATCH):
+        if answers and time.perf_counter() - started > longest_s:
+            break
+        answers += run_items(task, items[first : first + BATCH], kind.read, BATCH, task.config.max_batch_tokens)
+    return answers
+
+
+def make_proof(
+    handler: str,
+    exact: Sequence[Any],
+    answers: Sequence[Any],
+    least: float | None = None,
+    truths: Sequence[int] | None = None,
+) -> Proof:
+    """Compare answers with those of the same items in fp32.
+
+    Args:
+        handler: the task's name.
+        exact: the answers in fp32, at least one.
+        answers: the others.
+        least: the required agreement; None for the task's default.
+        truths: the number of each item's right class, if they are known.
+    """
+    kind = KINDS[handler]
+    compared = kind.compare(exact, answers) if truths is None else compare_accuracy(exact, answers, truths)
+    measure: Measure = kind.measure if truths is None else "accuracy"
+    agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
+    broken = sum(not (_is_finite(one) and _is_finite(other)) for one, other in zip(exact, answers, strict=True))
+    least = kind.least if least is None else least
+    return Proof(measure, agreement, change, compared.samples, least, compared.detail, broken)
+
+
+def _is_finite(answer: Any) -> bool:
+    parts = map(np.asarray, answer if isinstance(answer, Span | Boxes) else [answer])
+    return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
+
+
+def _read_classes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    return [row[None] for row in softmax(outputs["logits"])]
+
+
+def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
+    if task.function != "sigmoid":
+        # Raw scores, which an archive may return, have the order of their probabilities.
+        return _read_classes(task, outputs, items)
+    yes = sigmoid(outputs["logits"])
+    return [np.stack([1 - row, row], axis=1) for row in yes]
+
+
+def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    rows = zip(items, softmax(outputs["logits"]), strict=True)
+    return [scores[: len(item.ids)][np.array(item.encoding.special_tokens_mask) == 0] for item, scores in rows]
+
+
+def _read_spans(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Span]:
+    if not all(np.isfinite(array).all() for array in outputs.values()):
+        # Without numbers there is no answer.
+        return [Span(-1, -1, math.nan, 0.0)] * len(items)
+    return [_read_span(each if isinstance(each, list) else [each]) for each in task.split(outputs, items)]
+
+
+def _read_span(answers: Sequence[Mapping[str, Any]]) -> Span:
+    first, *others = answers
+    lead = first["score"] - (others[0]["score"] if others else 0.0)
+    return Span(first["start"], first["end"], first["score"], lead)
+
+
+def _read_vectors(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
+    return [np.asarray(vector) for vector in task.split(outputs, items)]
+
+
+def _read_boxes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Boxes]:
+    answers = task.split(outputs, [replace(item, size=(SIDE, SIDE)) for item in items])
+    return [
+        Boxes(
+            np.array([each["label"] for each in found], object),
+            np.array([each["score"] for each in found]),
+            np.array([[*each["box"].values()] for each in found], np.float64).reshape(-1, 4),
+        )
+        for found in answers
+    ]
+
+
+def _read_maps(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    return list(outputs["classes"] if "classes" in outputs else outputs["map_logits"].argmax(1))
+
+
+def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[float]:  # noqa: ARG001
+    return [float(score) for score in outputs["logits"][:, 0]]
+
+
+KINDS: Mapping[str, Kind] = {
+    "image_classification": Kind("top-1", 0.99, _read_classes, compare_rows),
+    "object_detection": Kind("map", 0.98, _read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}),
+    "image_segmentation": Kind("miou", 0.98, _read_maps, compare_maps),
+    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
+    "text_classification": Kind("labels", 0.99, _read_labels, compare_rows),
+    "token_classification": Kind("labels", 0.99, _read_tokens, compare_rows),
+    "question_answering": Kind("labels", 0.99, _read_spans, compare_spans, {"top_k": 2}),
+    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
+    "reranking": Kind("ranks", 0.98, _read_scores, compare_ranks),
+}
+
+
+def exact_settings(handler: str, config: Any) -> Any:
+    """Return the settings for comparisons: the archive's, in fp32 on OpenVINO."""
+    return replace(config, engine="openvino", precision="fp32", **KINDS[handler].settings)
+
+
+def is_comparable(handler: str, task: Any) -> bool:
+    """Return whether a loaded task's answers can be compared; a regression's number cannot."""
+    return handler in KINDS and not (getattr(task, "function", None) == "none" and len(task.labels) == 1)

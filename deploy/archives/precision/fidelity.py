@@ -1,0 +1,54 @@
+"""The check that an archive answers as its model does. An archive that fails it is not built.
+
+files of an archive -> the task, loaded as a worker does, in fp32 -> samples, one by one and in micro-batches
+the model           -> the library that owns it                   -> samples one by one -> nearly equal?
+
+text_fidelity.py and image_fidelity.py choose the samples and ask the library.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from deploy.archives.precision.inputs import IMAGES, TASKS
+from deploy.archives.sources import Source
+from deploy.archives.tasks import import_quietly, load_task, task_of
+from deploy.models import Engine, ModelEntry
+from handlers.archive_files import FIDELITY
+from handlers.config import parse
+from handlers.errors import InvalidConfig, Unfaithful, reason
+from handlers.warm_up import decode_items, run
+
+
+def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: Path) -> None:
+    """Load an archive's files, run a sample, and compare answers; write fidelity.json into `out`.
+
+    fidelity.json has the comparison in words, the largest error, and the settings that the archive needs.
+
+    Raises:
+        Unfaithful: the engine cannot run the model, or its answers differ.
+        WeightsUnavailable, InvalidConfig: see the builder; or the model itself returns NaN or infinity.
+    """
+    config = parse(task_of(model).settings_class(), model.config().get("handler"))
+    is_compared = model.handler in TASKS
+    runs: Engine = "torch" if engine == "torch" else "openvino"
+    settings = replace(config, engine=runs if is_compared else engine, precision="fp32" if is_compared else "auto")
+    name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
+    try:
+        task = load_task(model.handler, folder, settings)
+        if (sample := task.sample()) is not None:
+            run(task, decode_items(task, [sample]))
+    except InvalidConfig:
+        raise
+    except Exception as error:
+        raise Unfaithful(f"{name} cannot answer a sample: {reason(error)}") from error
+    if not is_compared:
+        (out / FIDELITY).write_text("{}")
+        return
+    kind = "image_fidelity" if model.handler in IMAGES else "text_fidelity"
+    words, largest = import_quietly(f"deploy.archives.precision.{kind}").check(model, origin, config, task, name)
+    padding = getattr(task.config, "padding", None)
+    needed = {} if padding == getattr(config, "padding", None) else {"padding": padding}
+    (out / FIDELITY).write_text(
+        json.dumps({"said": words, "engine": runs, "largest_error": largest, "settings": needed})
+    )

@@ -1,0 +1,155 @@
+"""Samples and exact answers of text encoders, for the check of fidelity.
+
+words of samples -> rows of many lengths    -> the model, row by row, unpadded
+samples          -> tokens of the library   -> the library that owns the checkpoint (references.py)
+
+A graph can differ from its model: a trace keeps the branch of its example, a window of attention may see only padding,
+and some models count padding as text. The last are served with `padding: exact` if that makes their answers equal.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from deploy.archives.differences import Array, Sample, compare_samples, relative_error
+from deploy.archives.hub import open_checkpoint
+from deploy.archives.precision import references
+from deploy.archives.precision.inputs import make_sample_payloads
+from deploy.archives.sources import Source
+from deploy.models import ModelEntry
+from handlers.errors import InvalidConfig, Unfaithful, reason
+from handlers.text.encoders import Encoder, LastTokenClassifier, load_encoder
+from handlers.warm_up import decode_items
+
+# Lengths of rows in tokens, beside the longest that the model accepts.
+LENGTHS = (1, 2, 3, 8, 17, 33, 40, 130, 300)
+# Micro-batches of them, as indices: short beside long, long beside short, neighbours; and one length, never padded.
+TOGETHER = ((2, 4), (0, -1), (-1, 1, 3), (3, 6, 7), (-2, -1, 2), (4, 4, 4))
+# The most multiplications of a row, a few seconds on two cores.
+MOST_WORK = 2e11
+# The most tokens of a row.
+MOST_TOKENS = 2048
+# Some models cannot answer fewer tokens than this.
+FEW = 8
+
+# Token ids, and the segment of each.
+Row = tuple[list[int], list[int]]
+
+
+def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:  # noqa: ARG001
+    """Compare rows and samples; the task then has the padding with which they agree.
+
+    Returns:
+        The comparison in words, and the largest error.
+
+    Raises:
+        Unfaithful: answers differ.
+        InvalidConfig: the model itself fails.
+    """
+    settings = task.config
+    with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
+        encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
+        if isinstance(encoder.model, LastTokenClassifier):
+            # For a row without padding, transformers itself finds the last token.
+            encoder.model = encoder.model.model
+        payloads = make_sample_payloads(model, task.inputs)
+        items = decode_items(task, payloads)
+        rows = _make_rows(task, encoder, items)
+        exact = _answer_rows(encoder, rows)
+        chosen = references.choose_samples(task, payloads)
+        library, wanted = references.answer(task, encoder, source, chosen)
+    lengths, scales = [*exact], _find_scales(exact.values())
+    samples = {
+        length: Sample(f"{length} tokens", _with_row(items[0], rows[length]), [_measure(task, answer, scales)])
+        for length, answer in exact.items()
+    }
+    together = [[lengths[at] for at in group if -len(lengths) <= at < len(lengths)] for group in TOGETHER]
+    groups = [*([length] for length in lengths), *together]
+    for padding in dict.fromkeys((settings.padding, "exact")):
+        task.config = replace(settings, padding=padding)
+        outcome = compare_samples(task, samples, groups, kind="a text of", owner="the model")
+        if not outcome.failures:
+            break
+    else:
+        least = min(outcome.failures)
+        fitting = [length for length in lengths if FEW <= length < least]
+        way_out = f"; max_length: {max(fitting)} in model-config.yaml keeps to lengths that agree" if fitting else ""
+        raise Unfaithful(f"{engine} {outcome.failures[least]}{way_out}")
+    scales = _find_scales(wanted)
+    texts = {
+        number: Sample(repr(item.text[:40]), item, [_measure(task, answer, scales)])
+        for number, ((item, _), answer) in enumerate(zip(chosen, wanted, strict=True))
+    }
+    asked = compare_samples(task, texts, [[number] for number in texts], kind="the text", owner=library)
+    for words in asked.failures.values():
+        raise Unfaithful(f"{engine} {words}")
+    words = f"{engine} in fp32 is within {max(outcome.largest_error, asked.largest_error):.1e} of the model, "
+    words += f"{min(exact)} to {max(exact)} tokens one by one and together, and of {library} on {len(wanted)} texts"
+    if task.config.padding != settings.padding:
+        words += "; padding: exact, since its answers depend on padding"
+    return words, max(outcome.largest_error, asked.largest_error)
+
+
+def _measure(task: Any, exact: Sequence[Array], scales: Sequence[float]) -> Callable[[Sequence[Array]], float]:
+    def measure(got: Sequence[Array]) -> float:
+        own = [array[: len(each)] if task.needs_places else array for array, each in zip(got, exact, strict=True)]
+        return max(map(relative_error, own, exact, scales))
+
+    return measure
+
+
+def _make_rows(task: Any, encoder: Encoder, items: Sequence[Any]) -> dict[int, Row]:
+    """Make rows by length: words of the samples between the special tokens around them."""
+    (first, *others), kinds = _read_tokens(items[0])
+    special = {*task.tokenizer.all_special_ids}
+    words = [each for item in items for each in _read_tokens(item)[0] if each not in special] or [first]
+    weights = sum(each.numel() for name, each in encoder.named_parameters() if "embed" not in name)
+    longest = min(task.max_length, MOST_TOKENS, max(LENGTHS[-2], int(MOST_WORK / 2 / max(1, weights))))
+    noise, rows = np.random.default_rng(0), {}
+    for length in sorted({*LENGTHS, longest}):
+        if length <= longest:
+            ids = [first, *noise.choice(words, max(0, length - 2)).tolist(), (others or [first])[-1]]
+            rows[length] = (ids[-length:], [kinds[0]] * (length // 2) + [kinds[-1]] * (length - length // 2))
+    return rows
+
+
+def _read_tokens(item: Any) -> Row:
+    row = item.windows[0] if hasattr(item, "windows") else item
+    return [*row.ids], [*row.type_ids]
+
+
+def _with_row(item: Any, row: Row) -> Any:
+    if hasattr(item, "windows"):
+        return replace(item, windows=[_with_row(window, row) for window in item.windows[:1]])
+    return replace(item, ids=row[0], type_ids=row[1])
+
+
+def _answer_rows(encoder: Encoder, rows: Mapping[int, Row]) -> dict[int, list[Array]]:
+    """Answer the rows one by one, the longest first: with state of a short row, later answers may be wrong.
+
+    Raises:
+        InvalidConfig: the model fails, or returns NaN or infinity.
+    """
+    answers = {}
+    for length in sorted(rows, reverse=True):
+        arrays = {"input_ids": rows[length][0], "attention_mask": [1] * length, "token_type_ids": rows[length][1]}
+        inputs = {name: torch.tensor([array]) for name, array in arrays.items() if name in encoder.input_names}
+        try:
+            with torch.no_grad():
+                found = [each[0].float().numpy() for each in encoder(**inputs)]
+        except Exception as error:
+            if length < FEW:
+                continue
+            raise InvalidConfig(f"the model itself fails on a text of {length} tokens: {reason(error)}") from error
+        if not all(np.isfinite(each).all() for each in found):
+            raise InvalidConfig(f"the model itself returns NaN or infinity for a text of {length} tokens")
+        answers[length] = found
+    return dict(sorted(answers.items()))
+
+
+def _find_scales(answers: Iterable[Sequence[Array]]) -> list[float]:
+    """Return the largest number of each output."""
+    return [max(float(np.abs(each).max()) for each in every) for every in zip(*answers, strict=True)]

@@ -1,0 +1,99 @@
+"""Stages a user's own task: imports its file, as a worker does, and copies its files.
+
+files beside the configuration that `staged_files` names -> their paths in the archive
+the weights of the list or --weights, if any             -> checkpoint/
+"""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from deploy.archives.hub import open_checkpoint
+from deploy.archives.sources import CODE, Source, WeightsUnavailable
+from deploy.archives.tasks import find_staged_files, task_of
+from deploy.models import Engine, ModelEntry
+from handlers.archive_files import CHECKPOINT
+from handlers.base import BatchHandler
+from handlers.config import parse
+from handlers.errors import InvalidConfig, reason
+
+# The attributes that a class needs; abstract methods are listed by Python itself.
+STATED = ("config_class", "inputs")
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - `load` chooses
+    """Check the class and its settings, and copy the files and weights.
+
+    Raises:
+        WeightsUnavailable: the weights are missing.
+        InvalidConfig: the class cannot be served, the configuration is wrong, or a file is missing.
+    """
+    task = task_of(model)
+    found = import_task(task.path)
+    config = parse(found.config_class, model.config().get("handler"))
+    for pattern in task.files:
+        if not any(model.folder.glob(pattern)):
+            raise InvalidConfig(f"{model.name}: staged_files: no {pattern} in {model.folder.name}/")
+    for name, path in find_staged_files(model, task).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+    is_code_trusted = bool(getattr(config, "trust_remote_code", False))
+    _stage_weights(model, origin, folder / CHECKPOINT, with_code=is_code_trusted)
+
+
+def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code: bool) -> None:
+    if origin.kind == "none":
+        return
+    if folder.exists():
+        raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is the folder of the weights; use another name")
+    if origin.kind == "hub":
+        with open_checkpoint(model, origin, with_code=with_code) as source:
+            shutil.copytree(source, folder)
+    elif origin.kind == "folder":
+        code = None if with_code else shutil.ignore_patterns(f"*{CODE}")
+        shutil.copytree(origin.location, folder, ignore=code)
+    elif origin.kind == "file":
+        folder.mkdir()
+        shutil.copy(origin.location, folder)
+    else:
+        raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
+
+
+def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
+    """Import a task's file under its own name, and return the class that TorchServe will find.
+
+    Raises:
+        InvalidConfig: the file cannot be imported, or its class cannot be served.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InvalidConfig(f"{path.name}: it cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidConfig(f"{path.name}: it cannot be imported: {reason(error)}") from error
+    finally:
+        del sys.modules[path.stem]
+    if hasattr(module, "handle"):
+        raise InvalidConfig(
+            f"{path.name}: TorchServe would call `handle` at its top level instead of the class; rename it"
+        )
+    # As ts.model_loader counts them: a named tuple is a class, too.
+    classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == path.stem]
+    if len(classes) != 1:
+        names = f" ({', '.join(each.__name__ for each in classes)})" if classes else ""
+        raise InvalidConfig(
+            f"{path.name}: it has {len(classes) or 'no'} class{'es' if classes else ''}{names}; a task's file needs "
+            "exactly one, on BatchHandler; nest others inside that one"
+        )
+    (found,) = classes
+    if not issubclass(found, BatchHandler):
+        raise InvalidConfig(f"{path.name}: {found.__name__} is not a BatchHandler")
+    lacking = sorted(found.__abstractmethods__) + [name for name in STATED if not hasattr(found, name)]
+    if lacking:
+        raise InvalidConfig(f"{path.name}: {found.__name__} lacks {', '.join(lacking)}")
+    return found

@@ -1,0 +1,37 @@
+"""Stages image and text embedding: a Hugging Face folder or hub id -> the files of an archive."""
+
+from pathlib import Path
+
+import openvino
+
+from deploy.archives.hub import open_checkpoint, pack
+from deploy.archives.preprocessing import follow_processor
+from deploy.archives.sources import Source
+from deploy.archives.stagers.text import export as export_text
+from deploy.archives.stagers.vision import export as export_pixels
+from deploy.models import Engine, ModelEntry
+from handlers.archive_files import GRAPH
+from handlers.config import parse
+from handlers.image_text.config import ImageTextEmbeddingConfig
+from handlers.image_text.towers import TEXT_GRAPH, load_towers
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the checkpoint, without its weights for `openvino`, its preprocessing, and its graphs except for `torch`.
+
+    Raises:
+        WeightsUnavailable: the weights are missing, or an unnamed pickle.
+        InvalidConfig: the configuration is wrong, or this project does not serve the model.
+    """
+    parse(ImageTextEmbeddingConfig, model.config().get("handler"))
+    with open_checkpoint(model, origin) as source:
+        seen = follow_processor(source)
+        towers = load_towers(source, seen)
+        seen.write(folder)
+        if engine != "torch":
+            graphs = {GRAPH: export_pixels(towers.image, seen, ("embeddings",))}
+            if towers.text is not None:
+                graphs[TEXT_GRAPH] = export_text(towers.text)
+            for name, graph in graphs.items():
+                openvino.save_model(graph, folder / name, compress_to_fp16=False)
+        pack(source, folder, with_weights=engine != "openvino")

@@ -1,0 +1,34 @@
+"""Stages language identification: one fastText model, checked."""
+
+import shutil
+from pathlib import Path
+
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.models import Engine, ModelEntry
+from handlers.config import parse
+from handlers.engines.fasttext import FastTextEngine
+from handlers.errors import InvalidConfig
+from handlers.text.config import LanguageIdConfig
+
+SUFFIXES = (".ftz", ".bin")
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - fastText runs it
+    """Write model.ftz or model.bin.
+
+    Raises:
+        WeightsUnavailable: the weights are not a fastText model.
+        InvalidConfig: the configuration is wrong, or fastText cannot read the file.
+    """
+    parse(LanguageIdConfig, model.config().get("handler"))
+    path = Path(origin.location)
+    if origin.kind != "file" or path.suffix not in SUFFIXES:
+        raise WeightsUnavailable(
+            f"{model.name}: {origin.location or origin.kind} is not a fastText model; use --weights FILE, .ftz or .bin"
+        )
+    staged = folder / f"model{path.suffix}"
+    shutil.copyfile(path, staged)
+    try:
+        FastTextEngine(staged)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{model.name}: {path}: not a whole fastText model; download it again") from error

@@ -1,0 +1,38 @@
+"""Stages an old archive as it is; its own code is not run before it serves.
+
+.mar, .tar.gz or a folder -> original/
+"""
+
+from pathlib import Path
+
+from deploy.archives.old_archives import unpack
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.models import Engine, ModelEntry
+from handlers.config import parse
+from handlers.errors import InvalidConfig
+from handlers.original_archive import ORIGINAL, StockConfig
+
+# Modules that the worker has imported under these names before it loads the old handler.
+TAKEN = ("handlers", "stock")
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
+    """Write original/.
+
+    Raises:
+        WeightsUnavailable: no archive is named.
+        InvalidConfig: it is not an archive of TorchServe, or has a module that the worker has itself.
+    """
+    parse(StockConfig, model.config().get("handler"))
+    if origin.kind not in ("file", "folder"):
+        raise WeightsUnavailable(
+            f"{model.name}: no {origin.kind} weights for handler: stock; name an archive, weights: OLD.mar"
+        )
+    (folder / ORIGINAL).mkdir()
+    archive = unpack(Path(origin.location), folder / ORIGINAL)
+    names = sorted({name.partition("/")[0].removesuffix(".py") for name in archive.files()} & {*TAKEN})
+    if names:
+        raise InvalidConfig(
+            f"{model.name}: the old archive has a module {names[0]}, which this project has too; rename it there"
+        )
+    print(f"{model.name}: `stock` runs the archive's own code in its worker: serve it only if you trust it")

@@ -1,0 +1,238 @@
+"""Stages a user's model of tensors, after the proof that it batches.
+
+.onnx, .xml -> graph                        -> model.xml, model.bin, signature.json
+.onnx       -> itself, for ONNX Runtime     -> onnx/, signature.json
+.pt2, .pt   -> program, and its graph       -> the graph's files, and model.pt2 or model.pt
+infer.py    -> itself, and its folder's files -> function/
+
+A graph is compared with the runtime that owns the file, ONNX Runtime or PyTorch; that runtime runs the file if they
+differ.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvino
+import torch
+
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.archives.tensors.files import find_companions, find_model_file
+from deploy.archives.tensors.functions import stage_function
+from deploy.archives.tensors.graphs import (
+    Graph,
+    Unreadable,
+    apply_signature,
+    find_sizing_inputs,
+    read_graph,
+    read_shape,
+)
+from deploy.archives.tensors.onnx import ZIPMAP, read_onnx
+from deploy.archives.tensors.programs import Program, convert, read_program
+from deploy.archives.tensors.proof import NotRun, Run, compare_runtimes, make_rows, prove
+from deploy.models import Engine, ModelEntry
+from handlers.archive_files import FIDELITY, GRAPH
+from handlers.config import parse
+from handlers.engines.onnx import FILE as ONNX
+from handlers.engines.openvino import OpenVinoEngine
+from handlers.engines.program import ProgramEngine
+from handlers.errors import InvalidConfig, Unfaithful, reason
+from handlers.protocol.tensors import datatype_of
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Signature, Tensor, merge_signature
+
+CPU = torch.device("cpu")
+# The engines of each kind of file; others run on OpenVINO.
+ENGINES = {
+    ".onnx": ("auto", "openvino", "onnxruntime"),
+    **dict.fromkeys((".pt2", ".pt"), ("auto", "openvino", "torch")),
+}
+WRONG_ENGINE = {
+    "torch": "engine: torch runs .pt2 and .pt; OpenVINO runs this",
+    "onnxruntime": "engine: onnxruntime runs .onnx",
+}
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the model and its description.
+
+    Raises:
+        WeightsUnavailable: the weights are not a file or folder.
+        InvalidConfig: the configuration is wrong, the file is not a model of its kind, or the model does not batch.
+    """
+    config = parse(TensorsConfig, model.config().get("handler"))
+    if origin.kind not in ("file", "folder"):
+        raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
+    place = model.name
+    try:
+        file = find_model_file(Path(origin.location))
+        place += f": {file.path.name}"
+        kind = "function" if file.is_function else file.path.suffix
+        if engine not in ENGINES.get(kind, ("auto", "openvino")) and not file.is_function:
+            raise InvalidConfig(WRONG_ENGINE[engine])
+        if file.is_function:
+            stage_function(model, file, config, folder)
+        elif kind in (".pt2", ".pt"):
+            _stage_program(model, file.path, config, engine, folder)
+        elif kind == ".onnx":
+            _stage_onnx(model, file.path, config, engine, folder)
+        else:
+            _stage_graph(*read_graph(file.path), config, folder)
+    except Unfaithful as error:
+        raise Unfaithful(f"{file.path.name}: {error}", error.instead) from error
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{place}: {error}") from error
+
+
+def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> DeclaredSignature:
+    """Write a graph and its signature, after runs as in a worker; return the completed description."""
+    signature = _sign(said, config)
+    model = apply_signature(graph, signature, _name_outputs(said))
+    # For TorchScript only the graph has the outputs' shapes.
+    ports = zip(said.outputs or (), model.outputs, strict=True)
+    said = DeclaredSignature(
+        said.inputs, tuple(replace(tensor, shape=tensor.shape or read_shape(port)) for tensor, port in ports)
+    )
+    openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
+    prove(OpenVinoEngine(folder / GRAPH, precision="fp32").run, _sign(said, config), config)
+    (folder / SIGNATURE).write_text(said.to_json())
+    return said
+
+
+def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
+    """Compare a graph with the runtime that owns the file, and write the result."""
+    engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
+    try:
+        signature, sizing = _sign(said, config), find_sizing_inputs(engine.model)
+        worst, count = compare_runtimes(engine.run, run, signature, config, owner=owner, sizing=sizing)
+    except NotRun as error:
+        _write_fidelity(
+            folder, "openvino", f"OpenVINO was not compared with {owner}, which does not run one row: {error}"
+        )
+        return
+    words = f"OpenVINO in fp32 is within {worst:.1e} of {owner}, {count} rows one by one and together"
+    _write_fidelity(folder, "openvino", words, largest_error=worst)
+
+
+def _write_fidelity(folder: Path, engine: Engine, words: str, **more: float) -> None:
+    (folder / FIDELITY).write_text(json.dumps({"said": words, "engine": engine, **more}))
+
+
+def _stage_or_name(
+    make: Callable[[], None], run: Run, said: DeclaredSignature, config: TensorsConfig, instead: Engine
+) -> None:
+    """Stage OpenVINO's graph of a file; if that fails, name the runtime that owns the file, provided it runs the model.
+
+    Raises:
+        Unfaithful: OpenVINO cannot run the model, or computes other numbers.
+        InvalidConfig: neither runs the model.
+    """
+    try:
+        make()
+    except InvalidConfig as error:
+        try:
+            prove(run, _sign(said, config), config)
+        except InvalidConfig as own:
+            raise own if isinstance(error, Unreadable) else error from None
+        raise Unfaithful(str(error), instead) from error
+
+
+def _stage_onnx(model: ModelEntry, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+    """Write OpenVINO's graph of an ONNX file, or with `onnxruntime` the file itself."""
+    if engine == "onnxruntime":
+        _stage_file(model, path, config, folder)
+        return
+
+    def make() -> None:
+        known = _stage_graph(*read_graph(path), config, folder)
+        _compare(own.run, "ONNX Runtime", known, config, folder)
+
+    try:
+        own, said = read_onnx(path, config)
+    except InvalidConfig as error:
+        try:
+            _stage_graph(*read_graph(path), config, folder)
+        except Unreadable as other:
+            raise InvalidConfig(f"{other}; {error}") from error
+        _write_fidelity(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
+    else:
+        _stage_or_name(make, own.run, said, config, "onnxruntime")
+
+
+def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Path) -> None:
+    for file in (path, *find_companions(path)):
+        if not file.resolve().is_relative_to(path.parent.resolve()):
+            raise InvalidConfig(f"its external data must be in its folder; {file} is not")
+        place = folder / ONNX if file == path else (folder / ONNX).parent / file.relative_to(path.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+    own, said = read_onnx(folder / ONNX, config)
+    prove(own.run, _sign(said, config), config)
+    (folder / SIGNATURE).write_text(said.to_json())
+    _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
+    if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:
+        print(f"{model.name}: answers lack {', '.join(left_out)}, which is a sequence or map; {ZIPMAP}")
+
+
+def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine: Engine, folder: Path) -> None:
+    program, said = read_program(path, config)
+    if said.outputs is None:
+        said = _with_outputs(program, said, config)
+    run = _engine(program, _sign(said, config), _name_outputs(said)).run
+
+    def make() -> None:
+        nonlocal said
+        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder)
+        _compare(run, "PyTorch", said, config, folder)
+
+    if engine != "torch":
+        _stage_or_name(make, run, said, config, "torch")
+    if engine == "openvino":
+        return
+    try:
+        prove(run, _sign(said, config), config)
+    except InvalidConfig as error:
+        if engine == "torch":
+            raise
+        # A graph's batch dimension can become free, a program's cannot.
+        print(f"{model.name}: {path.name} is left out, so that OpenVINO runs its graph on a GPU's machine too: {error}")
+        return
+    shutil.copyfile(path, folder / f"model{path.suffix}")
+    (folder / SIGNATURE).write_text(said.to_json())
+
+
+def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:
+    dtypes = {name: torch.bfloat16 if each.datatype == "BF16" else None for name, each in signature.arguments.items()}
+    return ProgramEngine(program.module, CPU, dtypes, outputs)
+
+
+def _with_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
+    """Run TorchScript once, for the names and datatypes of its outputs; BF16 is returned as FP32."""
+    signature = _sign(said, config)
+    row = make_rows(signature, config)[0]
+    try:
+        found = _engine(program, signature, [*config.outputs]).run({**row, **signature.constants})
+    except Exception as error:
+        raise InvalidConfig(f"it does not run on one row: {reason(error)}") from error
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
+    return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))
+
+
+def _name_outputs(said: DeclaredSignature) -> list[str]:
+    return [tensor.name for tensor in said.outputs or ()]
+
+
+def _sign(said: DeclaredSignature, config: TensorsConfig) -> Signature:
+    """Combine the model's description with the configuration; InvalidConfig if an input then has no shape."""
+    signature = merge_signature(said, config)
+    for name, tensor in signature.inputs.items():
+        if tensor.shape is None:
+            raise InvalidConfig(
+                f"inputs.{name}: the file has no shape; model-config.yaml needs it under handler: inputs: "
+                f"{{{name}: {{shape: [-1, ...]}}}}, or constants: {{{name}: VALUE}} for a scalar"
+            )
+    return signature

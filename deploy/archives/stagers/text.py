@@ -1,0 +1,108 @@
+"""Stages a task on a transformers encoder: a Hugging Face folder or hub id -> the files of an archive."""
+
+import io
+import logging
+import shutil
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import openvino
+import torch
+import transformers
+
+from deploy.archives.hub import open_checkpoint, pack
+from deploy.archives.sources import Source
+from deploy.archives.tasks import find_staged_files, task_class, task_of
+from deploy.models import Engine, ModelEntry
+from handlers.archive_files import CHECKPOINT, GRAPH
+from handlers.config import parse
+from handlers.errors import Unfaithful, reason
+from handlers.image_text.towers import TextTower
+from handlers.text.config import TextConfig
+from handlers.text.encoders import Encoder, Head, load_encoder, prepare_tokenizer
+from handlers.text.sentence_modules import read_modules
+
+# A configuration's names for the window of attention.
+WINDOWS = ("sliding_window", "local_attention")
+
+
+def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
+    """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`.
+
+    Raises:
+        WeightsUnavailable: the weights are missing, or an unnamed pickle.
+        InvalidConfig: the configuration is wrong, or the checkpoint is not a model for the task.
+    """
+    config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
+    if origin.kind == "folder" and read_head(model.handler).is_pooled:
+        # A model of words has no config.json; the refusal names its modules.
+        read_modules(Path(origin.location))
+    with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
+        if engine != "torch":
+            encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
+            openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
+        pack(source, folder, with_weights=engine != "openvino")
+        # A worker on PyTorch imports transformers anyway.
+        if engine != "torch" and not config.trust_remote_code:
+            prepare_tokenizer(folder / CHECKPOINT)
+    for name, path in find_staged_files(model, task_of(model)).items():
+        shutil.copyfile(path, folder / name)
+
+
+def read_head(task: str) -> Head:
+    """Return the model's head, which the class of a built-in task states."""
+    head: Head = task_class(task).head
+    return head
+
+
+def export(encoder: Encoder | TextTower) -> openvino.Model:
+    """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names.
+
+    A trace is quick but treats some sizes as constants; if it fails or does not run, torch.export keeps them free.
+
+    Raises:
+        Unfaithful: neither makes a graph.
+    """
+    model = next((each for each in encoder.modules() if isinstance(each, transformers.PreTrainedModel)), None)
+    if model is not None and any(getattr(model.config.get_text_config(), name, None) for name in WINDOWS):
+        # Fused attention returns NaN for a token whose window has only padding, and later layers pass it on.
+        model.set_attn_implementation("eager")
+    encoder.eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        # Tracing warns of each Python branch in transformers; the check of fidelity finds the relevant ones.
+        warnings.simplefilter("ignore")
+        try:
+            # Two rows of three tokens: an axis of length one could become a constant.
+            graph = _name_ports(encoder, openvino.convert_model(encoder, example_input=_make_example(encoder, 2, 3)))
+            openvino.compile_model(graph, "CPU")([each.numpy() for each in _make_example(encoder, 1, 5).values()])
+        except Exception as error:
+            try:
+                # torch.export prints and logs the whole program with an error.
+                logging.disable(logging.CRITICAL)
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                    graph = _name_ports(encoder, openvino.convert_model(_export_program(encoder)))
+            except Exception:
+                raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
+            finally:
+                logging.disable(logging.NOTSET)
+    return graph
+
+
+def _make_example(encoder: Encoder | TextTower, rows: int, length: int) -> dict[str, torch.Tensor]:
+    return {name: torch.ones(rows, length, dtype=torch.int64) for name in encoder.input_names}
+
+
+def _export_program(encoder: Encoder | TextTower) -> torch.export.ExportedProgram:
+    any_size = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    shapes = dict.fromkeys(encoder.input_names, any_size)
+    return torch.export.export(encoder, (), _make_example(encoder, 2, 11), dynamic_shapes=shapes, strict=False)
+
+
+def _name_ports(encoder: Encoder | TextTower, graph: openvino.Model) -> openvino.Model:
+    """Name the inputs and outputs, and free their sizes."""
+    names = (*encoder.input_names, *encoder.output_names)
+    for port, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
+        port.get_tensor().set_names({name})
+    graph.reshape({port: openvino.PartialShape([-1, -1]) for port in graph.inputs})
+    return graph

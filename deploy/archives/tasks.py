@@ -1,0 +1,277 @@
+"""The table of the built-in tasks, and the task that serves a model.
+
+    handler: image_classification  -> the table          -> Task
+    handler: my_task.py            -> the file, checked  -> Task
+
+Only `load_task` imports torch: the check whether an archive is up to date takes a moment.
+"""
+
+import importlib
+import importlib.util
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from deploy.archives.task_file import check_name, read_staged_files
+from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
+from handlers.errors import InvalidConfig
+from handlers.pipeline.micro_batches import plan_micro_batches
+
+# TorchServe forms the batches, or the worker.
+Mode = Literal["classic", "adaptive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The class that serves models of a kind, and the contents of their archives."""
+
+    # The file of its one class; the archive has it at its root.
+    path: Path
+    # The module whose `stage(model, source, engine, folder)` writes the files that the class loads.
+    builder: str
+    # The class of its settings, as "module:Class"; empty if only the task's class knows it.
+    settings: str = ""
+    # The settings that decide the staged files; None if staging is as cheap as copying, so that no file is cached.
+    export_settings: tuple[str, ...] | None = None
+    # Names or patterns of the files beside a model's configuration that belong into its archive.
+    files: tuple[str, ...] = field(default=())
+    # Settings that name a file; the archive has it under the setting's name, with its ending.
+    named_files: tuple[str, ...] = field(default=())
+    # Whether `--weights` may name a checkpoint on the Hugging Face hub.
+    takes_hub_ids: bool = False
+    # Whether a list must name weights for it.
+    needs_weights: bool = True
+    # The default mode. Adaptive mode serves images, encoders and translation at least as well; of items that cost next
+    # to nothing, digits in ONNX with 64 clients, 0.8 times as many, since each exchange has all requests in flight.
+    mode: Mode = "adaptive"
+
+    def settings_class(self) -> Any:
+        """Import the class of the settings."""
+        module, _, name = self.settings.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def _find_file(name: str) -> Path:
+    return ROOT / "handlers" / "tasks" / f"{name}.py"
+
+
+def _encoder(name: str, settings: str, files: tuple[str, ...] = ()) -> Task:
+    """Describe a task on a transformers encoder."""
+    return Task(
+        path=_find_file(name),
+        files=files,
+        builder="deploy.archives.stagers.text",
+        settings=f"handlers.text.config:{settings}",
+        export_settings=("trust_remote_code",),
+        takes_hub_ids=True,
+    )
+
+
+BUILT_IN = {
+    "image_classification": Task(
+        path=_find_file("image_classification"),
+        builder="deploy.archives.stagers.vision",
+        settings="handlers.vision.config:ImageClassificationConfig",
+        export_settings=("arch", "resize_size", "crop_size", "interpolation", "mean", "std", "transform_input"),
+        files=("index_to_name.json",),
+        takes_hub_ids=True,
+    ),
+    "object_detection": Task(
+        path=_find_file("object_detection"),
+        builder="deploy.archives.stagers.detection",
+        settings="handlers.vision.config:ObjectDetectionConfig",
+        export_settings=("arch",),
+        files=("index_to_name.json",),
+        takes_hub_ids=True,
+    ),
+    "image_segmentation": Task(
+        path=_find_file("image_segmentation"),
+        builder="deploy.archives.stagers.segmentation",
+        settings="handlers.vision.config:ImageSegmentationConfig",
+        export_settings=("arch", "resize_size", "crop_size", "mean", "std"),
+        files=("index_to_name.json",),
+        takes_hub_ids=True,
+    ),
+    "image_text_embedding": Task(
+        path=_find_file("image_text_embedding"),
+        builder="deploy.archives.stagers.image_text",
+        settings="handlers.image_text.config:ImageTextEmbeddingConfig",
+        export_settings=(),
+        takes_hub_ids=True,
+    ),
+    "text_classification": _encoder("text_classification", "TextClassificationConfig"),
+    "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
+    "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
+    "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
+    "reranking": _encoder("reranking", "RerankingConfig"),
+    "tokenization": Task(
+        path=_find_file("tokenization"),
+        builder="deploy.archives.stagers.tokenization",
+        settings="handlers.text.config:TokenizationConfig",
+        takes_hub_ids=True,
+        mode="classic",
+    ),
+    "translation": Task(
+        path=_find_file("translation"),
+        builder="deploy.archives.stagers.translation",
+        settings="handlers.text.config:TranslationConfig",
+        named_files=("detector",),
+        export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
+        files=("samples.txt",),
+        takes_hub_ids=True,
+    ),
+    "language_id": Task(
+        path=_find_file("language_id"),
+        builder="deploy.archives.stagers.language_id",
+        settings="handlers.text.config:LanguageIdConfig",
+        mode="classic",
+    ),
+    TENSORS: Task(
+        path=_find_file("tensors"),
+        builder="deploy.archives.stagers.tensors",
+        settings="handlers.tensor_models.config:TensorsConfig",
+        # The file is checked against these.
+        export_settings=("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
+        mode="classic",
+    ),
+    STOCK: Task(
+        path=_find_file(STOCK),
+        builder="deploy.archives.stagers.stock",
+        settings="handlers.original_archive:StockConfig",
+        mode="classic",
+    ),
+}
+
+
+def task_of(model: ModelEntry) -> Task:
+    """Find the task that serves a model; InvalidConfig if `handler:` is neither a built-in task nor a task's file."""
+    if model.handler in BUILT_IN:
+        return BUILT_IN[model.handler]
+    folder = model.folder.parent
+    known = f"built-in tasks are {', '.join(BUILT_IN)}"
+    if not model.handler.endswith(".py"):
+        raise InvalidConfig(
+            f"{model.name}: handler: {model.handler} is not a task; {known}; your own task is a file NAME.py"
+        )
+    path = folder / model.handler
+    if not path.is_file():
+        there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
+        raise InvalidConfig(
+            f"{model.name}: handler: no file {model.handler} beside the list, which has {there}; {known}"
+        )
+    try:
+        check_name(path)
+        files = read_staged_files(path)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{model.name}: handler: {error}") from None
+    return Task(
+        path=path,
+        builder="deploy.archives.stagers.custom",
+        files=files,
+        takes_hub_ids=True,
+        needs_weights=False,
+        mode="classic",
+    )
+
+
+def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
+    """Find the files beside a model's configuration, or named by it, that its archive has, by their paths there.
+
+    A name or pattern that matches a folder stands for all files in it. The configuration itself is not among them.
+    """
+    matches = (match for pattern in task.files for match in model.folder.glob(pattern))
+    files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
+    found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
+    named = ((setting, find_named_file(model, setting)) for setting in task.named_files)
+    return found | {f"{setting}{path.suffix}": path for setting, path in named if path is not None}
+
+
+def find_in_package(package: str, file: str) -> Path | None:
+    """Return the path of a file or folder inside a package without importing it; None if the package is missing."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0]) / file
+
+
+def find_named_file(model: ModelEntry, setting: str) -> Path | None:
+    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for other values.
+
+    Raises:
+        InvalidConfig: the package or file is missing.
+    """
+    value: Any = model.settings().get(setting)
+    path: Path | None
+    if isinstance(value, str):
+        path, place = model.folder / value, f"{model.folder.name}/{value}"
+    elif isinstance(value, Mapping) and value.keys() == {"package", "file"}:
+        path = find_in_package(str(value["package"]), str(value["file"]))
+        place = f"{value['file']} in a package {value['package']}"
+    else:
+        return None
+    if path is None or not path.is_file():
+        raise InvalidConfig(f"{model.name}: {setting}: no file {place}")
+    return path
+
+
+def import_quietly(name: str) -> ModuleType:
+    """Import a module without the warnings of TorchServe's base class about optional packages."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def task_class(handler: str) -> Any:
+    """Return the class of a built-in task."""
+    module = import_quietly(f"handlers.tasks.{handler}")
+    classes = (each for each in vars(module).values() if isinstance(each, type))
+    (found,) = (each for each in classes if each.__module__ == module.__name__)
+    return found
+
+
+def load_task(handler: str, folder: Path, config: Any) -> Any:
+    """Load a built-in task from an archive's files, as a worker does; InvalidConfig if they do not fit the settings."""
+    # Here and not above: the check whether an archive is up to date does not need torch.
+    import torch  # noqa: PLC0415
+
+    task = task_class(handler)()
+    # One stream needs no trial.
+    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
+    task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
+    task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
+    task.longest_run_s = math.inf
+    task.engine = task.load()
+    return task
+
+
+def run_items(
+    task: Any,
+    items: Sequence[Any],
+    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]],
+    max_items: int,
+    max_tokens: int | None = None,
+) -> list[Any]:
+    """Run items in micro-batches, and return one answer for each, in order.
+
+    Args:
+        task: loaded.
+        items: decoded.
+        read: the task, the outputs of a micro-batch and its items -> an answer for each item.
+        max_items: the most items of a micro-batch.
+        max_tokens: the most padded tokens of a micro-batch.
+    """
+    answers: dict[int, Any] = {}
+    for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
+        some = [items[index] for index in indices]
+        outputs = task.forward(task.collate(some), some)
+        answers |= dict(zip(indices, read(task, outputs, some), strict=True))
+    return [answers[index] for index in range(len(items))]

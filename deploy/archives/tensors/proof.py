@@ -1,0 +1,244 @@
+"""The proof that a model batches (a row's outputs do not depend on other rows), and that OpenVINO computes it exactly.
+
+    signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
+                              -> also zeros, wide and large numbers      -> run by both engines -> the largest error
+
+A model with a fixed batch, or one that mixes its rows, must never run other clients' requests.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.archives.differences import relative_error
+from handlers.errors import InvalidConfig, WrongOutput, reason
+from handlers.protocol.tensors import DTYPES, make_objects
+from handlers.tensor_models.checks import check_outputs
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.rows import make_sample_rows
+from handlers.tensor_models.signature import Signature, Tensor
+
+Arrays = Mapping[str, NDArray[Any]]
+Run = Callable[[Arrays], Arrays]
+
+# Rows that run together; an odd number, at which few models are fixed.
+ROWS = 3
+# The most sizes of `warm_up` that run; the list may be long, and the model slow.
+MOST_SIZES = 2
+# The largest error of a row among others, as a share of the largest number: other shapes change the order of sums.
+TOLERANCE = 1e-4
+# The same by datatype, for those of few bits.
+TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
+# The largest error of OpenVINO against the runtime that owns the file, which computes in the file's own datatypes.
+FAITHFUL = 1e-3
+# The deviation of wide numbers, many of which are negative or saturate an activation.
+SPREAD = 8.0
+# Ranges of integers that fit 32 bits but not float32.
+LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2**31)
+
+
+class NotRun(InvalidConfig):
+    """The model refused a row of random numbers, so its batching is unknown."""
+
+
+def prove(run: Run, signature: Signature, config: TensorsConfig) -> None:
+    """Run random rows one by one and together, as a worker does.
+
+    Args:
+        run: the model, from named arrays with a batch dimension to named arrays with one.
+        signature: the model's inputs and outputs; if a datatype or a shape may be any, nothing runs.
+        config: `warm_up` names likely sizes.
+
+    Raises:
+        NotRun: a single row fails.
+        InvalidConfig: rows together fail, or return other shapes or numbers than single rows; or `warm_up` is wrong.
+    """
+    count = min(ROWS, config.max_batch_items)
+    for given in zip(*(make_rows(signature, config, seed) for seed in range(count)), strict=True):
+        sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in given[0].items())
+        try:
+            alone = [_run_copies(run, row, signature) for row in given]
+        except Exception as error:
+            raise NotRun(
+                f"it does not run on one row, {sizes}: {_find_cause(error)}; export it with a free batch dimension, or "
+                "name sizes that it accepts under warm_up"
+            ) from error
+        for outputs in alone:
+            _check_outputs(outputs, signature, 1)
+        batch = _join(given, signature.inputs)
+        try:
+            together, again = _run_copies(run, batch, signature), _run_copies(run, batch, signature)
+        except Exception as error:
+            raise InvalidConfig(
+                f"it runs on one row, {sizes}, and not on {count} together: {_find_cause(error)}; its batch dimension "
+                "is fixed inside it; max_batch_items: 1 serves rows one by one"
+            ) from error
+        _check_outputs(together, signature, count)
+        _compare_rows(alone, together, again, signature)
+
+
+def compare_runtimes(
+    run: Run, other: Run, signature: Signature, config: TensorsConfig, *, owner: str, sizing: Collection[str]
+) -> tuple[float, int]:
+    """Compare OpenVINO with the runtime that owns the file: rows one by one, and all of them together.
+
+    Args:
+        run: OpenVINO's graph, which has passed `prove`.
+        other: the file in its own runtime, such as PyTorch.
+        signature: see `prove`.
+        config: see `prove`.
+        owner: the name of the other runtime.
+        sizing: inputs without large numbers, since they decide the amount of work.
+
+    Returns:
+        The largest error, as a share of the largest number, and the number of rows.
+
+    Raises:
+        NotRun: the other runtime does not run one row.
+        InvalidConfig: an output differs by more than the rounding of sums explains.
+    """
+    datatypes = {each.datatype for each in (*signature.inputs.values(), *(signature.outputs or {}).values())}
+    tolerance = max([FAITHFUL, *(TOLERANCES.get(str(datatype), 0) for datatype in datatypes)])
+    worst, count = 0.0, 0
+
+    def compare(row: Arrays, expected: Arrays, words: str) -> None:
+        nonlocal worst
+        try:
+            got = _run_copies(run, row, signature)
+        except Exception as error:
+            raise InvalidConfig(f"OpenVINO fails on {words}, which {owner} computes: {_find_cause(error)}") from error
+        for name in got:
+            change = 0.0 if name in random else relative_error(got[name], expected[name])
+            if change > tolerance:
+                share = "" if change == math.inf else f" by {change:.2g} of the largest number"
+                raise InvalidConfig(f"outputs.{name}: OpenVINO computes other values than {owner}{share}, on {words}")
+            worst = max(worst, change)
+
+    for first in make_rows(signature, config):
+        answers = [_run_first(other, first, signature) for _ in range(2)]
+        random = {name for name, array in answers[0].items() if relative_error(array, answers[1][name]) > tolerance}
+        compared = [(first, answers[0])]
+        compare(*compared[0], "a random row")
+        for words, row in _make_others(first, signature, sizing):
+            try:
+                expected = _run_copies(other, row, signature)
+            except Exception:  # noqa: S112 # Not a valid input of the model, such as an index outside its table.
+                continue
+            is_finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
+            if is_finite or "whole" not in words:
+                compare(row, expected, words)
+                compared.append((row, expected))
+        count += len(compared)
+        del compared[config.max_batch_items :]
+        compare(
+            _join([row for row, _ in compared], signature.inputs),
+            _join([expected for _, expected in compared], signature.outputs or {}),
+            f"{len(compared)} rows together",
+        )
+    return worst, count
+
+
+def _run_first(run: Run, row: Arrays, signature: Signature) -> Arrays:
+    try:
+        return _run_copies(run, row, signature)
+    except Exception as error:
+        raise NotRun(_find_cause(error)) from error
+
+
+def _make_others(
+    row: Mapping[str, NDArray[Any]], signature: Signature, sizing: Collection[str]
+) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    """Make rows of equal sizes with other numbers, each with its description."""
+    noise = np.random.default_rng(1)
+    numbers = {name: array for name, array in row.items() if array.dtype.kind in "fiu" and name not in signature.masks}
+    yield "a row of zeros", {**row, **{name: np.zeros_like(array) for name, array in numbers.items()}}
+    wide = {name: _make_wide(array, noise) for name, array in numbers.items()}
+    yield "a row of negative and large numbers", {**row, **wide}
+    for name, array in numbers.items():
+        if array.dtype.kind in "iu" and array.itemsize >= 4 and name not in sizing:
+            for least, most in LARGE:
+                if least > 0 or array.dtype.kind == "i":
+                    large = noise.integers(least, most, array.shape) | 1
+                    yield f"whole numbers from {least} on in {name}", {**row, name: large.astype(array.dtype)}
+
+
+def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
+    if array.dtype.kind == "f":
+        return (noise.standard_normal(array.shape) * SPREAD).astype(array.dtype)
+    if array.itemsize > 1:
+        return array
+    return noise.integers(*(np.iinfo(array.dtype).min, np.iinfo(array.dtype).max), array.shape, array.dtype, True)
+
+
+def make_rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dict[str, NDArray[Any]]]:
+    """Make a row of each of the first sizes of `warm_up`; none if a row's datatypes or shapes are unknown."""
+    return [_make_row(sample, signature, seed) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
+
+
+def _compare_rows(alone: list[Arrays], together: Arrays, again: Arrays, signature: Signature) -> None:
+    for name, array in together.items():
+        tensor = (signature.outputs or {}).get(name)
+        expected = _join([{name: outputs[name]} for outputs in alone], signature.outputs or {})[name]
+        tolerance = TOLERANCES.get((tensor and tensor.datatype) or "", TOLERANCE)
+        # A model with random outputs cannot be compared.
+        if relative_error(array, again[name]) <= tolerance < relative_error(array, expected):
+            raise InvalidConfig(
+                f"outputs.{name}: {len(alone)} rows together have other values than each by itself, so it cannot be "
+                "batched; max_batch_items: 1 serves rows one by one"
+            )
+
+
+def _check_outputs(outputs: Any, signature: Signature, rows: int) -> None:
+    try:
+        check_outputs(outputs, signature.outputs, rows, {})
+    except WrongOutput as error:
+        way_out = (
+            " max_batch_items: 1 serves rows one by one"
+            if rows > 1
+            else " An output must have one row for each row of the inputs: export the file without a step such as NMS"
+        )
+        raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}{way_out}") from error
+
+
+def _make_row(sample: Arrays, signature: Signature, seed: int) -> dict[str, NDArray[Any]]:
+    """Make a random row of a sample's sizes, with the masks that a worker adds."""
+    noise = np.random.default_rng(seed)
+    row = {name: _make_noise(array, noise) for name, array in sample.items()}
+    for mask, padded in signature.masks.items():
+        if mask not in row:
+            tensor, other = signature.inputs[mask], signature.inputs[padded]
+            sizes = [row[padded].shape[dimension] for dimension in other.free]
+            row[mask] = np.expand_dims(np.ones(sizes, DTYPES[str(tensor.datatype)]), tensor.batch_dim)
+    return {name: row[name] for name in signature.inputs}
+
+
+def _make_noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
+    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers 0 and 1, which each vocabulary has."""
+    digits = noise.integers(0, 2, array.shape)
+    if array.dtype.kind == "O":
+        return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
+    return (noise.random(array.shape) if array.dtype.kind == "f" else digits).astype(array.dtype)
+
+
+def _run_copies(run: Run, arrays: Arrays, signature: Signature) -> Arrays:
+    """Run copies, since a function may write into its inputs, together with the inputs that all rows share."""
+    return run({name: array.copy() for name, array in {**arrays, **signature.constants}.items()})
+
+
+def _join(given: Sequence[Arrays], tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    dimensions = {name: tensors[name].batch_dim if name in tensors else 0 for name in given[0]}
+    try:
+        return {name: np.concatenate([row[name] for row in given], at) for name, at in dimensions.items()}
+    except ValueError:
+        raise InvalidConfig(
+            f"the sizes of {', '.join(dimensions)} depend on a row's numbers, so rows cannot share a run; "
+            "max_batch_items: 1 serves them one by one"
+        ) from None
+
+
+def _find_cause(error: Exception) -> str:
+    """Return the reason of the library's own error, which an engine may have wrapped."""
+    return reason(error.__cause__ or error)

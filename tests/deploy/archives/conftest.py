@@ -1,0 +1,65 @@
+"""archive.sh's program, on a model list and a model store of the test's own."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.archives.__main__ import main
+
+
+def without_steps(text: str) -> str:
+    """Drop the lines about steps of two seconds or more: a busy machine has some."""
+    return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
+
+
+class ArchiveSh:
+    """Runs archive.sh's program in this process."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        self.models = folder / "models.yaml"
+        # The stderr of the last build that succeeded.
+        self.err = ""
+        self._capture = capture
+
+    def write_list(self, name: str, handler: str, weights: Any = None, config: Any = None, **more: Any) -> Path:
+        """Write a model list of one entry, and its model-config.yaml where there is one; returns the model's folder."""
+        entry = {"handler": handler, "version": "3", **({} if weights is None else {"weights": weights}), **more}
+        self.models.write_text(yaml.safe_dump({name: entry}))
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        if config is not None:
+            (folder / "model-config.yaml").write_text(yaml.safe_dump({"handler": config}))
+        return folder
+
+    def arguments(self, *arguments: str) -> list[str]:
+        """The command line of a build of the list into the store, as a folder unless another format is named."""
+        places = ["--models", str(self.models), "--export-path", str(self.store)]
+        return [*places, "--archive-format", "no-archive", *arguments]
+
+    def __call__(self, *arguments: str) -> list[str]:
+        """Build, which succeeds; returns the lines of stdout."""
+        self._capture.readouterr()
+        code = main(self.arguments(*arguments))
+        printed = self._capture.readouterr()
+        assert code == 0, printed.err
+        self.err = without_steps(printed.err)
+        return printed.out.splitlines()
+
+    def refused(self, *arguments: str) -> str:
+        """Build, which fails with exit code 1; returns the one line of stderr without the program's name."""
+        self._capture.readouterr()
+        assert main(self.arguments(*arguments)) == 1
+        (line,) = without_steps(self._capture.readouterr().err).splitlines()
+        assert line.startswith("archive.sh: ")
+        assert not list(self.store.glob(".build-*"))
+        return line.removeprefix("archive.sh: ")
+
+
+@pytest.fixture
+def archive_sh(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> ArchiveSh:
+    return ArchiveSh(tmp_path, capfd)
