@@ -1,8 +1,9 @@
 """ASGI: reads a body up to its limit, sends an answer; and TorchServe's own errors."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,6 +20,11 @@ GRPC_METHODS = (
     "ModelStatistics",
 )
 RETRY = {"Retry-After": "1"}
+# Bytes of a request's path, query and headers, as in TorchServe.
+MOST_HEAD_BYTES = 8192
+# Bytes of a body that an event loop reads itself; more would delay its other requests.
+LOOP_BYTES = 65536
+T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -45,6 +51,11 @@ async def read_body(receive: Receive, most: int) -> bytes:
         size += len(parts[-1])
         is_more = message.get("more_body", False)
     return b"".join(parts)
+
+
+async def off_loop(size: int, read: Callable[..., T], *arguments: Any) -> T:
+    """Return what `read` makes of a body; a thread reads one of more than LOOP_BYTES."""
+    return read(*arguments) if size <= LOOP_BYTES else await asyncio.to_thread(read, *arguments)
 
 
 def headers_of(scope: Message) -> dict[str, str]:
@@ -78,8 +89,12 @@ class Application:
             await self.close()
             await send({"type": "lifespan.shutdown.complete"})
             return
+        target = (scope["path"], scope.get("query_string", b""))
         try:
-            answer = await self.answer(scope, receive)
+            if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > MOST_HEAD_BYTES:
+                answer = refusal(431, "HeadTooLarge", f"The path and the headers may have {MOST_HEAD_BYTES} bytes.")
+            else:
+                answer = await self.answer(scope, receive)
         except Disconnected:
             return
         named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers}

@@ -113,6 +113,13 @@ def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, s
     assert (found, field in document) == (status, True)
 
 
+@pytest.mark.parametrize("name", ["/predictions/texts", "/v1/models", "/nothing"])
+def test_head_of_a_request_is_bounded(name: str) -> None:
+    for query, header in (("", "x" * 9000), ("a=b&" * 3000, "")):
+        status, document = ask("POST", name, b"a", query, x_long=header)
+        assert (status, document["type"]) == (431, "HeadTooLarge")
+
+
 def test_models_are_described_as_the_gateway_describes_them() -> None:
     status, found = ask("GET", "/v2/models/texts/versions/1")
     assert (status, found["versions"], found["inputs"]) == (200, ["1.0"], METADATA["inputs"])
