@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,9 +22,10 @@ GRPC_METHODS = (
 RETRY = {"Retry-After": "1"}
 # Bytes of a request's path, query and headers, as in TorchServe.
 MOST_HEAD_BYTES = 8192
+# Seconds in which a body must come, as in the gateway.
+BODY_S = 60.0
 # Bytes of a body that an event loop reads itself; more would delay its other requests.
 LOOP_BYTES = 65536
-T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -43,17 +44,18 @@ class Disconnected(Exception):
 async def read_body(receive: Receive, most: int) -> bytes:
     """Return a request's body, or its first bytes, more than `most`, if it is longer."""
     parts, size, is_more = [], 0, True
-    while is_more and size <= most:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        is_more = message.get("more_body", False)
+    async with asyncio.timeout(BODY_S):
+        while is_more and size <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            is_more = message.get("more_body", False)
     return b"".join(parts)
 
 
-async def off_loop(size: int, read: Callable[..., T], *arguments: Any) -> T:
+async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
     """Return what `read` makes of a body; a thread reads one of more than LOOP_BYTES."""
     return read(*arguments) if size <= LOOP_BYTES else await asyncio.to_thread(read, *arguments)
 
@@ -97,6 +99,8 @@ class Application:
                 answer = await self.answer(scope, receive)
         except Disconnected:
             return
+        except TimeoutError:
+            answer = refusal(408, "RequestTimeout", f"The body was not complete after {BODY_S:g} s.")
         named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers}
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
