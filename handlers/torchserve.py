@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
-
-import torch
 
 from handlers.metrics import Recorder, Reporter, Sample
 
@@ -33,15 +32,26 @@ def blocked_imports(*modules: str, importer: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-# TorchServe's module tries to import both for features that are not used here. The first one imports torch._dynamo and
-# torch._inductor, three seconds of every worker's start.
-with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
-    from ts.metrics.metric_cache_errors import MetricsCacheKeyError
-    from ts.metrics.metric_type_enum import MetricTypes
-    from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
-# On a GPU that has TF32, TorchServe's module chooses it for products of matrices in fp32. Only stock handlers keep it.
-STOCK_PRECISION = torch.get_float32_matmul_precision()
-torch.set_float32_matmul_precision("highest")
+# TorchServe's worker has imported `ts`. Another process needs neither it nor torch, which its module imports.
+if "ts" in sys.modules:
+    # The module tries to import both for features that are not used here. The first one imports torch._dynamo and
+    # torch._inductor, three seconds of every worker's start.
+    with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
+        from ts.metrics.metric_cache_errors import MetricsCacheKeyError
+        from ts.metrics.metric_type_enum import MetricTypes
+        from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
+
+    import torch
+
+    # On a GPU that has TF32, that module chooses it for products of matrices in fp32. Only stock handlers keep it.
+    STOCK_PRECISION = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+else:
+    MetricsCacheKeyError, MetricTypes = LookupError, SimpleNamespace(COUNTER="counter")
+    STOCK_PRECISION = "highest"
+
+    class BaseHandler:  # type: ignore[no-redef]
+        """The base of a task outside TorchServe's worker."""
 
 
 def make_reporter(context: Any, version: str | None) -> Reporter:

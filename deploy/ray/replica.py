@@ -36,6 +36,9 @@ class Replica:
         self._handler, self._core = loaded.handler, loaded.handler.core
         #: The most bytes of a body; one byte more is enough to refuse it.
         self.max_body_bytes: int = self._handler.config.max_body_bytes
+        #: Whether a GPU computes, and the requests of a full micro-batch.
+        self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
+        self.metadata = self._handler.metadata
         self._is_doubtful = False
         # Of the archive's own package, which is on the path now.
         from handlers.errors import ItemError  # noqa: PLC0415

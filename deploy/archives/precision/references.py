@@ -16,7 +16,8 @@ import torch
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
-from handlers.text.encoders import SEGMENTS, Encoder
+from handlers.text.encoder_modules import Encoder
+from handlers.text.encoders import SEGMENTS
 from handlers.text.sentence_files import read_json
 from handlers.warm_up import decode_items
 
