@@ -89,6 +89,7 @@ def torch_engine(device: torch.device, precision: str) -> TorchEngine:
         pytest.param("openvino", "bf16", BF16, marks=pytest.mark.bf16),
         ("cpu", "fp32", FP32),
         ("cpu", "bf16", BF16),
+        ("cpu", "auto", FP32),
         pytest.param("cuda", "auto", BF16, marks=pytest.mark.gpu),
         pytest.param("cuda", "fp32", FP32, marks=pytest.mark.gpu),
     ],
