@@ -19,7 +19,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from deploy.archives.precision.answers import answer_items, exact_settings, is_comparable, make_proof
+from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
 from deploy.archives.precision.inputs import (
     FEWEST,
     IMAGES,
@@ -79,14 +79,6 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
-    if not is_comparable(model.handler, task):
-        if request.precision or request.validate:
-            raise InvalidConfig(
-                f"{model.name}: its answers are numbers, not labels, so no agreement is defined; leave out "
-                "--precision and --validate"
-            )
-        _write(out, {})
-        return
     calibration, validation = _read_inputs(model, request, task)
     # In fp32; `prove` gives the task other engines.
     engine = task.engine
@@ -96,7 +88,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     items, right = items[: len(exact)], _match_labels(model, validation[: len(exact)], task)
 
     def prove(other: Engine) -> Proof:
-        return make_proof(model.handler, exact, answer_items(task, items, other), request.least, right)
+        return make_proof(name_kind(task), exact, answer_items(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
     if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -140,7 +132,7 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
 
 def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: Any) -> list[int] | None:
     """Return the numbers of the right classes, if an input of the task has one and all inputs have labels."""
-    if model.handler not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
+    if name_kind(task) not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:
