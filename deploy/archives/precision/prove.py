@@ -29,6 +29,7 @@ from deploy.archives.precision.inputs import (
     decode_inputs,
     describe_refusals,
     draw,
+    fit_sample,
     list_inputs,
     make_sample_payloads,
     match_labels,
@@ -41,7 +42,7 @@ from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.errors import InvalidConfig, ItemError
+from handlers.errors import InvalidConfig
 from handlers.proofs import FEWEST_SAMPLES, Proof
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -125,8 +126,8 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and validation is None:
         calibration, validation = split(calibration)
     if validation is None:
-        items = task.prepare([task.decode(each) for each in make_sample_payloads(model, task.inputs)])
-        validation = [DecodedInput(item, None) for item in items if not isinstance(item, ItemError)]
+        samples = (fit_sample(task, each) for each in make_sample_payloads(model, task.inputs))
+        validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
