@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
 from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
@@ -92,7 +91,8 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
         return make_proof(name_kind(task), exact, answer_items(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
-    if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    is_tried = is_trained and config.precision in ("auto", "bf16")
+    if is_tried and "bf16" in OpenVinoEngine(folder / GRAPH, threads=config.threads).precisions:
         proofs["bf16"] = prove(engine.in_precision("bf16"))
     if request.precision == "int8":
         started = time.perf_counter()
