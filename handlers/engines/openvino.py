@@ -151,7 +151,7 @@ class OpenVinoEngine:
             )
         self._has_bf16 = "BF16" in capabilities
         self._graph, self._threads = graph, available_threads(threads)
-        wanted = (precision,)
+        wanted: Sequence[str] = (precision,)
         if precision == "auto":
             wanted = candidates(capabilities, load_proofs(graph.parent), has_int8=has_int8)
         self.precisions: Sequence[str] = [each for each in wanted if not self._find_crash(each, 1)]
