@@ -128,7 +128,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Any, Any, Any, dict[str, Any], str]
         TIMES,
         {"x": (Types.DOUBLE, [None, 1])},
         {"y": (Types.DOUBLE, [None, 1])},
-        {"mean": F64([1.7e9]), "hour": F64([3600])},
+        {"mean": np.array([1.7e9]), "hour": np.array([3600.0])},
         {"x": SECONDS},
         "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64",
     ),
