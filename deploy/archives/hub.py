@@ -25,6 +25,7 @@ from deploy.models import ModelEntry
 from deploy.progress import step
 from handlers.archive_files import CHECKPOINT
 
+MODULES = "modules.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -54,9 +55,10 @@ def open_checkpoint(
         source = _download(model, origin, with_weights=with_weights) if origin.kind == "hub" else named
         if origin.kind == "file":
             source = named.parent
-        _check_folder(model, source)
+        inner = _find_transformer(source)
+        _check_folder(model, source / inner)
         served = list_served_files(source, with_code=with_code, is_whole=origin.kind != "file")
-        _link(source, served, folder)
+        _link(source, served, folder, inner)
         _check_files(model, source, served)
         if origin.kind == "file" or not with_weights:
             for path in folder.glob("*.safetensors*"):
@@ -109,11 +111,27 @@ def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
     shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
 
 
-def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
+def _link(source: Path, files: Iterable[Path], folder: Path, inner: str) -> None:
+    """Link files into a folder; those of the transformer's own folder are in the folder itself."""
     for path in files:
-        link = folder / path.relative_to(source)
+        name = path.relative_to(source)
+        link = folder / (name.relative_to(inner) if inner and name.is_relative_to(inner) else name)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path.resolve())
+    if inner:
+        first, *others = json.loads((source / MODULES).read_text(encoding="utf-8"))
+        (folder / MODULES).unlink()
+        (folder / MODULES).write_text(json.dumps([{**first, "path": ""}, *others]), encoding="utf-8")
+
+
+def _find_transformer(source: Path) -> str:
+    """Return the transformer's own folder in the layout of old sentence-transformers, `0_Transformer`; else ""."""
+    try:
+        name = str(json.loads((source / MODULES).read_text(encoding="utf-8"))[0]["path"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    is_inner = Path(name).name == name and not (source / "config.json").exists()
+    return name if is_inner and (source / name / "config.json").is_file() else ""
 
 
 def _download(model: ModelEntry, origin: Source, *, with_weights: bool) -> Path:
