@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import GRPC_METHODS, Answer, refusal
+from deploy.frontend.http import GRPC_METHODS, Answer, off_loop, refusal
 from deploy.frontend.routes import Models
 from deploy.gateway.control import messages_pb2
 from deploy.gateway.control.errors import RequestError
@@ -61,7 +61,7 @@ for _name in GRPC_METHODS:
 async def _infer(models: Models, message: bytes, context: Any) -> Answer:
     if len(message) > models.body_bytes:
         return refusal(413, "BodyTooLarge", f"A message may have {models.body_bytes} bytes.")
-    asked = parse(message, models.body_bytes)
+    asked = await off_loop(len(message), parse, message, models.body_bytes)
     terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
     headers = {"content-type": PROTOBUF, **terms}
     return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")

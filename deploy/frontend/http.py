@@ -1,5 +1,6 @@
 """ASGI: reads a body up to its limit, sends an answer; and TorchServe's own errors."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -19,6 +20,12 @@ GRPC_METHODS = (
     "ModelStatistics",
 )
 RETRY = {"Retry-After": "1"}
+# Bytes of a request's path, query and headers, as in TorchServe.
+MOST_HEAD_BYTES = 8192
+# Seconds in which a body must come, as in the gateway.
+BODY_S = 60.0
+# Bytes of a body that an event loop reads itself; more would delay its other requests.
+LOOP_BYTES = 65536
 
 
 class Answer(NamedTuple):
@@ -37,14 +44,20 @@ class Disconnected(Exception):
 async def read_body(receive: Receive, most: int) -> bytes:
     """Return a request's body, or its first bytes, more than `most`, if it is longer."""
     parts, size, is_more = [], 0, True
-    while is_more and size <= most:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        is_more = message.get("more_body", False)
+    async with asyncio.timeout(BODY_S):
+        while is_more and size <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            is_more = message.get("more_body", False)
     return b"".join(parts)
+
+
+async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what `read` makes of a body; a thread reads one of more than LOOP_BYTES."""
+    return read(*arguments) if size <= LOOP_BYTES else await asyncio.to_thread(read, *arguments)
 
 
 def headers_of(scope: Message) -> dict[str, str]:
@@ -78,10 +91,16 @@ class Application:
             await self.close()
             await send({"type": "lifespan.shutdown.complete"})
             return
+        target = (scope["path"], scope.get("query_string", b""))
         try:
-            answer = await self.answer(scope, receive)
+            if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > MOST_HEAD_BYTES:
+                answer = refusal(431, "HeadTooLarge", f"The path and the headers may have {MOST_HEAD_BYTES} bytes.")
+            else:
+                answer = await self.answer(scope, receive)
         except Disconnected:
             return
+        except TimeoutError:
+            answer = refusal(408, "RequestTimeout", f"The body was not complete after {BODY_S:g} s.")
         named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers}
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -19,6 +19,7 @@ from deploy.frontend.http import (
     document,
     headers_of,
     no_version,
+    off_loop,
     read_body,
     refusal,
 )
@@ -86,7 +87,7 @@ class Models:
         answer = await self._replicas[name]("", {METADATA_HEADER: "1"}, b"", "")
         metadata = json.loads(answer.body) if answer is not None and answer.status == 200 else None
         version = str(metadata["version"] or "") if metadata else ""
-        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True)
+        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True, was_ready=True)
         return ServedModel(name, {version: ServedVersion(version, {"serve": replica}, metadata)}, version)
 
 
@@ -103,7 +104,7 @@ class Routes(Application):
             if len(body) > models.body_bytes:
                 raise BodyTooLarge(f"A body may have {models.body_bytes} bytes.")
             if headers.get("content-encoding", "identity") in _CODINGS:
-                body = bytes(decompress(body, models.body_bytes))
+                body = bytes(await off_loop(models.body_bytes, decompress, body, models.body_bytes))
                 del headers["content-encoding"]
             if path in APIS:
                 return await self._api(path, headers, body)
@@ -128,7 +129,7 @@ class Routes(Application):
     async def _api(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answer a request whose body names the model."""
         try:
-            asked = parse_json(body)
+            asked = await off_loop(len(body), parse_json, body)
         except InvalidInput:
             asked = None
         name = asked.get("model") if isinstance(asked, dict) else None

@@ -5,8 +5,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
+import ray
+from grpc.aio._server import Server
 from ray import serve
+from ray._common.network_utils import is_localhost
 from ray.exceptions import RayError
+from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
@@ -14,6 +18,14 @@ from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
 from deploy.ray.replica import Predictions, Replica
 
 SERVICE = "inference.GRPCInferenceService"
+
+
+def bind_grpc() -> list[Any]:
+    """Keep gRPC's ports on loopback if the node is there, not on Serve's [::]; Serve calls it before it opens ports."""
+    if is_localhost(ray.util.get_node_ip_address()):
+        add = Server.add_insecure_port
+        Server.add_insecure_port = lambda self, address: add(self, address.replace("[::]", "127.0.0.1"))
+    return []
 
 
 class ExportedCounter(NamedTuple):
@@ -63,8 +75,15 @@ class Archive:
 
 
 def archive(args: Mapping[str, Any]) -> serve.Application:
-    """Build the application of one archive; `args` are those of `Archive`."""
-    return Archive.bind(**args)  # type: ignore[attr-defined]
+    """Build the application of one archive; `args` are those of `Archive`, and `host`."""
+    return _bind(Archive, **args)
+
+
+def _bind(deployment: Any, host: str, **args: Any) -> serve.Application:
+    node = ray.util.get_node_ip_address()
+    if is_localhost(host) and not (is_localhost(node) and constants.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH):
+        raise ValueError(f"host is {host}, but Ray listens on {node}: start Ray with the variables of ray.env")
+    return deployment.bind(**args)
 
 
 def routes(args: Mapping[str, Any]) -> serve.Application:
@@ -83,7 +102,7 @@ def routes(args: Mapping[str, Any]) -> serve.Application:
         def __serve_build_asgi_app__(self) -> Routes:
             return Routes(self.models)
 
-    return Front.bind(**args)  # type: ignore[attr-defined]
+    return _bind(Front, **args)
 
 
 async def _predict(name: str, handle: Any, *request: Any) -> Answer | None:

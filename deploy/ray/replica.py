@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.frontend.forms import MalformedForm, row_of
-from deploy.frontend.http import Answer, Application, Message, Receive, headers_of, no_version, read_body
+from deploy.frontend.http import Answer, Application, Message, Receive, headers_of, no_version, off_loop, read_body
 from deploy.loader import LoadedArchive
 
 OUT_OF_MEMORY = 507
@@ -49,11 +49,13 @@ class Replica:
 
     async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
         """Answer one request; see `row_of`."""
+        return await self._run(await off_loop(len(body), self._unpack, headers, body, path))
+
+    def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Any:
         try:
-            request = self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
+            return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
         except MalformedForm as error:
-            request = self._request(self._item_error(400, MalformedForm.__name__, str(error)))
-        return await self._run(request)
+            return self._request(self._item_error(400, MalformedForm.__name__, str(error)))
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard).

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +70,7 @@ def read(path: Path) -> dict[str, Any]:
     args = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
     # It computes nothing, and leaves the processors to the archives' replicas.
     front = {"name": "routes", **SHARED, "max_ongoing_requests": 4096, "ray_actor_options": {"num_cpus": 0}}
+    application = partial(_application, settings.host)
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": settings.host, "port": settings.port},
@@ -76,19 +78,19 @@ def read(path: Path) -> dict[str, Any]:
         "logging_config": {"enable_access_log": False},
         "applications": [
             *(
-                _application(name, f"/predictions/{name}", "archive", *_archive(path, served))
+                application(name, "archive", *_archive(path, served))
                 for name, path, served in zip(names, archives, settings.models, strict=True)
             ),
-            _application("routes", "/", "routes", args, front),
+            application("routes", "routes", args, front),
         ],
     }
 
 
 def _application(
-    name: str, prefix: str, builder: str, args: dict[str, Any], deployment: dict[str, Any]
+    host: str, name: str, builder: str, args: dict[str, Any], deployment: dict[str, Any]
 ) -> dict[str, Any]:
-    path = f"deploy.ray.app:{builder}"
-    return {"name": name, "route_prefix": prefix, "import_path": path, "args": args, "deployments": [deployment]}
+    made = {"import_path": f"deploy.ray.app:{builder}", "args": {"host": host, **args}, "deployments": [deployment]}
+    return {"name": name, "route_prefix": "/" if builder == "routes" else f"/predictions/{name}", **made}
 
 
 def _archive(path: Path, served: Served) -> tuple[dict[str, Any], dict[str, Any]]:

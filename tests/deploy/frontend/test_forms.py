@@ -1,5 +1,7 @@
 """HTTP requests as TorchServe's frontend hands them over."""
 
+import time
+
 import pytest
 
 from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
@@ -26,6 +28,17 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
         part("data", b"j", '; filename="a.jpg"\r\nContent-Type: image/jpeg') + part("top_k", b"3") + b"--b--",
         {"data": (b"j", "image/jpeg"), "top_k": (b"3", "")},
     ),
+    # The next are TorchServe's own answers.
+    (FORM, part('a;b:c\\"d', b"x") + b"--b--", {"a b c\\d": (b"x", "")}),
+    (FORM, part("a", b"x", '; NAME=c; x=";;=\\";"') + b"--b--", {"c": (b"x", "")}),
+    (
+        FORM,
+        part("a\u2028b", b"x", "; filename*=utf-8''a;b\r\ncontent-type : image/png") + b"--b--",
+        {"a\u2028b": (b"x", "image/png")},
+    ),
+    (FORM, part("a", b"x", "; filename*0=a\r\nContent-Type: image/png") + b"--b--", {"a": (b"x", "")}),
+    (f"{FORM}; boundary=c", part("a", b"x") + b"--b--", {"a": (b"x", "")}),
+    ('multipart/form-data; BOUNDARY="b=c"', part("a", b"x").replace(b"--b", b"--b=c") + b"--b=c--", {"a": (b"x", "")}),
     # Neither is parsed by TorchServe, and the handler refuses both.
     ("multipart/form-data", b"--b", {"body": (b"--b", "multipart/form-data")}),
     ("MULTIPART/FORM-DATA; boundary=b", b"--b", {"body": (b"--b", "MULTIPART/FORM-DATA; boundary=b")}),
@@ -42,11 +55,26 @@ def test_row_has_the_fields_of_a_form_or_the_body(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"]
+    "body",
+    [
+        *(b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"),
+        *(part(*each) + b"--b--" for each in (("", b"1"), ("a", b"1", "; x=" + "y" * 1024))),
+    ],
 )
 def test_form_that_is_none_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedForm):
         row_of({"content-type": FORM}, body, MOST)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part_head"), [('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900)]
+)
+def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, part_head: str) -> None:
+    body = b"".join(part(str(number), b"1", part_head) for number in range(MOST_FIELDS)) + b"--b--"
+    began_s = time.process_time()
+    row, _ = row_of({"content-type": kind}, body, len(body))
+    assert len(row) == (1 if kind != FORM else MOST_FIELDS)
+    assert time.process_time() - began_s < 0.5
 
 
 def test_form_of_too_many_fields_is_a_row_of_too_many() -> None:

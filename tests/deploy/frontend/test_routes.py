@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.frontend import http
 from deploy.frontend.http import Answer, Message, read_body
 from deploy.frontend.routes import Models, Routes
 
@@ -34,11 +35,13 @@ async def absent(version: str, headers: Mapping[str, str], body: bytes, path: st
     return Answer(503, b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}')
 
 
-def ask(method: str, path: str, body: bytes = b"", query: str = "", **headers: str) -> tuple[int, Any]:
+def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **headers: str) -> tuple[int, Any]:
     sent: list[Message] = []
 
     async def run() -> None:
         async def receive() -> Message:
+            if body is None:
+                await asyncio.Event().wait()
             return {"type": "http.request", "body": body}
 
         async def send(message: Message) -> None:
@@ -113,6 +116,13 @@ def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, s
     assert (found, field in document) == (status, True)
 
 
+@pytest.mark.parametrize("name", ["/predictions/texts", "/v1/models", "/nothing"])
+def test_head_of_a_request_is_bounded(name: str) -> None:
+    for query, header in (("", "x" * 9000), ("a=b&" * 3000, "")):
+        status, document = ask("POST", name, b"a", query, x_long=header)
+        assert (status, document["type"]) == (431, "HeadTooLarge")
+
+
 def test_models_are_described_as_the_gateway_describes_them() -> None:
     status, found = ask("GET", "/v2/models/texts/versions/1")
     assert (status, found["versions"], found["inputs"]) == (200, ["1.0"], METADATA["inputs"])
@@ -122,6 +132,12 @@ def test_models_are_described_as_the_gateway_describes_them() -> None:
     assert "statistics" not in ask("GET", "/v2")[1]["extensions"]
     assert [each["id"] for each in ask("GET", "/v1/models")[1]["data"]] == ["texts", "absent"]
     assert ask("GET", "/v1/models/texts")[1]["id"] == "texts"
+
+
+def test_body_that_does_not_come_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BODY_S", 0.0)
+    status, document = ask("POST", "/predictions/texts", None)
+    assert (status, document["type"]) == (408, "RequestTimeout")
 
 
 def test_body_is_read_up_to_its_limit_and_no_further() -> None:

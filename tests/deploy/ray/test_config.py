@@ -38,7 +38,7 @@ def test_each_archive_is_an_application_with_its_own_limits(tmp_path: Path) -> N
     found = read(config(tmp_path, models=models, invocations="a", port=9000))
     a, b, routes = found["applications"]
     assert [each["route_prefix"] for each in (a, b, routes)] == ["/predictions/a", "/predictions/b", "/"]
-    assert a["args"] == {"archive": str(tmp_path / "a.mar"), "threads": 2, "gpu": False}
+    assert a["args"] == {"host": "127.0.0.1", "archive": str(tmp_path / "a.mar"), "threads": 2, "gpu": False}
     (deployment,) = a["deployments"]
     assert (deployment["num_replicas"], deployment["max_ongoing_requests"]) == (2, 1024)
     assert deployment["ray_actor_options"] == {"num_cpus": 1.5, "num_gpus": 0.0}
@@ -82,8 +82,8 @@ def test_manifest_of_kuberay_has_the_configuration_and_the_environment_of_this_v
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == expected
     lines = (ROOT / "deploy/ray/ray.env").read_text().splitlines()
     variables = dict(line.replace('"', "").split("=", 1) for line in lines if not line.startswith("#"))
-    # The operator sets this one.
-    del variables["RAY_AUTH_MODE"]
+    # The operator sets the first, and the second is for one machine.
+    del variables["RAY_AUTH_MODE"], variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
     pods = [service["spec"]["rayClusterConfig"]["headGroupSpec"]]
     pods += service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     for pod in pods:

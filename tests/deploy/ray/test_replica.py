@@ -26,8 +26,9 @@ def infer(x):
     return {"y": x * 2}
 """
 PROGRAM = """
-import asyncio, json, pathlib, sys
-from deploy.ray.replica import Replica, Unhealthy
+import asyncio, json, pathlib, sys, threading
+from deploy.ray import replica as module
+from deploy.ray.replica import Replica, Unhealthy, row_of
 assert not [name for name in sys.modules if name.partition(".")[0] == "handlers"]
 
 class Total:
@@ -59,9 +60,12 @@ async def main(folder, ran):
     found["cancelled"] = sum(isinstance(each, asyncio.CancelledError) for each in ended)
     found["last"] = (await ask(5))[:2]
     found["ran"] = count() - before
+    readers = []
+    module.row_of = lambda *request: readers.append(threading.current_thread()) or row_of(*request)
     found["large"] = (await replica.predict({}, b"x" * (replica.max_body_bytes + 1)))[0]
     form = {"content-type": "multipart/form-data; boundary=b"}
     found["form"] = [each for each in await replica.predict(form, b"zz")][:2]
+    found["on_loop"] = [each is threading.main_thread() for each in readers]
     asked = (("", ""), ("1.0", ""), ("1", ""), ("1", "/v2"), ("2", "/v2"))
     found["versions"] = [replica.is_version(*each) for each in asked]
     await replica.check()
@@ -122,6 +126,8 @@ def test_requests_of_clients_that_left_do_not_run(found: dict[str, Any]) -> None
 
 def test_request_that_cannot_be_a_row_is_refused(found: dict[str, Any]) -> None:
     assert found["large"] == 413
+    # A thread reads the large one.
+    assert found["on_loop"] == [False, True]
     status, body = found["form"]
     assert (status, json.loads(body)["type"]) == (400, "MalformedForm")
 

@@ -42,7 +42,9 @@ class Cluster:
         self.folder, self._cpus = folder, cpus
         gcs, dashboard, client, self.metrics_port, http, rpc, *self._spare = free_ports(20)
         self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{rpc}"
-        self._ports = {"port": http, "grpc_port": rpc}
+        # Ray connects several nodes on interfaces other than loopback only.
+        is_one = len(cpus) == 1
+        self._own_settings = {"host": "127.0.0.1" if is_one else "0.0.0.0", "port": http, "grpc_port": rpc}  # noqa: S104
         self._gcs, self._dashboard = gcs, f"http://127.0.0.1:{dashboard}"
         lines = [line.split("=", 1) for line in ENV.read_text().splitlines() if line and not line.startswith("#")]
         hap = folder / "hap"
@@ -50,6 +52,7 @@ class Cluster:
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             **{name: value.strip('"') for name, value in lines},
+            **({} if is_one else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "ignore",
@@ -104,7 +107,7 @@ class Cluster:
     def deploy(self, **settings: Any) -> None:
         """Serve what models.yaml would have, with the command's own configuration, and wait until it runs."""
         models = self.folder / "models.yaml"
-        models.write_text(yaml.safe_dump({**self._ports, **settings}))
+        models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
         words = [str(BIN / "python"), "-m", "deploy.ray", "config", str(models)]
         config = yaml.safe_load(subprocess.run(words, env=self.env, check=True, capture_output=True, cwd=ROOT).stdout)
         until(lambda: self._ask("PUT", "/api/serve/applications/", json=config).ok, timeout_s=START_S)
@@ -125,9 +128,9 @@ class Cluster:
         found = self._ask("GET", "/api/serve/applications/").json()["applications"]
         return {name: each["status"] for name, each in found.items()}
 
-    def replicas(self, name: str) -> list[int]:
-        """The processes of a model's replicas that run."""
-        found = self._ask("GET", "/api/serve/applications/").json()["applications"][name]["deployments"]["archive"]
+    def replicas(self, name: str, deployment: str = "archive") -> list[int]:
+        """The processes of an application's replicas that run."""
+        found = self._ask("GET", "/api/serve/applications/").json()["applications"][name]["deployments"][deployment]
         return [each["pid"] for each in found["replicas"] if each["state"] == "RUNNING"]
 
     def counted(self, name: str, **labels: str) -> float:
@@ -142,11 +145,14 @@ class Cluster:
         logs = self.folder / "r" / "session_latest" / "logs"
         return "".join(file.read_text(errors="replace") for file in logs.rglob("*") if file.is_file())
 
-    def listening(self) -> set[str]:
-        """The addresses on which HAProxy listens."""
-        own = [each for each in self._own() if each.name() == "haproxy"]
-        found = [each.laddr for one in own for each in one.net_connections() if each.status == psutil.CONN_LISTEN]
-        return {address.ip for address in found}
+    def listening(self) -> set[tuple[str, str]]:
+        """The addresses, and the processes' names, on which processes of the cluster listen."""
+        found = set()
+        for own in self._own():
+            with suppress(psutil.NoSuchProcess):
+                each = own.net_connections("tcp")
+                found |= {(own.name(), it.laddr.ip) for it in each if it.status == psutil.CONN_LISTEN}
+        return found
 
     def _own(self) -> list[psutil.Process]:
         found = []
