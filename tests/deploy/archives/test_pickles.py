@@ -48,6 +48,7 @@ def saved(path: Path, pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: st
     """A file as torch.save writes it, of a pickle and one storage of 16 bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("m/data.pkl", pickled)
+        archive.writestr("m/version", "3\n")
         archive.writestr("m/data/0", bytes(16), kind)
         for name, content in more.items():
             archive.writestr(f"m/{name}" + "/m.py" * (name == "code"), content)
