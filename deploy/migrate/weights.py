@@ -79,7 +79,8 @@ def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
         if known.keys() != own.keys():
             continue
         two, three = (read_shapes(name, num_classes=count, **options) for count in (2, 3))
-        if all(own[key] == shape or two[key] != three[key] for key, shape in known.items()):
+        # The number of classes is the first dimension of a head, and no other.
+        if all(own[key][two[key] != three[key] :] == shape[two[key] != three[key] :] for key, shape in known.items()):
             return str(name)
     return None
 

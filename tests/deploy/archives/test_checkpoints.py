@@ -50,6 +50,22 @@ def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_t
     assert "left out of the archive: checkpoint-500/, pytorch_model.bin\n" in capsys.readouterr().err
 
 
+def test_kernel_that_a_configuration_names_is_neither_fetched_nor_packed(tmp_path: Path) -> None:
+    weights = tiny_checkpoint(tmp_path / "w", "bert", "text_classification", ("NO", "YES"))
+    config = json.loads((weights / "config.json").read_text())
+    kernel = "kernels-community/flash-attn2"
+    chosen = {
+        "_attn_implementation": kernel,
+        "attn_implementation": kernel,
+        "text_config": {"_experts_implementation": 1},
+    }
+    (weights / "config.json").write_text(json.dumps(config | chosen))
+    with open_checkpoint(MODEL, source(MODEL, str(weights))) as folder:
+        assert json.loads((folder / "config.json").read_text()) == config | {"text_config": {}}
+        network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert network.config._attn_implementation in ("sdpa", "eager")
+
+
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_checkpoint_of_the_hub_is_of_the_revision_that_the_list_names_and_fetches_what_is_wanted(
     with_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
