@@ -2,7 +2,9 @@
 
 import argparse
 import ast
+import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -200,5 +202,27 @@ def _join(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 
+def run_in_child(arguments: list[str]) -> int:
+    """Build in a child, so that a crash of a library ends in one line."""
+    child = os.fork()
+    if child == 0:
+        # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        return main(arguments)
+    # A terminal sends Ctrl-C to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda sent, _: os.kill(child, sent))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    known = {"SIGKILL": "; the kernel sends it if memory runs out", "SIGTERM": "", "SIGHUP": ""}
+    crash = "; a library crashed: precision: fp32 in model-config.yaml or --engine torch may avoid it"
+    print(f"archive.sh: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
+    return 128 - code
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_in_child(sys.argv[1:]))

@@ -40,11 +40,14 @@ def start_node(local: LocalNode) -> None:
             pending = record.begin()
             with step(f"{local.title}: starting"):
                 server.start()
+        lost = []
         # Without the model API the configuration names all models.
         if server.settings.has_model_api:
-            for line in restore(local, pending):
+            for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
-        record.finish()
+                lost += [] if is_registered else [each]
+        # The gateway answers 503 for a lost version, and the next start tries it again.
+        record.finish(lost)
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:

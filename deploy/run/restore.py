@@ -79,9 +79,12 @@ class Record:
         except (OSError, ValueError, TypeError):
             return []
 
-    def finish(self) -> None:
-        """End the restoration: from now on TorchServe's snapshots are the record."""
-        self._pending.unlink(missing_ok=True)
+    def finish(self, lost: Sequence[Registration] = ()) -> None:
+        """End the restoration, except of `lost` versions; TorchServe's snapshots are the record of all others."""
+        if lost:
+            replace_file(self._pending, json.dumps([asdict(each) for each in lost], indent=1))
+        else:
+            self._pending.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the record of a node that a command stops."""
@@ -129,8 +132,8 @@ def parse_snapshot(snapshot: str) -> list[Registration] | None:
         return None
 
 
-def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
-    """Register versions again, and yield a line for each: that it is restored, or why not."""
+def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[str, bool]]:
+    """Register versions again; yield a line for each, and whether the node has it."""
     management = local.server.management
     logs = [WorkerLog(local.server.logs / "model_log.log", each.model, each.version) for each in wanted]
     problems = [_register(local, each) for each in wanted]
@@ -138,7 +141,8 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
         if each.is_default and problem is None and management.describe(each.model)["modelVersion"] != each.version:
             management.set_default(each.model, each.version)
 
-    def line(each: Registration, problem: str | None, log: WorkerLog) -> str:
+    def line(each: Registration, problem: str | None, log: WorkerLog) -> tuple[str, bool]:
+        is_registered = problem is None
         if problem is None and each.min_workers > 0:
             try:
                 wait_loaded(management, each.model, log, each.version)
@@ -146,9 +150,9 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
                 problem = error.message
         name = f"{local.name}: {each.model} {each.version}"
         if problem is not None:
-            return f"{name} is not restored: {problem}"
+            return f"{name} is not restored: {problem}", is_registered
         batch = f"batch_size {each.batch_size}, max_batch_delay {each.max_batch_delay_ms} ms"
-        return f"{name}: restored, {batch}, workers {each.min_workers}"
+        return f"{name}: restored, {batch}, workers {each.min_workers}", True
 
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
         yield from pool.map(line, wanted, problems, logs)

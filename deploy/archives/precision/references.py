@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from deploy.archives.precision.inputs import fit_sample
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.encoders import SEGMENTS, Encoder
 from handlers.text.sentence_files import read_json
-from handlers.warm_up import decode_items
 
 # Samples that are compared from their text on; rows of other lengths are compared by their tokens.
 MOST = 4
@@ -26,16 +26,27 @@ OWNER = "sentence_transformers"
 
 
 def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
-    """Return the first samples that fit into one row, as items with their texts; a classifier gets a pair of texts."""
+    """Return the first samples, cut to fit into one row, as items with their texts; a classifier gets a pair of texts.
+
+    Raises:
+        InvalidConfig: the model accepts no text, so nothing can be compared.
+    """
     found: list[tuple[Any, str]] = []
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])
         payloads = [Payload(first, {"text_pair": second}), *payloads]
+
+    def fits(item: Any) -> bool:
+        windows = getattr(item, "windows", [item])
+        return len(windows) == 1 and len(windows[0].ids) < task.max_length
+
     for payload in payloads:
-        for item in decode_items(task, [payload]):
-            windows = getattr(item, "windows", [item])
-            if len(found) < MOST and len(windows) == 1 and len(windows[0].ids) < task.max_length:
-                found.append((item, str(payload.value)))
+        if len(found) < MOST and (sample := fit_sample(task, payload, fits)):
+            found.append((sample[0], str(sample[1].value)))
+    if not found:
+        raise InvalidConfig(
+            f"max_length {task.max_length}: a text of one word has more tokens, so nothing was compared"
+        )
     return found
 
 

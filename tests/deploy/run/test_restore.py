@@ -103,6 +103,10 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.record.finish()
     node.serves(made("a"))
     assert node.record.read() == [made("a")]
+    # A version whose archive is another one now is tried again at the next start.
+    node.record.finish([made("b")])
+    assert node.record.read_pending() == [made("b")]
+    assert node.record.begin() == [made("b"), made("a")]
     # Stopped for good, it forgets.
     node.record.remove()
     assert not node.record.exists()

@@ -1,6 +1,7 @@
 """An archive answers texts, alone and together, as transformers answers each alone; or it is not built."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_archive_of_a_family_answers_as_transformers_alone_and_together(
         with torch.no_grad():
             (expected,) = model(**tokenizer(text, return_tensors="pt")).logits.numpy()
         np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("limit", [5, 20])
+def test_model_of_few_tokens_is_compared_on_texts_that_are_cut(limit: int, archive_sh: ArchiveSh) -> None:
+    weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification")
+    stated = json.loads((weights / "tokenizer_config.json").read_text())
+    (weights / "tokenizer_config.json").write_text(json.dumps({**stated, "model_max_length": limit}))
+    built(archive_sh, weights)
+    said = json.loads((archive_sh.store / "own" / "build.json").read_bytes())["fidelity"]["said"]
+    assert re.search(r"of transformers on [1-9]\d* texts", said)
 
 
 def test_model_that_remembers_earlier_texts_is_refused_with_the_lengths_that_agree(archive_sh: ArchiveSh) -> None:
