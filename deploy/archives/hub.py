@@ -61,6 +61,10 @@ def open_checkpoint(
         _link(source, served, folder)
         _check_files(model, source, served)
         _drop_kernels(folder)
+        for path in folder.glob("*/pytorch_model.bin"):
+            if not path.with_name("model.safetensors").exists():
+                _convert(model, path, path.parent)
+            path.unlink()
         if origin.kind == "file" or not with_weights:
             for path in folder.glob("*.safetensors*"):
                 path.unlink()

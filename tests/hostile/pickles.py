@@ -1,4 +1,4 @@
-"""Reads mutated files of torch.save and TorchScript in a process of its own.
+"""Reads mutated files of torch.save and TorchScript in a child process.
 
 `python -m tests.hostile.pickles FOLDER SEED COUNT`: the exit code is 0 if each is read or refused in one line,
 within seconds and without memory beyond a bound.

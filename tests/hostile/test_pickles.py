@@ -1,4 +1,4 @@
-"""A malformed file of weights is read or refused: no signal, no hang and no growth, in processes of their own."""
+"""A malformed file of weights is read or refused: no signal, no hang and no growth, in child processes."""
 
 import os
 import subprocess
