@@ -45,11 +45,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse plain data.
-
-    Raises:
-        yaml.YAMLError: it is not valid, or exceeds a bound; the message has the line.
-    """
+    """Parse plain data; yaml.YAMLError if it is not valid or exceeds a bound."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except (ValueError, RecursionError, MemoryError) as error:

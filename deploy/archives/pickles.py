@@ -94,19 +94,14 @@ class Claim(NamedTuple):
     stride: Any = ()
 
     def check(self) -> int:
-        """Return its bytes, for which an empty dimension counts as one.
-
-        Raises:
-            InvalidPickle: it is not within its storage.
-        """
+        """Return its bytes, for which an empty dimension counts as one; InvalidPickle if they are not there."""
         if not isinstance(self.storage, Storage):
             name = self.storage if isinstance(self.storage, str) else "an object"
             raise InvalidPickle(f"it has a tensor of {name[:80]}; save the weights with safetensors")
         size, stride = ([*each] if isinstance(each, tuple) else [-1] for each in (self.size, self.stride))
-        if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
-            raise InvalidPickle(f"a tensor claims {len(size)} dimensions and {len(stride)} strides")
-        if any(type(number) is not int or not 0 <= number < 2**63 for number in (self.offset, *size, *stride)):
-            raise InvalidPickle("a tensor's size, stride or offset is not one of PyTorch's numbers")
+        are_numbers = all(type(each) is int and 0 <= each < 2**63 for each in (self.offset, *size, *stride))
+        if not are_numbers or len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
+            raise InvalidPickle(f"a tensor claims {len(size)} dimensions, {len(stride)} strides or no valid numbers")
         last = self.offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
         if all(size) and last >= self.storage.count:
             raise InvalidPickle(f"a tensor claims number {last} of a storage of {self.storage.count}")
@@ -114,16 +109,7 @@ class Claim(NamedTuple):
 
 
 def read_tensors(path: Path, choose: Callable[[Any], Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Read some tensors of a file.
-
-    Args:
-        path: of torch.save or TorchScript.
-        choose: selects claims by name, among the file's mappings, lists, instances and claims.
-
-    Raises:
-        InvalidPickle: a claim exceeds the bytes that are there.
-        Exception: the file is damaged, or `choose` raised it.
-    """
+    """Read the tensors that `choose` selects among a file's data; InvalidPickle or any error if it is not sound."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             (root,) = {name.partition("/")[0] for name in archive.namelist() if name.endswith("/data.pkl")}
@@ -168,15 +154,13 @@ class _Counted:
     def __init__(self, file: Any) -> None:
         self._file, self.left = file, MOST_READS
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int) -> Any:
         self.spend(1)
-        data: bytes = self._file.read(size)
-        return data
+        return self._file.read(size)
 
-    def readline(self) -> bytes:
+    def readline(self) -> Any:
         self.spend(1)
-        data: bytes = self._file.readline()
-        return data
+        return self._file.readline()
 
     def spend(self, count: int) -> None:
         self.left -= count
@@ -234,21 +218,23 @@ class _Reader(pickle._Unpickler):
         made.name = name
         if name == "collections.OrderedDict" and arguments:  # as Python 2 wrote it
             self._counted.spend(len(arguments[0]))
-            _put(made, [pair[at] for pair in arguments[0] for at in (0, 1)])
+            made.update((pair[0], pair[1]) for pair in arguments[0] if type(pair[0]) in {str, int})
         return made
 
-    def _put(self) -> None:
-        items = self.pop_mark()
-        _put(self.stack[-1], items)
+    def _put(self, items: list[Any] | None = None) -> None:
+        """Put keys and values into a mapping. Weights have texts as keys, and states of an optimizer numbers."""
+        items = self.pop_mark() if items is None else items
+        if isinstance(self.stack[-1], dict):
+            pairs = zip(items[::2], items[1::2], strict=True)
+            self.stack[-1].update((key, value) for key, value in pairs if type(key) in {str, int})
 
     def _put_one(self) -> None:
-        items = [self.stack.pop(), self.stack.pop()][::-1]
-        _put(self.stack[-1], items)
+        self._put([self.stack.pop(-2), self.stack.pop()])
 
     def _make(self) -> None:
         items = self.pop_mark()
         self.stack.append({})
-        _put(self.stack[-1], items)
+        self._put(items)
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -262,10 +248,3 @@ class _Reader(pickle._Unpickler):
         **{pickle.EMPTY_SET[0]: _steps[pickle.EMPTY_LIST[0]], pickle.ADDITEMS[0]: _steps[pickle.APPENDS[0]]},
         **{pickle.FROZENSET[0]: _steps[pickle.LIST[0]], pickle.NEWOBJ[0]: _steps[pickle.REDUCE[0]]},
     }
-
-
-def _put(target: Any, items: list[Any]) -> None:
-    """Put keys and values into a mapping. Weights have texts as keys, and states of an optimizer numbers."""
-    if isinstance(target, dict):
-        pairs = zip(items[::2], items[1::2], strict=True)
-        target.update((key, value) for key, value in pairs if type(key) in {str, int})

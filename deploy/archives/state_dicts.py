@@ -28,16 +28,7 @@ MOST_CHARACTERS = 500
 
 
 def read_state(model: ModelEntry, path: Path, expected: Collection[str]) -> StateDict:
-    """Read the weights of one network.
-
-    Args:
-        model: the entry of the list.
-        path: a file of safetensors or of torch.save.
-        expected: the network's own names, which find it among others, and its prefix; empty if they are not known.
-
-    Raises:
-        WeightsUnavailable: the file contains no state dict, or more than one network; the message has the remedy.
-    """
+    """Read the weights of one network, found by its own names, if known; WeightsUnavailable has the remedy."""
     try:
         if path.suffix == ".safetensors":
             return _choose(safetensors.torch.load_file(path), expected)

@@ -25,20 +25,7 @@ READ = (".yaml", ".yml", ".txt", ".py")
 
 
 def write_entry(source: Path, name: str | None, path: Path, *, is_stock: bool) -> tuple[str, bool]:
-    """Write the entry of an old archive, and the folder of its model.
-
-    Args:
-        source: the old archive.
-        name: of the model; None for the archive's own.
-        path: the model list, which is made if it is missing.
-        is_stock: whether the archive's own handler is to run.
-
-    Returns:
-        The model's name, and whether it can be built before its owner fills anything in.
-
-    Raises:
-        InvalidConfig: the archive cannot be moved, or the list or the folder has the name already; nothing is written.
-    """
+    """Write the entry and the folder of an old archive, or nothing; return its name, and whether it can be built."""
     with make_work_folder("torchserve-move-", Path(tempfile.gettempdir())) as work:
         archive = unpack(source, work)
         name = name or str(archive.manifest.get("modelName") or source.stem)

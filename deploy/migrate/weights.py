@@ -24,12 +24,7 @@ MOST_CHARACTERS = 500
 
 
 def read_weights(model: ModelEntry, path: Path) -> StateDict:
-    """Read a state dict, or the parameters and buffers of a TorchScript program.
-
-    Raises:
-        WeightsUnavailable: it is a pickle of anything else than tensors.
-        InvalidConfig: the program's file is damaged, or has objects other than modules and tensors.
-    """
+    """Read a state dict, or a TorchScript program's tensors; WeightsUnavailable or InvalidConfig without them."""
     try:
         with zipfile.ZipFile(path) as archive:
             is_script = any("/code/" in name for name in archive.namelist())
