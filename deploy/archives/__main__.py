@@ -25,6 +25,7 @@ from deploy.archives.precision.inputs import FEWEST, MOST
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
+from deploy.progress import printable
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -69,14 +70,14 @@ def main(arguments: list[str]) -> int:
                 # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
-                print(f"archive.sh: left out: {error}", file=sys.stderr)
+                print(printable(f"archive.sh: left out: {error}"), file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
             place = os.path.relpath(archive.path)
             if cause := find_classic_cause(recipe.entry.config()):
                 print(f"{place}: classic mode, since model-config.yaml has {cause}")
             if signature := describe_signature(recipe.entry, archive.path):
-                print(f"{place}: {signature}")
+                print(printable(f"{place}: {signature}"))
             if archive.is_new and (defaults := describe_defaults(recipe.entry)):
                 print(f"{place}: {defaults}")
     except Exception as error:
@@ -86,7 +87,7 @@ def main(arguments: list[str]) -> int:
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
         if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
             line = f"{name}: {line}"
-        print(f"archive.sh: {line}", file=sys.stderr)
+        print(printable(f"archive.sh: {line}"), file=sys.stderr)
         return 1
     return 0
 

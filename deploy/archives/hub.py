@@ -22,10 +22,12 @@ import transformers
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry
-from deploy.progress import step
+from deploy.progress import printable, step
 from handlers.archive_files import CHECKPOINT
 
 MODULES = "modules.json"
+# Settings of config.json that may name a kernel to download.
+KERNELS = ("attn_implementation", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -60,6 +62,11 @@ def open_checkpoint(
         served = list_served_files(source, with_code=with_code, is_whole=origin.kind != "file")
         _link(source, served, folder, inner)
         _check_files(model, source, served)
+        _drop_kernels(folder)
+        for path in folder.glob("*/pytorch_model.bin"):
+            if not path.with_name("model.safetensors").exists():
+                _convert(model, path, path.parent)
+            path.unlink()
         if origin.kind == "file" or not with_weights:
             for path in folder.glob("*.safetensors*"):
                 path.unlink()
@@ -72,7 +79,7 @@ def open_checkpoint(
             )
         yield folder
         if lists_others and (others := list_unserved_files(source, [*served, named])):
-            print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
+            print(printable(f"{model.name}: left out of the archive: {', '.join(others)}"), file=sys.stderr)
 
 
 def _check_folder(model: ModelEntry, source: Path) -> None:
@@ -103,6 +110,18 @@ def _check_files(model: ModelEntry, source: Path, files: Iterable[Path]) -> None
             problem = f"not a whole file of safetensors ({error})"
         if problem:
             raise WeightsUnavailable(f"{model.name}: {source}: {name}: {problem}; save or copy it again")
+
+
+def _drop_kernels(folder: Path) -> None:
+    """Drop the choice of an attention, which may be a kernel to download and run, from each config.json."""
+    for path in folder.rglob("config.json"):
+        text = path.read_text(encoding="utf-8")
+        kept = json.loads(
+            text, object_hook=lambda found: {key: found[key] for key in found if not key.endswith(KERNELS)}
+        )
+        if kept != json.loads(text):
+            path.unlink()
+            path.write_text(json.dumps(kept, indent=2), encoding="utf-8")
 
 
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:

@@ -38,6 +38,9 @@ def start_node(local: LocalNode) -> None:
             if (death := server.describe_death()) is not None:
                 warn(f"{local.title}: {death}", "It is started again.")
             pending = record.begin()
+            if record.is_damaged:
+                reason = "it restores an older record; later changes are lost: register what is missing again"
+                warn(f"{local.title}: the snapshots of its models are not readable, as after a power cut", reason)
             with step(f"{local.title}: starting"):
                 server.start()
         lost = []

@@ -59,11 +59,9 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
 
 
 def answer(
-    task: Any, encoder: Encoder, source: Path, whole: Path, samples: Sequence[tuple[Any, Payload]]
+    task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, Payload]]
 ) -> tuple[str, list[list[Any]]]:
     """Answer samples one by one, in fp32; return the library's name and the outputs of each sample.
-
-    `source` has the files that the archive serves, `whole` all of the folder that the user names.
 
     Raises:
         InvalidConfig: the library cannot answer.
@@ -73,7 +71,7 @@ def answer(
         if (task.head.is_pooled or is_reranker) and importlib.util.find_spec(OWNER):
             library = "sentence-transformers"
             ask = _rank if is_reranker else _embed
-            return library, [*ask(task, whole, [each for _, each in samples], trust_remote_code=is_code)]
+            return library, [*ask(task, source, [each for _, each in samples], trust_remote_code=is_code)]
         if task.head.is_pooled:
             library = "transformers, with modules as read here,"
         tokenizer = load_tokenizer(source, trust_remote_code=is_code)

@@ -9,7 +9,6 @@ and some models count padding as text. The last are served with `padding: exact`
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,9 +60,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
         items = decode_items(task, payloads) or [item for item, _ in chosen]
         rows = _make_rows(task, encoder, items)
         exact = _answer_rows(encoder, rows)
-        # The whole folder: a file that the archive leaves out must not change the library's answers.
-        whole = Path(origin.location) if origin.kind == "folder" else source
-        library, wanted = references.answer(task, encoder, source, whole, chosen)
+        library, wanted = references.answer(task, encoder, source, chosen)
     lengths, scales = [*exact], _find_scales(exact.values())
     samples = {
         length: Sample(f"{length} tokens", _with_row(items[0], rows[length]), [_measure(task, answer, scales)])
