@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
+from deploy.yaml_text import parse_yaml
 from handlers.config import check_names
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import check_name
@@ -69,7 +70,7 @@ class ModelEntry:
                 raise InvalidConfig(f"{self.name}: {similar[0]} is not read: rename it to {file}")
             return {}
         try:
-            loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+            loaded = parse_yaml(self.config_path.read_text(encoding="utf-8"))
             config = {} if loaded is None else loaded
             check_names(config)
             if not isinstance(config.get("handler"), Mapping | None):
@@ -93,7 +94,7 @@ def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
         InvalidConfig: the file is not a list of models; the message names the entry.
     """
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = parse_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(entries, Mapping):
             raise InvalidConfig(f"expected a mapping of model names to entries, received {type(entries).__name__}")
         found = {name: _read_entry(path.parent, name, entry) for name, entry in entries.items()}

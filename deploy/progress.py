@@ -54,6 +54,11 @@ def _live(what: str) -> Iterator[None]:
                 _displays.pop().stop()
 
 
+def printable(line: str) -> str:
+    """Escape the control characters of a line, which a foreign file's names may send to a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+
+
 def warn(*lines: str) -> None:
     frame = "!" * WIDTH
     print("\n".join(["", frame, *(f"!!  {line}" for line in lines), frame, ""]), file=sys.stderr)

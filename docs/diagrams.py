@@ -60,44 +60,45 @@ def card(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 
 
 def draw_request_path() -> str:
-    """Draw a request's way from the client to the engine."""
-    parts = [
-        box((20, 60), (110, 60), ["client", "curl, gRPC"]),
-        arrow(130, 90, 190, 90, "HTTP"),
-        box((190, 60), (150, 60), ["gateway (optional)", "keys, limits, routes"], GREEN),
-        arrow(340, 90, 400, 90),
-        box((400, 60), (150, 60), ["TorchServe 0.12.0", "queue, batch of rows"], BLUE),
-        arrow(550, 90, 610, 90, "rows"),
-        f'<rect x="610" y="20" width="270" height="140" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
-        text(745, 38, "worker: one archive, BatchHandler", size=11, fill=GREY),
-        box((622, 50), (76, 80), ["decode", "each by", "itself"], ORANGE),
-        arrow(698, 90, 712, 90),
-        box((712, 50), (76, 80), ["run", "one pass", "for all"], ORANGE),
-        arrow(788, 90, 802, 90),
-        box((802, 50), (70, 80), ["split", "one", "response"], ORANGE),
+    """Draw the way of three clients' requests through one forward pass."""
+    rows = (42, 96, 150)
+    parts = [box((16, y), (104, 40), [f"client {i + 1}"]) for i, y in enumerate(rows)]
+    parts += [
+        *(arrow(120, y + 12, 176, 108 + 4 * i) for i, y in enumerate(rows)),
+        box((176, 82), (140, 68), ["gateway (optional)", "keys, limits, routes"], GREEN),
+        arrow(316, 116, 352, 116),
+        box((352, 82), (136, 68), ["TorchServe 0.12.0", "queues the requests"], BLUE),
+        arrow(488, 116, 540, 116, "batch"),
+        f'<rect x="540" y="14" width="444" height="204" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
+        text(762, 32, "worker: one archive, BatchHandler", size=11, fill=GREY),
+        *(box((552, y), (90, 40), [f"decode {i + 1}"], ORANGE) for i, y in enumerate(rows)),
+        *(arrow(642, y + 20, 690, 108 + 8 * i) for i, y in enumerate(rows)),
+        box((690, 62), (116, 108), ["one forward pass", "for requests 1, 2, 3"], BLUE),
+        *(arrow(806, 108 + 8 * i, 854, y + 20) for i, y in enumerate(rows)),
+        *(box((854, y), (118, 40), [f"response {i + 1}"], GREEN) for i, y in enumerate(rows)),
     ]
-    return card(900, 180, "A request's path: client, gateway, TorchServe, worker", parts)
+    return card(1000, 232, "Three clients' requests share one forward pass; each gets its own response", parts)
 
 
 def draw_stock() -> str:
-    """Draw four requests with a stock handler that loops, and with one forward pass."""
-    parts = [text(20, 28, "Stock handler: the batch is a loop; one corrupt image fails all four", anchor="start")]
-    parts += [bar(20 + 170 * i, 42, 164, f"request {i + 1}", BLUE) for i in range(3)]
-    parts += [bar(530, 42, 164, "corrupt image", "#B00020"), arrow(694, 54, 740, 54)]
-    parts += [text(746, 58, "4 errors", anchor="start"), f'<line x1="20" y1="88" x2="860" y2="88" stroke="{PALE}"/>']
-    parts += [text(20, 116, "This project: each request is decoded by itself, then one forward pass", anchor="start")]
-    parts += [bar(20, 130 + 28 * i, 70, f"decode {i + 1}", GREEN) for i in range(3)]
-    parts += [
-        bar(20, 214, 70, "corrupt", "#B00020"),
-        arrow(90, 226, 740, 226),
-        text(746, 230, "1 error", anchor="start"),
+    """Draw four requests, one of them corrupt, with a stock handler and with this project."""
+    parts = [
+        text(20, 28, "Stock image_classifier: decodes in a loop; one corrupt image fails the batch", anchor="start")
     ]
-    parts += [bar(100, 158, 240, "one forward pass for 1 to 3", BLUE), arrow(340, 170, 740, 170)]
+    parts += [bar(20 + 90 * i, 42, 84, f"decode {i + 1}", BLUE) for i in range(3)]
+    parts += [bar(290, 42, 84, "corrupt", "#B00020"), arrow(374, 54, 600, 54)]
+    parts += [text(606, 58, "4 errors: no image reaches the forward pass", anchor="start")]
+    parts += [f'<line x1="20" y1="84" x2="860" y2="84" stroke="{PALE}"/>']
+    parts += [text(20, 110, "This project: decodes in threads; each request has its own error", anchor="start")]
+    parts += [bar(20 + 90 * (i % 2), 124 + 28 * (i // 2), 84, f"decode {i + 1}", GREEN) for i in range(3)]
+    parts += [bar(110, 152, 84, "corrupt", "#B00020"), arrow(194, 164, 600, 164)]
+    parts += [text(606, 168, "1 error", anchor="start")]
+    parts += [bar(204, 124, 190, "one forward pass, 1 to 3", BLUE), arrow(394, 136, 600, 136)]
     parts += [
-        text(746, 174, "3 responses", anchor="start"),
-        text(20, 262, "time →", size=11, anchor="start", fill=GREY),
+        text(606, 140, "3 responses", anchor="start"),
+        text(20, 204, "time →", size=11, anchor="start", fill=GREY),
     ]
-    return card(880, 276, "A stock handler against one forward pass", parts)
+    return card(880, 218, "One corrupt image of four: a stock handler and this project", parts)
 
 
 def draw_modes() -> str:
@@ -105,19 +106,27 @@ def draw_modes() -> str:
     arrivals = (0, 20, 34, 150, 172, 190, 300)
 
     def ticks(y: float) -> list[str]:
-        return [arrow(60 + x, y - 16, 60 + x, y) for x in arrivals]
+        return [
+            part
+            for number, x in enumerate(arrivals, start=1)
+            for part in (arrow(60 + x, y - 16, 60 + x, y), text(60 + x, y - 19, str(number), size=10, fill=GREY))
+        ]
 
-    parts = [text(20, 26, "Classic: TorchServe waits up to max_batch_delay, then passes a batch", anchor="start")]
-    parts += [*ticks(60), bar(60, 62, 60, "delay", GREY), bar(120, 62, 150, "batch 1, 2, 3", BLUE)]
-    parts += [bar(274, 62, 150, "batch 4, 5, 6", BLUE), bar(428, 62, 60, "delay", GREY), bar(488, 62, 90, "7", BLUE)]
-    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine runs waiting ones", anchor="start")]
-    parts += [*ticks(164), bar(60, 166, 90, "1", BLUE), bar(154, 166, 110, "2, 3", BLUE)]
-    parts += [
-        bar(268, 166, 130, "4, 5, 6", BLUE),
-        bar(402, 166, 90, "7", BLUE),
-        text(60, 214, "time →", size=11, anchor="start", fill=GREY),
+    parts = [
+        text(20, 26, "Classic: after the first request TorchServe waits max_batch_delay (here long)", anchor="start")
     ]
-    return card(620, 228, "Classic and adaptive batching of the same arrivals", parts)
+    parts += ticks(62)
+    parts += [bar(60, 64, 36, "delay", GREY), bar(96, 64, 150, "batch 1, 2, 3", BLUE)]
+    parts += [bar(250, 64, 150, "batch 4, 5, 6", BLUE), bar(404, 64, 36, "delay", GREY), bar(440, 64, 90, "7", BLUE)]
+    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine runs waiting ones", anchor="start")]
+    parts += ticks(166)
+    parts += [bar(60, 168, 90, "1", BLUE), bar(154, 168, 110, "2, 3", BLUE)]
+    parts += [
+        bar(268, 168, 130, "4, 5, 6", BLUE),
+        bar(402, 168, 90, "7", BLUE),
+        text(60, 216, "time →", size=11, anchor="start", fill=GREY),
+    ]
+    return card(620, 230, "Classic and adaptive batching of the same arrivals", parts)
 
 
 def draw_threads() -> str:
@@ -129,12 +138,12 @@ def draw_threads() -> str:
     parts = [
         box((16, 120), (80, 60), ["clients"]),
         *(arrow(96, 140, 130, 140), arrow(130, 160, 96, 160)),
-        box((130, 120), (164, 60), ["TorchServe's frontend", "exchanges"], BLUE),
+        box((130, 120), (164, 60), ["TorchServe", "one exchange per batch"], BLUE),
         *(arrow(294, 140, 392, 140), arrow(392, 160, 294, 160)),
         *(label(328, 132, "requests"), label(328, 176, "replies")),
         f'<rect x="366" y="20" width="644" height="270" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
         label(380, 40, "worker", "start"),
-        box((392, 105), (160, 90), ["frontend's thread", "receive, unpack, submit", "split, pack, send"], ORANGE),
+        box((392, 105), (160, 90), ["exchange thread", "receive, unpack, submit", "split, pack, send"], ORANGE),
         box((640, 40), (160, 54), ["decode threads", "decode, prepare, cost"], ORANGE),
         box((640, 126), (160, 54), ["core", "scheduler, one lock"], GREEN),
         box((640, 222), (160, 54), ["watching thread", "expired, stuck"], ORANGE),
@@ -147,9 +156,7 @@ def draw_threads() -> str:
         *(arrow(800, 140, 882, 106), arrow(882, 124, 800, 152), arrow(800, 160, 882, 194), arrow(882, 212, 800, 172)),
         *(label(836, 106, "micro-batch"), label(940, 248, "outputs, seconds")),
     ]
-    return card(
-        1030, 306, "An adaptive worker: the frontend's thread, decode and engine threads around the core", parts
-    )
+    return card(1030, 306, "An adaptive worker: the exchange thread, decode and engine threads around the core", parts)
 
 
 def draw_states() -> str:

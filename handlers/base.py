@@ -31,7 +31,7 @@ from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
-from handlers.warm_up import prepare
+from handlers.warm_up import measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             else:
                 self._start_classic(window, trial)
             self.metadata = replace(self.metadata, precision=precision_of(self.engine))
+            if self.device.type != "cpu" and self.config.precision == "auto":
+                self._log_change()
         except Exception as error:
             is_known = isinstance(error, InvalidConfig)
             cause = f"InvalidConfig: {error}" if is_known else f"{reason(error)}; raised in {where(error)}"
@@ -148,6 +150,14 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
         self.keeper = None if connection is None else ConnectionKeeper(connection)
+
+    def _log_change(self) -> None:
+        """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot."""
+        if not self.engine.description.startswith("torch"):
+            return
+        change = measure_change(self)
+        advice = "precision: fp32 in model-config.yaml avoids the change"
+        logger.info("%s changes outputs by up to %.1e of their largest; %s", self.engine.description, change, advice)
 
     @property
     def checkpoint_dir(self) -> Path:

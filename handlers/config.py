@@ -146,7 +146,8 @@ class HandlerConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         default="auto",
         description="The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
-        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed.",
+        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed. "
+        "PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
     threads: Threads = Field(
         default=0, description="Number of the engine's threads; 0 for one on every core of this process."

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 # The compared values: the likeliest class of an image; the label of a text, a token, an answer; accuracy against
 # known labels; vectors; boxes, by COCO's mean average precision; maps, by the mean intersection over union of a class;
-# the order of pairs, by Spearman's correlation.
-Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks"]
+# the order of pairs, by Spearman's correlation; numbers.
+Measure = Literal["top-1", "labels", "accuracy", "vectors", "map", "miou", "ranks", "values"]
 # The measures whose agreement is not a share of unchanged samples.
-AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks")
+AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks", "values")
 # The fewest samples: 300 agreeing samples support 0.99 at 95 % confidence (the rule of three); 100 samples show a
 # change of accuracy of 0.01.
 FEWEST_SAMPLES: Mapping[str, int] = {"top-1": 300, "labels": 300, "accuracy": 100}
@@ -27,7 +27,7 @@ class Proof:
     # Share of samples, 0..1, with equal answers; for AVERAGES see deploy.archives.precision.comparisons.
     agreement: float
     # The largest change of a probability, 0..1; for vectors 1 - the least cosine; for maps the largest share of an
-    # image's pixels that changed; None if the task has none of these.
+    # image's pixels that changed; for numbers a share of their deviation; None if the task has none of these.
     largest_change: float | None
     samples: int  # compared answers; for top-1 and labels only those whose first label leads clearly in fp32
     least: float  # the required agreement

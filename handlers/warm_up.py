@@ -2,7 +2,11 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from handlers.errors import ItemError
 from handlers.pipeline.task import Task
@@ -37,3 +41,18 @@ def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
     run(task, [item])
     if most_items > 1 and most_items * (time.perf_counter() - started_s) <= LONGEST_RUN_S:
         run(task, [item] * most_items)
+
+
+def measure_change(task: Task) -> float:
+    """Return the largest change of an output by the task's precision, as a share of the largest fp32 value."""
+    exact, changes = copy(task), [0.0]
+    exact.config = replace(task.config, precision="fp32")
+    exact.engine = exact.load()
+    for item in decode_items(task, task.samples()):
+        wanted = exact.forward(exact.collate([item]), [item])
+        found = task.forward(task.collate([item]), [item])
+        for name, array in wanted.items():
+            if np.issubdtype(array.dtype, np.floating):
+                scale = float(np.abs(array).max()) or 1.0
+                changes.append(float(np.abs(found[name] - array).max()) / scale)
+    return float(np.max(changes))

@@ -1,5 +1,5 @@
 """Sends load to a server and measures the responses; README.md beside this file describes it.
 
 Imports point down: errors, schedules; inputs, results; generate; expect, search, served, run_file; measure,
-report; page, tune; arguments, bench; __main__.
+report; page; arguments, bench; __main__.
 """

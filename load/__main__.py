@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
 from load import expect, inputs, page, report
 from load.arguments import parser
 from load.errors import LoadError
@@ -22,9 +20,7 @@ from load.run_file import Run, now, write
 from load.schedules import Constant, Poisson
 from load.search import find_highest, meets_target
 from load.served import Served
-from load.tune import Tuner
 from torchserve_client.arguments import USAGE
-from torchserve_client.errors import ClientError
 
 # Exit codes.
 DONE = 0
@@ -119,32 +115,6 @@ def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float)
         print(f"{each.label}: highest load with {target}: {found[0]}{limit}")
 
 
-def tune(options: argparse.Namespace) -> int:
-    """Print the parameters to register a model with, and store the measurements behind them."""
-    if options.out is not None:
-        write(options.out, b"", "ab")
-    served, threshold_ms = _served(options, options.model), options.latency_threshold
-    content = inputs.read(options.input, options.content_type)
-    attack = Attack(served.target, content, ClosedLoop(1), options.duration, 1.0, threshold_ms)
-    try:
-        archive = options.archive or str(served.management.describe(options.model)["modelUrl"])
-    except ClientError as error:
-        raise LoadError(f"tune needs the management API and {served.model} registered with it: {error}") from error
-    result = Tuner(served, attack, threshold_ms, options.percentile, archive).tune(options.max_batch_size)
-    advice, held = result["advice"], result["held"]
-    parameters = f"batch_size={advice.batch_size}&max_batch_delay={advice.max_batch_delay_ms}&initial_workers=1"
-    print(f'curl -X POST "{options.management_url}/models?url={archive}&{parameters}"')
-    print(f"job_queue_size={advice.job_queue_size}   # config.properties, or jobQueueSize in model-config.yaml")
-    target = f"{options.percentile:g} % of requests within {threshold_ms:g} ms"
-    if held is None:
-        print(f"no rate that was tried has {target}")
-    else:
-        print(f"up to {held['rate_per_s']:.1f} requests/s with {target}: p99 {held['p99_ms']:.1f} ms")
-    if options.out is not None:
-        write(options.out, orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    return DONE
-
-
 def draw(options: argparse.Namespace) -> int:
     """Draw stored runs, and compare the later ones with the first."""
     _show([Run.read(path) for path in options.runs], options)
@@ -161,7 +131,7 @@ def main(arguments: list[str]) -> int:
     """Run one command and return its exit code; print a failure as one line on stderr."""
     options = parser().parse_args(arguments)
     try:
-        return {"run": run, "search": run, "tune": tune, "report": draw}[options.command](options)
+        return {"run": run, "search": run, "report": draw}[options.command](options)
     except LoadError as error:
         print(f"load: {error}", file=sys.stderr)
         return USAGE

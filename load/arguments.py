@@ -59,7 +59,7 @@ def parser() -> Parser:
         description="Send load to models of a TorchServe and measure the responses.",
         examples=(
             f"{program} run -m resnet-152 {IMAGE} --concurrency 1,16 --html page.html",
-            f"{program} tune -m resnet-152 {IMAGE} --latency-threshold 400",
+            f"{program} search -m resnet-152 {IMAGE} --rate 5:100:5 --latency-threshold 400",
         ),
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
@@ -78,13 +78,6 @@ def parser() -> Parser:
         f"{call} --concurrency 1:64 -l 500 --percentile 95",
     )
     _run(search, is_search=True)
-    tune = add(
-        "tune",
-        "find the batch size of a model for a latency target",
-        f"{call} -l 400 --out tune.json",
-        f"{call} -l 100 --max-batch-size 16",
-    )
-    _tune(tune)
     words = "draw stored runs, and compare the later ones with the first"
     report = add("report", words, "run.json", "runs/stock.json runs/ours.json --html page.html")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="files that --out has written")
@@ -159,16 +152,3 @@ def _html(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = command.add_argument_group("output")
     group.add_argument("--html", type=Path, metavar="FILE", help="write one page that needs no network")
     return group
-
-
-def _tune(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-m", "--model", required=True, help="registered name")
-    _server(command)
-    _target(command, is_required=True)
-    add = command.add_argument_group("measurement").add_argument
-    add("--archive", metavar="FILE", help="file name in the model store; default: the model's")
-    words = "time to measure each load; default: %(default)gs"
-    add("--duration", type=duration_s, default=5.0, metavar="T", help=words)
-    words = "largest batch size to try; default: %(default)d"
-    add("--max-batch-size", type=number(int, 1), default=32, metavar="N", help=words)
-    add("-o", "--out", type=Path, metavar="TUNE.json", help="file to store the result in")

@@ -97,9 +97,9 @@ def scaled_onnx(path: Path, batch: Any = "rows", **saving: Any) -> Path:
 def one_node(
     path: Path, operation: str, kind: int = TensorProto.FLOAT, shape: Any = ("rows", 3), out: Any = None, **more: Any
 ) -> Path:
-    """A model of one operation, from x to y."""
+    """A model of one operation, from x to y; `unread` names its other outputs."""
     constants = more.pop("constants", {})
-    node = helper.make_node(operation, ["x", *constants], ["y"], **more)
+    node = helper.make_node(operation, ["x", *constants], ["y", *more.pop("unread", ())], **more)
     return onnx_file(
         path, [node], {"x": (kind, [*shape])}, {"y": (kind, [*(shape if out is None else out)])}, constants
     )

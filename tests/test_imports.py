@@ -30,7 +30,7 @@ FLOORS = {
         {"generate"},
         {"expect", "search", "served", "run_file"},
         {"measure", "report"},
-        {"page", "tune"},
+        {"page"},
         {"arguments", "bench"},
         {"__main__"},
     ),

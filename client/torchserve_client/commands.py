@@ -16,7 +16,7 @@ from rich.table import Table
 from torchserve_client.archives import check_name
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
-from torchserve_client.gateway import DEFAULT_URL, Gateway, find_gateway
+from torchserve_client.gateway import Gateway, find_gateway
 from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
@@ -198,7 +198,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
         )
     if new != Registration() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort keep the canary's registration: omit --archive, --batch-size, ...")
-    gateway = Gateway(options.gateway or DEFAULT_URL) if is_canary else _find_gateway(options, nodes)
+    gateway = _find_gateway(options, nodes)
     rollout = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
     if options.canary is not None:
         rollout.try_canary(options.model, new, options.canary, options.canary_header)

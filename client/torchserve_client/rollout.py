@@ -332,7 +332,9 @@ class Rollout:
 
     def _require_gateway(self) -> Gateway:
         if self.gateway is None:
-            raise RolloutFailed("a canary needs the gateway: --gateway URL")
+            raise RolloutFailed(
+                "a canary needs the gateway of exactly these nodes, and none was found: use --gateway URL"
+            )
         return self.gateway
 
     def _report_node(self, name: str, line: str) -> None:

@@ -2,7 +2,9 @@
 
 import argparse
 import ast
+import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -23,6 +25,7 @@ from deploy.archives.precision.inputs import FEWEST, MOST
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
+from deploy.progress import printable
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -67,14 +70,14 @@ def main(arguments: list[str]) -> int:
                 # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
-                print(f"archive.sh: left out: {error}", file=sys.stderr)
+                print(printable(f"archive.sh: left out: {error}"), file=sys.stderr)
                 continue
             report(archive, time.monotonic() - started)
             place = os.path.relpath(archive.path)
             if cause := find_classic_cause(recipe.entry.config()):
                 print(f"{place}: classic mode, since model-config.yaml has {cause}")
             if signature := describe_signature(recipe.entry, archive.path):
-                print(f"{place}: {signature}")
+                print(printable(f"{place}: {signature}"))
             if archive.is_new and (defaults := describe_defaults(recipe.entry)):
                 print(f"{place}: {defaults}")
     except Exception as error:
@@ -84,7 +87,7 @@ def main(arguments: list[str]) -> int:
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
         if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
             line = f"{name}: {line}"
-        print(f"archive.sh: {line}", file=sys.stderr)
+        print(printable(f"archive.sh: {line}"), file=sys.stderr)
         return 1
     return 0
 
@@ -199,5 +202,27 @@ def _join(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 
+def run_in_child(arguments: list[str]) -> int:
+    """Build in a child, so that a crash of a library ends in one line."""
+    child = os.fork()
+    if child == 0:
+        # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        return main(arguments)
+    # A terminal sends Ctrl-C to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda sent, _: os.kill(child, sent))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    known = {"SIGKILL": "; the kernel sends it if memory runs out", "SIGTERM": "", "SIGHUP": ""}
+    crash = "; a library crashed: precision: fp32 in model-config.yaml or --engine torch may avoid it"
+    print(f"archive.sh: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
+    return 128 - code
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_in_child(sys.argv[1:]))

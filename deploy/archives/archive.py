@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from deploy.archives.sources import Source, source
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, ModelEntry
 from deploy.progress import step
+from deploy.work_folders import make_work_folder
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
 from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
@@ -120,8 +120,8 @@ class Recipe:
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=self.export_path) as work:
-            stage, temporary, out = (Path(work) / name for name in ("stage", "tmp", "out"))
+        with make_work_folder(".build-", self.export_path) as work:
+            stage, temporary, out = (work / name for name in ("stage", "tmp", "out"))
             for folder in (stage, temporary, out):
                 folder.mkdir()
             exports = Exports(self.cache_path or self.export_path / ".exports")
@@ -134,7 +134,7 @@ class Recipe:
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, stage / name)
             settings = {**(config.get("handler") or {}), "engine": engine, **fidelity.get("settings", {})}
-            config_path = Path(work) / CONFIG
+            config_path = work / CONFIG
             config_path.write_text(yaml.safe_dump({**config, "handler": settings}, sort_keys=False))
             build = Build(
                 fingerprint=self._fingerprint(origin),

@@ -22,9 +22,12 @@ import transformers
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry
-from deploy.progress import step
+from deploy.progress import printable, step
 from handlers.archive_files import CHECKPOINT
 
+MODULES = "modules.json"
+# Settings of config.json that may name a kernel to download.
+KERNELS = ("attn_implementation", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -54,10 +57,16 @@ def open_checkpoint(
         source = _download(model, origin, with_weights=with_weights) if origin.kind == "hub" else named
         if origin.kind == "file":
             source = named.parent
-        _check_folder(model, source)
+        inner = _find_transformer(source)
+        _check_folder(model, source / inner)
         served = list_served_files(source, with_code=with_code, is_whole=origin.kind != "file")
-        _link(source, served, folder)
+        _link(source, served, folder, inner)
         _check_files(model, source, served)
+        _drop_kernels(folder)
+        for path in folder.glob("*/pytorch_model.bin"):
+            if not path.with_name("model.safetensors").exists():
+                _convert(model, path, path.parent)
+            path.unlink()
         if origin.kind == "file" or not with_weights:
             for path in folder.glob("*.safetensors*"):
                 path.unlink()
@@ -70,7 +79,7 @@ def open_checkpoint(
             )
         yield folder
         if lists_others and (others := list_unserved_files(source, [*served, named])):
-            print(f"{model.name}: left out of the archive: {', '.join(others)}", file=sys.stderr)
+            print(printable(f"{model.name}: left out of the archive: {', '.join(others)}"), file=sys.stderr)
 
 
 def _check_folder(model: ModelEntry, source: Path) -> None:
@@ -103,17 +112,45 @@ def _check_files(model: ModelEntry, source: Path, files: Iterable[Path]) -> None
             raise WeightsUnavailable(f"{model.name}: {source}: {name}: {problem}; save or copy it again")
 
 
+def _drop_kernels(folder: Path) -> None:
+    """Drop the choice of an attention, which may be a kernel to download and run, from each config.json."""
+    for path in folder.rglob("config.json"):
+        text = path.read_text(encoding="utf-8")
+        kept = json.loads(
+            text, object_hook=lambda found: {key: found[key] for key in found if not key.endswith(KERNELS)}
+        )
+        if kept != json.loads(text):
+            path.unlink()
+            path.write_text(json.dumps(kept, indent=2), encoding="utf-8")
+
+
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
     """Copy a checkpoint into an archive's folder."""
     weights = None if with_weights else shutil.ignore_patterns("*.safetensors*")
     shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
 
 
-def _link(source: Path, files: Iterable[Path], folder: Path) -> None:
+def _link(source: Path, files: Iterable[Path], folder: Path, inner: str) -> None:
+    """Link files into a folder; those of the transformer's own folder are in the folder itself."""
     for path in files:
-        link = folder / path.relative_to(source)
+        name = path.relative_to(source)
+        link = folder / (name.relative_to(inner) if inner and name.is_relative_to(inner) else name)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path.resolve())
+    if inner:
+        first, *others = json.loads((source / MODULES).read_text(encoding="utf-8"))
+        (folder / MODULES).unlink()
+        (folder / MODULES).write_text(json.dumps([{**first, "path": ""}, *others]), encoding="utf-8")
+
+
+def _find_transformer(source: Path) -> str:
+    """Return the transformer's own folder in the layout of old sentence-transformers, `0_Transformer`; else ""."""
+    try:
+        name = str(json.loads((source / MODULES).read_text(encoding="utf-8"))[0]["path"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    is_inner = Path(name).name == name and not (source / "config.json").exists()
+    return name if is_inner and (source / name / "config.json").is_file() else ""
 
 
 def _download(model: ModelEntry, origin: Source, *, with_weights: bool) -> Path:

@@ -12,20 +12,21 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 
 import yaml
 
+from deploy.yaml_text import parse_yaml
 from handlers.errors import InvalidConfig
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 SUFFIXES = (".mar", ".zip", ".tar.gz", ".tgz")
-# Bounds of an archive: files, bytes of all files, and of a file as a multiple of its compressed bytes (DEFLATE itself
-# reaches 1032, and weights do not compress).
+# Bounds of an archive: files, bytes of all files, and those of each and of all as a multiple of the compressed bytes
+# (DEFLATE itself reaches 1032, and weights do not compress).
 MOST_FILES = 10_000
 MOST_BYTES = 32 * 2**30
 MOST_INFLATION = 200
-# A file below this size may be inflated by any factor, such as an empty vocabulary.
+# Bytes that may be inflated by any factor, such as an empty vocabulary.
 SMALL_BYTES = 2**20
 # Bytes of a manifest or of settings.
 MOST_SETTINGS_BYTES = 2**20
@@ -38,6 +39,17 @@ class Member(NamedTuple):
     size: int
     packed: int
     source: Any
+
+
+class Header(tarfile.TarInfo):
+    """A header of a member; tarfile reads those without a file, such as long names, into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.size > SMALL_BYTES and not found.isreg():
+            raise InvalidConfig(f"{found.name!r} has a header of {found.size} bytes; at most {SMALL_BYTES} are read")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +104,24 @@ def unpack(path: Path, folder: Path) -> OldArchive:
         InvalidConfig: it is not an archive of TorchServe, or a member's path, kind or size is not accepted.
     """
     try:
+        packed = path.stat().st_size
         if path.is_dir():
             _copy(path, folder)
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                _write(archive.open, _zip_members(archive), folder)
-        elif tarfile.is_tarfile(path):
-            with tarfile.open(path) as tar:
-                _write(tar.extractfile, _tar_members(tar, path.stat().st_size), folder)
+                _write(archive.open, _zip_members(archive), folder, packed)
         else:
-            raise InvalidConfig(f"not a valid archive: expected {', '.join(SUFFIXES)} or a folder")
+            # Only gzip: other compressions need memory that the file chooses.
+            with tarfile.open(path, "r:gz", tarinfo=Header) as tar:
+                _write(tar.extractfile, _tar_members(tar, packed), folder, packed)
         return _read(folder)
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:
-        raise InvalidConfig(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from None
+    except tarfile.ReadError as error:
+        kinds = f"expected {', '.join(SUFFIXES)} or a folder"
+        raise InvalidConfig(f"{path}: not a valid archive ({error}): {kinds}") from None
+    except Exception as error:
+        raise InvalidConfig(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _read(folder: Path) -> OldArchive:
@@ -118,7 +133,7 @@ def _read(folder: Path) -> OldArchive:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("handler"), str):
         raise InvalidConfig(f"{MANIFEST}: expected model.handler, the name of its handler")
     name = PurePosixPath(str(manifest.get("configFile", ""))).name
-    config = _parse(name, archive.read_text(name), yaml.safe_load) if name and (folder / name).is_file() else {}
+    config = _parse(name, archive.read_text(name), parse_yaml) if name and (folder / name).is_file() else {}
     return OldArchive(folder, manifest, config)
 
 
@@ -138,21 +153,23 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[Member]:
     for each in archive.infolist():
         if stat.S_ISLNK(each.external_attr >> 16):
             raise InvalidConfig(f"{each.filename!r} is a link; expected files and folders")
+        if each.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise InvalidConfig(f"{each.filename!r} has compression {each.compress_type}; expected DEFLATE or none")
         if not each.is_dir():
             yield Member(each.filename, each.file_size, each.compress_size, each)
 
 
-def _tar_members(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
+def _tar_members(archive: tarfile.TarFile, packed: int) -> Iterator[Member]:
     for each in archive:
         if not (each.isfile() or each.isdir()):
             raise InvalidConfig(f"{each.name!r} is a link or a device; expected files and folders")
         if each.isfile():
             # torch-model-archiver puts everything into a folder of the model's name.
             name = each.name.removeprefix("./")
-            yield Member(name.partition("/")[2] or name, each.size, size, each)
+            yield Member(name.partition("/")[2] or name, each.size, packed, each)
 
 
-def _write(open_member: Any, members: Iterator[Member], folder: Path) -> None:
+def _write(open_member: Any, members: Iterator[Member], folder: Path, packed: int) -> None:
     total = 0
     for number, member in enumerate(members, 1):
         parts = PurePosixPath(member.name).parts
@@ -161,10 +178,10 @@ def _write(open_member: Any, members: Iterator[Member], folder: Path) -> None:
         total += member.size
         if number > MOST_FILES or total > MOST_BYTES:
             raise InvalidConfig(f"at most {MOST_FILES} files of {MOST_BYTES} bytes together are unpacked")
-        if member.size > SMALL_BYTES and member.size > MOST_INFLATION * member.packed:
-            raise InvalidConfig(
-                f"{member.name!r} grows from {member.packed} to {member.size} bytes when it is unpacked"
-            )
+        for size, source, name in ((member.size, member.packed, repr(member.name)), (total, packed, "the archive")):
+            if size > SMALL_BYTES and size > MOST_INFLATION * source:
+                limit = f"more than {MOST_INFLATION}-fold"
+                raise InvalidConfig(f"{name} grows from {source} to {size} bytes when it is unpacked, {limit}")
         if member.size > shutil.disk_usage(folder).free:
             raise InvalidConfig(f"{member.name!r} has {member.size} bytes, more than are free on the disk")
         path = folder.joinpath(*parts)

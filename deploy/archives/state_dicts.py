@@ -4,16 +4,15 @@ file -> mappings, lists and tensors, without running code -> the state dict amon
 """
 
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
+from deploy.archives.pickles import Claim, InvalidPickle, read_tensors
 from deploy.archives.sources import WeightsUnavailable
 from deploy.models import ModelEntry
 
@@ -23,74 +22,65 @@ StateDict = dict[str, torch.Tensor]
 WRAPPERS = re.compile(r"^module\.|\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 # Other weights of a training program's module: AveragedModel's counter, and losses with class weights.
 TRAINING = ("n_averaged", "criterion.", "loss.", "loss_fn.")
-# NumPy's numbers and arrays, such as the best accuracy, and their constructors, which read only bytes.
-NUMBERS: list[Any] = [np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.empty(0).__reduce__()[0]]
-NUMBERS += {type(np.dtype(code)) for code in np.typecodes["All"]}
+# Levels of mappings above a state dict, and characters of a weight's name.
+MOST_LEVELS = 8
+MOST_CHARACTERS = 500
 
 
 def read_state(model: ModelEntry, path: Path, expected: Collection[str]) -> StateDict:
-    """Read the weights of one network.
-
-    Args:
-        model: the entry of the list.
-        path: a file of safetensors or of torch.save.
-        expected: the network's own names, which find it among others, and its prefix; empty if they are not known.
-
-    Raises:
-        WeightsUnavailable: the file contains no state dict, or more than one network; the message has the remedy.
-    """
+    """Read the weights of one network, found by its own names, if known; WeightsUnavailable has the remedy."""
     try:
-        loaded = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
+        if path.suffix == ".safetensors":
+            return _choose(safetensors.torch.load_file(path), expected)
+        return read_tensors(path, lambda loaded: _choose(loaded, expected))
+    except WeightsUnavailable as error:
+        raise WeightsUnavailable(f"{model.name}: {path} {error}") from None
+    except InvalidPickle as error:
+        raise WeightsUnavailable(f"{model.name}: {path}: {error}") from None
     except Exception as error:
         raise WeightsUnavailable(
             f"{model.name}: {path} is not a whole file of PyTorch or safetensors ({type(error).__name__}), or it "
             "contains code, which is never run; save model.state_dict() with torch.save"
         ) from error
+
+
+def _choose(loaded: Any, expected: Collection[str]) -> dict[str, Any]:
+    """Choose the state dict that fits the expected names best."""
     found = {key: _unwrap(state, expected) for key, state in _find_state_dicts(loaded).items()}
     fits = {key: sum(name in state for name in expected) for key, state in found.items()}
     best = [key for key, count in fits.items() if count == max(fits.values())]
     if not best:
-        reason = (
+        raise WeightsUnavailable(
             "is not a state dict: it contains no mapping of names to tensors; save model.state_dict(), not the model"
         )
-        raise WeightsUnavailable(f"{model.name}: {path} {reason}")
     if len(best) > 1:
-        reason = f"contains several networks: {', '.join(best)}; save the state dict of the one to serve"
-        raise WeightsUnavailable(f"{model.name}: {path} {reason}")
+        raise WeightsUnavailable(
+            f"contains several networks: {', '.join(best[:4])}; save the state dict of the one to serve"
+        )
     return found[best[0]]
 
 
-class _Skipped:
-    """An empty mapping in place of an object whose class is not imported, such as a program's own settings."""
-
-    def __new__(cls, *arguments: object) -> Any:  # noqa: ARG004
-        return OrderedDict()
-
-
-def _unpickle(path: Path) -> Any:
-    with torch.serialization.safe_globals(NUMBERS):
-        skipped: list[Any] = []
-        with suppress(ValueError):  # not a ZIP file, as PyTorch wrote before 1.6: nothing is skipped
-            skipped += [(_Skipped, name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(path)]
-        with torch.serialization.safe_globals(skipped):
-            return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _find_state_dicts(loaded: Any) -> dict[str, StateDict]:
-    """Find the state dicts nearest to the top of a checkpoint, by their keys."""
-    level, found = {"": loaded}, dict[str, StateDict]()
-    while level and not found:
-        level = {key: value for key, value in level.items() if isinstance(value, Mapping)}
+def _find_state_dicts(loaded: Any) -> dict[str, dict[str, Any]]:
+    """Find the state dicts nearest to the top of a checkpoint, by their keys; each mapping is searched once."""
+    level: dict[tuple[str, ...], Any] = {(): loaded}
+    seen, found = set[int](), dict[str, dict[str, Any]]()
+    for _ in range(MOST_LEVELS):
+        level = {key: value for key, value in level.items() if isinstance(value, Mapping) and id(value) not in seen}
+        seen |= {id(value) for value in level.values()}
         for key, value in level.items():
-            tensors = {name: tensor.detach() for name, tensor in value.items() if isinstance(tensor, torch.Tensor)}
+            named = {str(name): each for name, each in value.items() if isinstance(each, torch.Tensor | Claim)}
+            tensors = {name: each for name, each in named.items() if len(name) <= MOST_CHARACTERS}
             # A network's names have dots; those of an optimizer's state have none.
-            if any("." in str(name) for name in tensors):
-                found[key] = tensors
-        level = {f"{key}.{name}".lstrip("."): inner for key, value in level.items() for name, inner in value.items()}
+            if any("." in name for name in tensors):
+                found[".".join(key)] = tensors
+        if found:
+            break
+        once = {id(value): (key, value) for key, value in level.items()}.values()
+        level = {(*key, str(name)): inner for key, value in once for name, inner in value.items()}
     return found
 
 
-def _unwrap(state: StateDict, expected: Collection[str]) -> StateDict:
+def _unwrap(state: dict[str, Any], expected: Collection[str]) -> dict[str, Any]:
     """Remove wrappers' names, and the prefix under which most of the expected names are found."""
     plain = {WRAPPERS.sub("", name): tensor for name, tensor in state.items() if not name.startswith(TRAINING)}
     starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in plain}
@@ -101,6 +91,6 @@ def _unwrap(state: StateDict, expected: Collection[str]) -> StateDict:
     prefix, *others = [prefix for prefix, count in counts.items() if count == most]
     named = {name.removeprefix(prefix): tensor for name, tensor in plain.items()}
     if others or len(named) < len(plain):
-        names = ", ".join([prefix, *others])
-        raise WeightsUnavailable(f"the weights contain several networks, under {names}; save the one to serve")
+        names = ", ".join([prefix, *others[:3]])
+        raise WeightsUnavailable(f"has weights that contain several networks, under {names}; save the one to serve")
     return named

@@ -87,7 +87,7 @@ class Models:
         answer = await self._replicas[name]("", {METADATA_HEADER: "1"}, b"", "")
         metadata = json.loads(answer.body) if answer is not None and answer.status == 200 else None
         version = str(metadata["version"] or "") if metadata else ""
-        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True)
+        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True, was_ready=True)
         return ServedModel(name, {version: ServedVersion(version, {"serve": replica}, metadata)}, version)
 
 

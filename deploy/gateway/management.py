@@ -10,6 +10,7 @@ its API, which is read from the node's key file each time.
 import asyncio
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -32,6 +33,8 @@ METADATA_S = 60.0
 RESPONSE_BYTES = 8 << 20
 # The `type` in the response of a node that is about to end (deploy.container).
 DRAINING = "Draining"
+# The `type` of TorchServe's 503 for a batch whose handler raised an exception.
+RAISED = "InternalServerException"
 # Concurrent requests to a node.
 CONCURRENCY = 4
 
@@ -130,7 +133,7 @@ async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> di
 async def _get(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
     """Return a document of the management API; None for a 404."""
     status, document = await ask(session, node, path)
-    if status == 503 and isinstance(document, dict) and document.get("type") == DRAINING:
+    if status == 503 and _get_type(document) == DRAINING:
         raise NodeDraining
     if status not in (200, 404):
         raise NodeFailed(f"GET {path.partition('?')[0]}: {status}")
@@ -163,13 +166,19 @@ def _read_replica(document: Mapping[str, Any], default: str) -> Replica:
 async def fetch_metadata(
     session: aiohttp.ClientSession, node: Node, model: str, version: str
 ) -> Mapping[str, Any] | None:
-    """Ask a version for its inputs and outputs; None from a handler of another project."""
+    """Ask a version for its inputs and outputs; None from a handler of another project, which rejects the question."""
     path = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
     headers = {"X-Model-Metadata": "1"}
     status, document = await ask(session, node, path, timeout_s=METADATA_S, api="inference", headers=headers)
-    if status >= 500:
+    # TorchServe answers so if a handler raises an exception; other failures may pass.
+    is_raised = status == HTTPStatus.SERVICE_UNAVAILABLE and _get_type(document) == RAISED
+    if not is_raised and (status >= 500 or status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)):
         raise NodeFailed(str(status))
     return document if status == 200 and _is_metadata(document) else None
+
+
+def _get_type(document: Any) -> Any:
+    return document.get("type") if isinstance(document, dict) else None
 
 
 def _is_metadata(document: Any) -> bool:

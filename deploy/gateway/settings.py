@@ -11,6 +11,7 @@ import json
 import logging
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,11 @@ logger = logging.getLogger(__name__)
 CONFIG = ROOT / "deploy" / "gateway.yaml"
 # The folder of Envoy and the control process: configuration, logs, saved state.
 STATE_DIR = ROOT / ".gateway"
+# A file of that folder: the gateway has had keys since its start. Without keys it then needs `keys: none`.
+KEYED = "keyed"
+NO_KEYS = "none"
+# Seconds after a file's change in which its time may not show another change.
+RECENT_S = 2.0
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -164,18 +170,25 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
     secret = ROOT / settings.key_file if settings.key_file else path
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
+    if settings.keys and not secret.read_bytes().endswith(b"\n"):
+        # A file that is cut inside a key contains a shorter key.
+        raise InvalidConfig(f"{secret.name}: its last line is incomplete: end the file with a newline")
     return settings
 
 
 def _read_document(path: Path) -> Any:
-    """Parse the settings, with the keys of `key_file` as `keys`."""
+    """Parse the settings, with the keys of `key_file` as `keys`; `keys: none` are none."""
     document = parse_yaml(path) or {}
-    if isinstance(document, dict) and isinstance(name := document.get("key_file"), str):
+    if not isinstance(document, dict):
+        return document
+    if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
         if not (keys := parse_yaml(ROOT / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
+    elif document.get("keys") == NO_KEYS:
+        document["keys"] = []
     return document
 
 
@@ -204,11 +217,20 @@ def resolve_host(host: str) -> list[str]:
     return sorted(addresses[socket.AF_INET] or addresses[socket.AF_INET6])
 
 
+class Reduced(InvalidConfig):
+    """The settings lack a section that they had at the last read."""
+
+
 class Configuration:
     """Settings and nodes, followed through changes of their files."""
 
     def __init__(
-        self, config: Path, nodes_file: Path, known: Sequence[Node] = (), resolve: Resolver = resolve_host
+        self,
+        config: Path,
+        nodes_file: Path,
+        known: Sequence[Node] = (),
+        resolve: Resolver = resolve_host,
+        state_dir: Path | None = None,
     ) -> None:
         """Read nothing yet; `known` are the nodes until the name of `discover` is resolved."""
         self._config, self._nodes_file, self._resolve = config, nodes_file, resolve
@@ -219,10 +241,16 @@ class Configuration:
         # Whether a file that cannot be applied may have other keys.
         self.is_shut = False
         self._logged = ""
+        self._keyed = None if state_dir is None else state_dir / KEYED
+        # The settings as last parsed, with the times and sizes of their files.
+        self._parsed: tuple[Any, GatewaySettings] | None = None
+        # The sections that gateway.yaml had, and its content without some of them, when it was first seen.
+        self._sections: set[str] = set()
+        self._reduced: bytes | None = None
 
     def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
         """Read both; with `discover` this may block for as long as a name server takes."""
-        settings, nodes = read_settings(self._config), self._nodes
+        settings, nodes = self.parse(), self._nodes
         problems: list[str] = []
         if self._settings is not None and settings.ports != self._settings.ports:
             problems.append(f"{self._config.name}: ports change when the gateway is restarted")
@@ -240,13 +268,51 @@ class Configuration:
         self._settings, self._nodes = settings, nodes
         return settings, nodes
 
+    def parse(self) -> GatewaySettings:
+        """Return the settings, parsed again only if a file has changed; raise InvalidConfig for a file that is cut."""
+        before = self._stat_files()
+        if self._parsed is not None and before == self._parsed[0]:
+            return self._parsed[1]
+        content, document = self._config.read_bytes(), parse_yaml(self._config) or {}
+        sections = {*document} if isinstance(document, dict) else set()
+        if (lost := self._sections - sections) and content != self._reduced:
+            # An editor may have emptied the file before it writes: its content must be equal at the next read.
+            self._reduced = content
+            raise Reduced(f"{self._config.name}: has no {', '.join(sorted(lost))} any more; read again in a second")
+        settings = read_settings(self._config)
+        if settings.keys or document.get("keys") == NO_KEYS:
+            self._mark(has_keys=bool(settings.keys))
+        elif self._has_had_keys():
+            raise InvalidConfig(
+                f"{self._config.name}: has no keys any more; `keys: {NO_KEYS}` or a restart removes them"
+            )
+        self._sections, self._reduced = sections, None
+        self._parsed = (before, settings) if before == self._stat_files() else None
+        return settings
+
+    def _stat_files(self) -> Any:
+        """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
+        named = self._parsed[1].key_file if self._parsed else None
+        found = [path.stat() for path in (self._config, *([ROOT / named] if named else []))]
+        if time.time() - max(each.st_mtime for each in found) < RECENT_S:
+            return object()
+        return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]
+
+    def _has_had_keys(self) -> bool:
+        return bool(self._settings and self._settings.keys) or (self._keyed is not None and self._keyed.exists())
+
+    def _mark(self, *, has_keys: bool) -> None:
+        if self._keyed is not None and self._keyed.exists() != has_keys:
+            self._keyed.touch() if has_keys else self._keyed.unlink()
+
     def read_changes(self) -> tuple[GatewaySettings, tuple[Node, ...]] | None:
         """Read both; None without a change, or after a failure, which is logged."""
         before = self._settings, self._nodes
         try:
             after = self.read()
         except (InvalidConfig, OSError) as error:
-            self.problem, self.is_shut = f"{error}; the previous settings stay", self._may_change_keys()
+            self.problem = f"{error}; the previous settings stay"
+            self.is_shut = self.is_shut if isinstance(error, Reduced) else self._may_change_keys()
             self._log(self.problem)
             return None
         self.problem, self.is_shut = "", False
@@ -262,7 +328,7 @@ class Configuration:
             keys = {(each["client"], each["key"]) for each in _read_document(self._config).get("keys") or ()}
         except (InvalidConfig, OSError, LookupError, TypeError, AttributeError):
             return True
-        return bool(keys) and keys != before
+        return keys != before
 
     def _log(self, problem: str) -> None:
         """Log a problem once, until it changes."""

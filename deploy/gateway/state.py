@@ -33,6 +33,10 @@ class Replica:
     # Worker -> its last process id.
     processes: Mapping[str, int] = field(default_factory=dict, compare=False)
     restarts: int = field(default=0, compare=False)
+    # Whether it has been READY since its registration.
+    was_ready: bool = field(default=False, compare=False)
+    # Whether its handler rejects the question for metadata: another project's.
+    is_foreign: bool = field(default=False, compare=False)
     # Requests in TorchServe's queue; None if the node does not answer.
     queued: int | None = field(default=None, compare=False)
 
@@ -122,9 +126,16 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a node answers, and every version is ready; a fleet without models is ready."""
+        """Whether a node answers, and every version that was READY is ready; a fleet without models is ready.
+
+        A version that is registered or rolled out counts once it was READY, unless no version was.
+        """
         versions = [version for model in self.models.values() for version in model.versions.values()]
-        return self.is_up and not self.problem and all(map(self.is_version_ready, versions))
+        counted = [
+            each for each in versions if any(found.was_ready or found.is_ready for found in each.replicas.values())
+        ]
+        is_started = bool(counted) or not versions
+        return self.is_up and not self.problem and is_started and all(map(self.is_version_ready, counted))
 
     def is_version_ready(self, version: ServedVersion) -> bool:
         """Return whether a version has a READY worker on a node that does not drain."""

@@ -9,9 +9,10 @@ route before it has seen that the model no longer exists.
 """
 
 import asyncio
+import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,6 @@ T = TypeVar("T")
 # Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
 POLL_S = 2.0
 # Seconds until a version is asked again for its metadata.
-REFUSED_S = 60.0  # after a refusal
 FAILED_S = 5.0  # without a response
 OUTPUTS_S = 5.0  # without outputs: a user's function that declares no outputs knows them after its first run
 
@@ -78,10 +78,12 @@ class Watch:
         async with self._polling:
             problem = ""
             try:
-                was_restoring = self._is_restoring()
+                pending = self._read_pending()
                 found, faults = await list_models(self._session, self.node)
-                missing = self._find_missing(found, was_restoring or self._is_restoring())
-                found = {key: _count_restarts(self.models.get(key), replica) for key, replica in found.items()}
+                # A restoration may begin or end meanwhile.
+                later = self._read_pending()
+                missing = self._find_missing(found, None if pending is None or later is None else {*pending, *later})
+                found = {key: _keep_history(self.models.get(key), replica) for key, replica in found.items()}
                 self.models = {**found, **missing}
                 for name in faults.keys() - self._faults:
                     logger.error("%s: %r is not served: its name %s", self.node.name, name, faults[name])
@@ -106,24 +108,29 @@ class Watch:
             self.models = {key: replica for key, replica in self.models.items() if key not in removed}
             self._ask_new()
 
-    def _is_restoring(self) -> bool | None:
-        """Return whether the node still restores its models; None if it does not report that."""
+    def _read_pending(self) -> Collection[tuple[str, str]] | None:
+        """Return the versions that the node has not restored; None if it does not report that."""
         if (name := self.node.restore_file) is not None and Path(name).with_name(STARTED).exists():
-            return Path(name).exists()
+            try:
+                return {(each["model"], each["version"]) for each in json.loads(Path(name).read_bytes())}
+            except FileNotFoundError:
+                return set()
+            except (OSError, ValueError, LookupError, TypeError):
+                return set(self.models)
         # A node in a container lists its models when all are restored (deploy.container.envoy).
-        return False if self.node.inference == self.node.management else None
+        return set() if self.node.inference == self.node.management else None
 
-    def _find_missing(self, found: Models, is_restoring: bool | None) -> Models:
+    def _find_missing(self, found: Models, pending: Collection[tuple[str, str]] | None) -> Models:
         """Return the versions that the node had, and has not restored since its restart."""
         absent = {key: replica for key, replica in self.models.items() if key not in found}
-        if is_restoring is None:
+        if pending is None:
             # It has restarted if it was unreachable, and no worker has its former process.
             kept = [key for key in self.models if key in found]
             is_same = any(found[key].processes.items() & self.models[key].processes.items() for key in kept)
             is_new = self._was_unreachable and not is_same
             absent = {key: replica for key, replica in absent.items() if is_new or replica.is_missing}
-        elif not is_restoring:
-            absent = {}
+        else:
+            absent = {key: replica for key, replica in absent.items() if key in pending}
         return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in absent.items()}
 
     def close(self) -> None:
@@ -147,37 +154,47 @@ class Watch:
             self.metadata.pop(key, None)
         for key, replica in self.models.items() if self.is_up else ():
             generation, task = self._questions.get(key, (None, None))
-            if replica.ready_workers and generation != replica.generation:
+            if replica.ready_workers and generation != replica.generation and not replica.is_foreign:
                 if task is not None:
                     task.cancel()
                 self._questions[key] = replica.generation, asyncio.create_task(self._ask(*key))
 
     async def _ask(self, model: str, version: str) -> None:
-        """Ask a version for its metadata until it declares its outputs."""
+        """Ask a version for its metadata until it declares its outputs, or shows that its handler has none."""
+        key = model, version
         while True:
             retry_s = FAILED_S
-            if self.is_up and self.models[model, version].ready_workers:
+            if self.is_up and self.models[key].ready_workers:
                 try:
                     found = await fetch_metadata(self._session, self.node, model, version)
                     if found is None:
-                        self.metadata.pop((model, version), None)
+                        # To another project's handler the question is an input that fails its whole batch: ask once.
+                        self.models = {**self.models, key: replace(self.models[key], is_foreign=True)}
+                        self.metadata.pop(key, None)
                     else:
-                        self.metadata[model, version] = found
+                        self.metadata[key] = found
                     self._changed()
-                    if found and found["outputs"]:
+                    if found is None or found["outputs"]:
                         return
-                    retry_s = REFUSED_S if found is None else OUTPUTS_S
+                    retry_s = OUTPUTS_S
                 except NodeFailed as error:
                     logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
             await asyncio.sleep(retry_s)
 
 
-def _count_restarts(before: Replica | None, now: Replica) -> Replica:
-    """Return a replica with its restarts since the previous poll."""
+def _keep_history(before: Replica | None, now: Replica) -> Replica:
+    """Return a replica with the history of the previous polls: restarts, whether it was READY, and its handler."""
     if before is None:
-        return now
+        return replace(now, was_ready=now.is_ready)
     others = sum(before.processes.get(worker, pid) != pid for worker, pid in now.processes.items())
-    return replace(now, processes={**before.processes, **now.processes}, restarts=before.restarts + others)
+    return replace(
+        now,
+        processes={**before.processes, **now.processes},
+        restarts=before.restarts + others,
+        was_ready=before.was_ready or now.is_ready,
+        # The archive's URL comes first.
+        is_foreign=before.is_foreign and before.generation[:1] == now.generation[:1],
+    )
 
 
 def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:

@@ -102,7 +102,7 @@ def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
         move.files = {
             each: archive.folder / each
             for each in archive.files()
-            if (archive.folder / each) != own and each != config_file
+            if (archive.folder / each) != own and each not in (config_file, "model-config.yaml")
         }
         move.notes = [f"complete {file}: BATCHING marks each decision; a build runs the old code in it"]
     else:

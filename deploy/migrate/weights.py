@@ -3,16 +3,14 @@
 state dict, or the pickle of a TorchScript file -> read_weights -> tensors by name -> find_arch -> "resnet18"
 """
 
-import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torchvision
 
+from deploy.archives.pickles import Claim, Instance, InvalidPickle, read_tensors
 from deploy.archives.state_dicts import StateDict, read_state
 from deploy.archives.weights import read_shapes
 from deploy.models import ModelEntry
@@ -20,74 +18,43 @@ from handlers.errors import InvalidConfig
 from handlers.vision.pixel_classifier import WITHOUT_HEADS
 from handlers.vision.pixel_network import AUXILIARY
 
-# TorchScript's names of the types of tensors.
-STORAGES = {
-    **{"FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16},
-    **{"BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32},
-    **{"ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool},
-}
+# Modules and tensors of a program, and characters of a tensor's name.
+MOST_MODULES = 20_000
+MOST_CHARACTERS = 500
 
 
 def read_weights(model: ModelEntry, path: Path) -> StateDict:
-    """Read a state dict, or the parameters and buffers of a TorchScript program.
-
-    Raises:
-        WeightsUnavailable: it is a pickle of anything else than tensors.
-        InvalidConfig: the program's file is damaged, or has objects other than modules and tensors.
-    """
-    if not zipfile.is_zipfile(path):
+    """Read a state dict, or a TorchScript program's tensors; WeightsUnavailable or InvalidConfig without them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_script = any("/code/" in name for name in archive.namelist())
+    except Exception:
+        # Another format, or damaged, as its reader then says.
+        is_script = False
+    if not is_script:
         return read_state(model, path, ())
-    with zipfile.ZipFile(path) as archive:
-        roots = {name.partition("/")[0] for name in archive.namelist()}
-        if len(roots) != 1 or not any("/code/" in name for name in archive.namelist()):
-            return read_state(model, path, ())
-        try:
-            found = dict(_tensors(_Reader(archive, roots.pop()).load()))
-        except Exception as error:
-            raise InvalidConfig(f"{path.name}: its tensors cannot be read without running it: {error}") from error
+    try:
+        return read_tensors(path, _list_tensors)
+    except Exception as error:
+        raise InvalidConfig(f"{path.name}: its tensors cannot be read without running it: {error}") from error
+
+
+def _list_tensors(program: Any) -> dict[str, Claim]:
+    """List the tensors of a program's modules by name."""
+    found, waiting, count = dict[str, Claim](), [("", program)], 0
+    while waiting:
+        prefix, module = waiting.pop()
+        if not isinstance(getattr(module, "state", None), dict):
+            raise InvalidPickle(f"{prefix or 'its first object'} is not a module")
+        for name, value in module.state.items():
+            count += 1
+            if count > MOST_MODULES or len(prefix) > MOST_CHARACTERS:
+                raise InvalidPickle(f"its modules have more than {MOST_MODULES} attributes, or contain themselves")
+            if isinstance(value, Instance) and value.name.startswith("__torch__"):
+                waiting.append((f"{prefix}{name}.", value))
+            elif isinstance(value, Claim):
+                found[f"{prefix}{name}"] = value
     return found
-
-
-class _Module:
-    """Replaces every class of a program, and keeps only the attributes in the file."""
-
-    attributes: Mapping[str, Any]
-
-    def __setstate__(self, state: Any) -> None:
-        self.attributes = state if isinstance(state, dict) else {}
-
-
-class _Reader(pickle.Unpickler):
-    """Reads the pickle of a TorchScript file: modules, tensors and lists; any other object is an error."""
-
-    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
-        super().__init__(archive.open(f"{root}/data.pkl"))
-        self._archive, self._root = archive, root
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("__torch__"):
-            return _Module
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            # PyTorch checks that size and stride are within the storage.
-            return lambda storage, offset, size, stride, *_: storage.as_strided(size, stride, offset)
-        if module == "torch" and name in STORAGES:
-            return STORAGES[name]
-        if module == "torch.jit._pickle" or (module, name) == ("collections", "OrderedDict"):
-            return lambda *values: values[0] if values else {}
-        raise pickle.UnpicklingError(f"it contains {module}.{name}")
-
-    def persistent_load(self, key: Any) -> torch.Tensor:
-        _, dtype, name, _, count = key
-        data = bytearray(self._archive.read(f"{self._root}/data/{name}"))
-        return torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
-
-
-def _tensors(module: Any, prefix: str = "") -> Iterable[tuple[str, torch.Tensor]]:
-    for name, value in module.attributes.items():
-        if isinstance(value, _Module):
-            yield from _tensors(value, f"{prefix}{name}.")
-        elif isinstance(value, torch.Tensor):
-            yield f"{prefix}{name}", value.clone()
 
 
 def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
@@ -107,7 +74,8 @@ def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
         if known.keys() != own.keys():
             continue
         two, three = (read_shapes(name, num_classes=count, **options) for count in (2, 3))
-        if all(own[key] == shape or two[key] != three[key] for key, shape in known.items()):
+        # The number of classes is the first dimension of a head, and no other.
+        if all(own[key][two[key] != three[key] :] == shape[two[key] != three[key] :] for key, shape in known.items()):
             return str(name)
     return None
 

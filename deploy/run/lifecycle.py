@@ -38,13 +38,19 @@ def start_node(local: LocalNode) -> None:
             if (death := server.describe_death()) is not None:
                 warn(f"{local.title}: {death}", "It is started again.")
             pending = record.begin()
+            if record.is_damaged:
+                reason = "it restores an older record; later changes are lost: register what is missing again"
+                warn(f"{local.title}: the snapshots of its models are not readable, as after a power cut", reason)
             with step(f"{local.title}: starting"):
                 server.start()
+        lost = []
         # Without the model API the configuration names all models.
         if server.settings.has_model_api:
-            for line in restore(local, pending):
+            for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
-        record.finish()
+                lost += [] if is_registered else [each]
+        # The gateway answers 503 for a lost version, and the next start tries it again.
+        record.finish(lost)
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:

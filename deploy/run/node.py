@@ -95,5 +95,9 @@ def replace_file(path: Path, text: str) -> None:
     """Write a file atomically: concurrent readers see the old content or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(text, encoding="utf-8")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        # After a power cut, too.
+        os.fsync(file.fileno())
     new.replace(path)

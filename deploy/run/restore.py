@@ -5,7 +5,8 @@
 
 TorchServe is started with a configuration file (-f), so it never reads a snapshot itself: a snapshot would replace the
 configuration, and TorchServe would serve nothing if one archive were missing. Each start begins with no snapshots, so
-restore.json contains the registrations that are not restored yet.
+restore.json contains the registrations that are not restored yet. restored.json keeps those of the last start: a power
+cut may leave snapshots empty, and null in restore.json then stands for versions that nothing names.
 """
 
 import json
@@ -50,7 +51,10 @@ class Record:
     def __init__(self, local: LocalNode) -> None:
         self._mark = local.folder / STARTED
         self._pending = local.folder / RESTORE
+        self._older = local.folder / "restored.json"
         self._snapshots = local.server.logs / "config"
+        # Whether snapshots were lost, with more than the change that TorchServe had not confirmed.
+        self.is_damaged = False
 
     def exists(self) -> bool:
         """Return whether the node was started, and not stopped by a command since."""
@@ -59,7 +63,8 @@ class Record:
     def begin(self) -> list[Registration]:
         """Before a start, return the registrations to restore, and keep them until `finish`."""
         found = self.read() if self.exists() else []
-        replace_file(self._pending, json.dumps([asdict(each) for each in found], indent=1))
+        for path in (self._pending, self._older):
+            replace_file(path, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
             path.unlink(missing_ok=True)
         self._mark.touch()
@@ -74,31 +79,39 @@ class Record:
 
     def read_pending(self) -> list[Registration]:
         """Return the registrations that are not restored yet."""
-        try:
-            return [Registration(**each) for each in json.loads(self._pending.read_text())]
-        except (OSError, ValueError, TypeError):
-            return []
+        return _read(self._pending)
 
-    def finish(self) -> None:
-        """End the restoration: from now on TorchServe's snapshots are the record."""
-        self._pending.unlink(missing_ok=True)
+    def finish(self, lost: Sequence[Registration] = ()) -> None:
+        """End the restoration, except of `lost` versions; TorchServe's snapshots are the record of all others."""
+        unknown = [None] if self.is_damaged else []
+        if lost or unknown:
+            replace_file(self._pending, json.dumps([*(asdict(each) for each in lost), *unknown], indent=1))
+        else:
+            self._pending.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the record of a node that a command stops."""
-        self._mark.unlink(missing_ok=True)
-        self.finish()
-        for path in self._files():
+        for path in (self._mark, self._pending, self._older, *self._files()):
             path.unlink(missing_ok=True)
 
     def _read_last(self) -> list[Registration]:
-        for path in reversed(self._files()):
+        for number, path in enumerate(reversed(self._files())):
             if (found := parse_snapshot(path.read_text(encoding="utf-8", errors="replace"))) is not None:
                 return found
-        return []
+            self.is_damaged = number > 0
+        self.is_damaged = bool(self._files())
+        return _read(self._older) if self.is_damaged else []
 
     def _files(self) -> list[Path]:
         """Return the snapshots, oldest first, by modification time, since their names contain local time."""
         return sorted(self._snapshots.glob("*.cfg"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _read(path: Path) -> list[Registration]:
+    try:
+        return [Registration(**each) for each in json.loads(path.read_text()) if each]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def parse_snapshot(snapshot: str) -> list[Registration] | None:
@@ -129,8 +142,8 @@ def parse_snapshot(snapshot: str) -> list[Registration] | None:
         return None
 
 
-def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
-    """Register versions again, and yield a line for each: that it is restored, or why not."""
+def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[str, bool]]:
+    """Register versions again; yield a line for each, and whether the node has it."""
     management = local.server.management
     logs = [WorkerLog(local.server.logs / "model_log.log", each.model, each.version) for each in wanted]
     problems = [_register(local, each) for each in wanted]
@@ -138,7 +151,8 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
         if each.is_default and problem is None and management.describe(each.model)["modelVersion"] != each.version:
             management.set_default(each.model, each.version)
 
-    def line(each: Registration, problem: str | None, log: WorkerLog) -> str:
+    def line(each: Registration, problem: str | None, log: WorkerLog) -> tuple[str, bool]:
+        is_registered = problem is None
         if problem is None and each.min_workers > 0:
             try:
                 wait_loaded(management, each.model, log, each.version)
@@ -146,9 +160,9 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[str]:
                 problem = error.message
         name = f"{local.name}: {each.model} {each.version}"
         if problem is not None:
-            return f"{name} is not restored: {problem}"
+            return f"{name} is not restored: {problem}", is_registered
         batch = f"batch_size {each.batch_size}, max_batch_delay {each.max_batch_delay_ms} ms"
-        return f"{name}: restored, {batch}, workers {each.min_workers}"
+        return f"{name}: restored, {batch}, workers {each.min_workers}", True
 
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
         yield from pool.map(line, wanted, problems, logs)

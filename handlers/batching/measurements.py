@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.engines import available_threads
+from handlers.engines.compilation import cache_dir
 from handlers.pipeline.task import Task
 
 # Linux's description of the processors.
@@ -52,8 +53,7 @@ def path_for(task: Task, key: str) -> Path:
         processor = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     identity = [task.fingerprint, key, processor, available_threads(0), *map(version, ("openvino", "torch"))]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    configured = os.environ.get("CACHE_DIR")
-    return (Path(configured) if configured else task.model_dir / ".cache") / f"measured-{name}.json"
+    return cache_dir(task.model_dir) / f"measured-{name}.json"
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from math import inf
 HOLD_S = 0.05
 # Seconds between two checks while the engine is idle: an exchange then uses none of its time.
 SOON_S = 0.02
-# Seconds of work that the frontend's thread runs itself: waking another thread, and an exchange, would take as long.
+# Seconds of work that the exchange thread runs itself: waking another thread, and an exchange, would take as long.
 QUICK_S = 0.003
-# Items that the frontend's thread always runs together, if they are that quick.
+# Items that the exchange thread always runs together, if they are that quick.
 QUICK_ITEMS = 16
 
 
@@ -70,7 +70,7 @@ class Timing:
         return -inf if state.is_all_complete else state.oldest_refusal_s + HOLD_S
 
     def most_inline(self, state: WorkerState) -> int:
-        """Return how many items the frontend's thread may run itself in one micro-batch; 0 for none.
+        """Return how many items the exchange thread may run itself in one micro-batch; 0 for none.
 
         It may if they are quick, or if a single client waits and no look is due meanwhile. It runs half of many items:
         TorchServe and their clients work while it runs the others.

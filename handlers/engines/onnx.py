@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
@@ -34,6 +37,17 @@ VERSION = b"\x08"
 WHERE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(/\S+ onnxruntime::.*?\) )?", re.S
 )
+# A part of ONNX Runtime's error, and languages whose upper and lower case are their own.
+NO_LOCALE = "Failed to construct locale"
+UNLIKE = (b"tr", b"az", b"lt")
+# The number of STRING in onnx.proto's AttributeProto.AttributeType, and fields of its messages: number and type.
+STRING = 3
+MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "Attribute": {"name": (1, "string"), "s": (4, "bytes"), "type": (20, "int32")},
+    "Node": {"op_type": (4, "string"), "attribute": (5, "Attribute")},
+    "Graph": {"node": (1, "Node")},
+    "Model": {"graph": (7, "Graph")},
+}
 # The number of BFLOAT16 in onnx.proto's TensorProto.DataType.
 BFLOAT16 = 16
 
@@ -98,19 +112,57 @@ class OnnxEngine:
 
 
 def _session(path: Path, options: Any) -> Any:
-    """Open a file; open one in a newer version of the format as the newest version that ONNX Runtime knows."""
+    """Open a file; change what only this version of ONNX Runtime, or this machine, rejects.
+
+    A newer version of the format becomes the newest known one, and a missing locale of StringNormalizer C.UTF-8, which
+    each machine has, and whose upper and lower case differ only from those of UNLIKE.
+    """
     open_with = partial(onnxruntime().InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     try:
         try:
             return open_with(str(path))
         except Exception as error:
             newest, data = NEWER.search(str(error)), path.read_bytes()
-            if newest is None or data[:1] != VERSION:
-                raise
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            return open_with(VERSION + bytes([int(newest[1])]) + data[2:])
+            if newest is not None and data[:1] == VERSION:
+                return open_with(VERSION + bytes([int(newest[1])]) + data[2:])
+            if NO_LOCALE not in str(error) or (changed := _replace_locales(data)) is None:
+                raise
+            return open_with(changed)
     except Exception as error:
         raise InvalidConfig(f"ONNX Runtime cannot read it: {_cause(error)}") from error
+
+
+def _replace_locales(data: bytes) -> bytes | None:
+    """Set the locale of each StringNormalizer to C.UTF-8; None if one has a locale of UNLIKE."""
+    model = _make_messages()["Model"].FromString(data)
+    for node in model.graph.node:
+        if node.op_type == "StringNormalizer":
+            if any(each.name == "locale" and each.s.startswith(UNLIKE) for each in node.attribute):
+                return None
+            kept = [each for each in node.attribute if each.name != "locale"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.add(name="locale", s=b"C.UTF-8", type=STRING)
+    return bytes(model.SerializeToString())
+
+
+def _make_messages() -> dict[str, Any]:
+    """Make the messages of onnx.proto with these fields; protobuf keeps all others as they are."""
+    file = FileDescriptorProto(name="onnx_locale.proto", package="onnx_locale", syntax="proto2")
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            message.field.add(
+                name=field,
+                number=number,
+                label=3 if field in ("node", "attribute") else 1,
+                type={"bytes": 12, "string": 9, "int32": 5}.get(kind, 11),
+                type_name=f".onnx_locale.{kind}" if kind in MESSAGES else None,
+            )
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"onnx_locale.{name}")) for name in MESSAGES}
 
 
 def _cause(error: Exception) -> str:

@@ -3,6 +3,8 @@
 model.xml, model-int8.xml, the processor's capabilities, the proofs -> precisions to choose from -> a compiled graph
 """
 
+import hashlib
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,8 +24,12 @@ from handlers.engines import (
     end_worker,
     stream_counts,
 )
+from handlers.engines.compilation import cache_dir, note_crash, read_crash
+from handlers.engines.cores import usable_cores
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
+
+logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
@@ -32,6 +38,8 @@ UNWRITTEN = 0xA5
 # The fewest bytes of a mark: no eight bytes of an output have this value by chance.
 LEAST_MARK = 8
 MOST_MARK = 64
+# This version ends the process with SIGFPE if it compiles rotary positions in bf16 for one thread (openvino#33300).
+CRASHES_ON_ROTARY = "2026.4."
 # The most graphs that are kept because they cannot be freed, each with a copy of the weights. With one more the worker
 # ends.
 MOST_BROKEN = 8
@@ -141,14 +149,16 @@ class OpenVinoEngine:
             raise InvalidConfig(
                 f"engine: openvino needs {graph.name}, which this archive lacks; build it with --engine openvino"
             )
-        self.precisions: Sequence[str] = (
-            candidates(capabilities, load_proofs(graph.parent), has_int8=has_int8)
-            if precision == "auto"
-            else (precision,)
-        )
-        self._precision, *_ = self.precisions
         self._has_bf16 = "BF16" in capabilities
         self._graph, self._threads = graph, available_threads(threads)
+        wanted: Sequence[str] = (precision,)
+        if precision == "auto":
+            wanted = candidates(capabilities, load_proofs(graph.parent), has_int8=has_int8)
+        self.precisions: Sequence[str] = [each for each in wanted if not self._find_crash(each, 1)]
+        if not self.precisions:
+            crash = self._find_crash(wanted[0], 1)
+            raise InvalidConfig(f"precision: {crash}; use fp32, or another number of threads")
+        self._precision, *_ = self.precisions
         self.model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
         self.stream_counts: Sequence[int] = stream_counts(self._threads)
         self.input_names = tuple(port.any_name for port in self.model.inputs)
@@ -175,7 +185,7 @@ class OpenVinoEngine:
 
     def divide(self, streams: int) -> Arrangement:
         streams = min(streams, self._threads)
-        if streams < 2:
+        if streams < 2 or self._find_crash(self._precision, streams):
             return Arrangement(self)
         compiled = self._compiled(streams, self._threads)
         one = partial(self._compiled, 1, self._threads // streams)
@@ -187,17 +197,48 @@ class OpenVinoEngine:
         whole = partial(self._compiled, 1, self._threads)
         return Stream(whole(), self.description, whole)
 
-    def _compiled(self, streams: int, threads: int) -> openvino.CompiledModel:
-        arithmetic = ("bf16" if self._has_bf16 else "fp32") if self._precision == "int8" else self._precision
-        return self._core.compile_model(
-            self.model,
-            "CPU",
-            {
-                "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(arithmetic, arithmetic),
-                "INFERENCE_NUM_THREADS": threads,
-                "NUM_STREAMS": streams,
-                "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
-                # Two workers would pin themselves to the same cores.
-                "ENABLE_CPU_PINNING": False,
-            },
+    def _find_crash(self, precision: str, streams: int) -> str:
+        """Describe the crash of a compilation, known or noted by a former process, and log it; empty without one."""
+        crash = read_crash(self._note(precision, self._threads, streams))
+        is_for_one = min(self._threads, usable_cores()) // streams < 2
+        if not crash and is_for_one and self._arithmetic(precision) == "bf16" and self._crashes_for_one:
+            crash = "SIGFPE, openvino#33300"
+        if not crash:
+            return ""
+        words = (
+            f"OpenVINO crashes while it compiles {precision} for {streams} streams, {self._threads} threads: {crash}"
         )
+        logger.warning("Not used: %s", words)
+        return words
+
+    @cached_property
+    def _crashes_for_one(self) -> bool:
+        is_rotary = b'type="Sin"' in self._xml and b'type="Cos"' in self._xml
+        return is_rotary and openvino.get_version().startswith(CRASHES_ON_ROTARY)
+
+    @cached_property
+    def _xml(self) -> bytes:
+        return self._graph.read_bytes() if self._graph.is_file() else b""
+
+    def _arithmetic(self, precision: str) -> str:
+        return ("bf16" if self._has_bf16 else "fp32") if precision == "int8" else precision
+
+    def _note(self, *arrangement: Any) -> Path:
+        key = hashlib.sha256(self._xml + repr((arrangement, openvino.get_version())).encode()).hexdigest()[:32]
+        return cache_dir(self._graph.parent) / f"crash-{key}.txt"
+
+    def _compiled(self, streams: int, threads: int) -> openvino.CompiledModel:
+        arithmetic = self._arithmetic(self._precision)
+        with note_crash(self._note(self._precision, threads, streams)):
+            return self._core.compile_model(
+                self.model,
+                "CPU",
+                {
+                    "INFERENCE_PRECISION_HINT": {"fp32": "f32", "fp16": "f16"}.get(arithmetic, arithmetic),
+                    "INFERENCE_NUM_THREADS": threads,
+                    "NUM_STREAMS": streams,
+                    "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+                    # Two workers would pin themselves to the same cores.
+                    "ENABLE_CPU_PINNING": False,
+                },
+            )

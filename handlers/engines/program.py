@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from handlers.engines import EXPORTED, SCRIPTED, available_threads
-from handlers.engines.torch import DTYPES, TorchEngine, torch_precision
+from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
 # The name of a program's only output.
@@ -65,10 +65,9 @@ class ProgramEngine(TorchEngine):
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = program, device, tuple(outputs)
         self.input_names = tuple(inputs)
-        if torch_precision(precision) == "auto":
-            precision = "bf16" if device.type != "cuda" or torch.cuda.is_bf16_supported() else "fp16"
-        self._dtypes, self._cast = dict(inputs), None if precision == "fp32" else DTYPES[precision]
-        self.description = f"torch {device} {precision}"
+        dtype = dtype_for(device, precision)
+        self._dtypes, self._cast = dict(inputs), None if dtype == torch.float32 else dtype
+        self.description = f"torch {device} {next(name for name, each in DTYPES.items() if each == dtype)}"
 
     def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
         arguments = [tensor.to(self._dtypes[name] or tensor.dtype) for name, tensor in tensors.items()]

@@ -27,12 +27,12 @@ def torch_precision(precision: str) -> Precision:
 
 
 def dtype_for(device: torch.device, precision: str) -> torch.dtype:
-    """Return the dtype to load weights in; `auto` is bf16 if the device has it, else fp16 (GPU) or fp32 (CPU)."""
+    """Return the dtype to run in; `auto` is bf16 or else fp16 on a GPU, and fp32 on a CPU: no build compares less."""
     if torch_precision(precision) != "auto":
         return DTYPES[precision]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from handlers.text.config import RerankingConfig, RerankingOptions
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, read_text
-from handlers.text.sentence_files import read_activation
+from handlers.text.sentence_files import Prompts, read_activation
+from handlers.text.sentence_modules import check_reranker
 
 Pair = Text[RerankingOptions]
 
@@ -32,8 +33,16 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     def load(self) -> Engine:
         engine = super().load()
         if self.model_config.num_labels != 1:
-            raise InvalidConfig(f"reranking: the model has {self.model_config.num_labels} labels; a reranker has one")
-        self.activation = read_activation(self.checkpoint_dir)
+            raise InvalidConfig(
+                f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
+                "handler: text_classification, whose option text_pair is the second text"
+            )
+        check_reranker(self.checkpoint_dir)
+        self.activation, self.prompt = read_activation(self.checkpoint_dir), ""
+        if (self.checkpoint_dir / "modules.json").is_file():
+            prompts = Prompts.read(self.checkpoint_dir)
+            # It precedes the query.
+            self.prompt = prompts.texts.get(prompts.default or "", "")
         return engine
 
     def sample(self) -> Payload:
@@ -54,7 +63,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         # A query is sent once, and tokenised for each document.
         if payload.allowance:
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
-        return Text(query, options, pair=document)
+        return Text(self.prompt + query, options, pair=document)
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""

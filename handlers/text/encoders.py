@@ -115,12 +115,16 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> tuple[Any, Any]:
 def find_token_limit(folder: Path) -> int | None:
     """Find the most tokens that the model's own files allow; None if they contain no limit.
 
-    sentence-transformers' max_seq_length comes first; then the lesser of the tokenizer's model_max_length and the size
-    of the position table. RoBERTa's table is longer than the model can use by its padding index and one.
+    sentence-transformers' max_length of texts and max_seq_length come first; then the lesser of the tokenizer's
+    model_max_length and the size of the position table. RoBERTa's table is longer than the model can use by its
+    padding index and one.
     """
-    length = transformer_settings(folder).get("max_seq_length")
-    if isinstance(length, int):
-        return length
+    settings = transformer_settings(folder)
+    has_modules = (folder / "modules.json").is_file()
+    processing = (settings.get("processing_kwargs") or {}).get("text") or {} if has_modules else {}
+    for length in (processing.get("max_length"), settings.get("max_seq_length")):
+        if isinstance(length, int):
+            return length
     config = read_json(folder / "config.json")
     positions = config.get("max_position_embeddings")
     if positions is not None and config.get("model_type") in ROBERTA_LIKE:

@@ -62,7 +62,10 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)
 
     def sample(self) -> Payload:
-        return Payload("What went before decides what comes next.")
+        text = "What went before decides what comes next."
+        while len(text) > 1 and isinstance(self.prepare([self.decode(Payload(text))])[0], ItemError):
+            text = text[: len(text) // 2].rstrip()
+        return Payload(text)
 
     def decode(self, payload: Payload) -> Item:
         """Check a text, or {"text": ...}, and its options."""

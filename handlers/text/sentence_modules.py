@@ -18,6 +18,10 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 # Settings of a module with the only supported value.
 NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+NEUTRAL_RERANKER = {"transformer_task": "sequence-classification", "do_lower_case": False}
+# Settings of a transformer that change its tokens; `processing_kwargs` may have these, and a text's `max_length`.
+LENGTHS = ("query_length", "document_length", "query_expansion")
+PROCESSING = {"padding": (True, "longest"), "truncation": (True, "longest_first")}
 # Older files have a flag for each mode. Vectors of several modes are concatenated in this order.
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -65,13 +69,14 @@ def read_modules(folder: Path) -> list[SentenceModule]:
         is_causal = (config.get("architectures") or [""])[0].endswith("ForCausalLM") and config.get("is_causal", True)
         return [SentenceModule("Pooling", folder, {"pooling_mode": "lasttoken" if is_causal else "mean"})]
     modules = [_read_module(folder, each["type"], each["path"]) for each in listed[1:]]
-    first = listed[0]["type"]
-    if not first.startswith("sentence_transformers.") or first.rpartition(".")[2] != "Transformer" or listed[0]["path"]:
+    first, place = listed[0]["type"], folder / listed[0]["path"]
+    is_elsewhere = place != folder and not (place / "config.json").is_file()
+    if not first.startswith("sentence_transformers.") or first.rpartition(".")[2] != "Transformer" or is_elsewhere:
         raise InvalidConfig(
             f"modules.json: the first module, {first}, must be a Transformer in the folder itself; write a task for "
             "this model"
         )
-    _check_settings("Transformer", transformer_settings(folder), NEUTRAL_TRANSFORMER)
+    _check_transformer(folder, NEUTRAL_TRANSFORMER)
     if [module.kind == "Pooling" for module in modules] != [True] + [False] * (len(modules) - 1):
         raise InvalidConfig("modules.json: one Pooling must follow the Transformer, and only once")
     if modules[0].settings.get("include_prompt") is False and any(Prompts.read(folder).texts.values()):
@@ -80,6 +85,36 @@ def read_modules(folder: Path) -> list[SentenceModule]:
             f"{SENTENCE_CONFIG} to embed texts as they are"
         )
     return modules
+
+
+def check_reranker(folder: Path) -> None:
+    """Check the files of a cross-encoder, as sentence-transformers 6 reads them; InvalidConfig if they ask for more."""
+    kinds = [each["type"] for each in read_json(folder / "modules.json") or ()]
+    if kinds and (len(kinds) > 1 or kinds[0].rpartition(".")[2] != "Transformer"):
+        raise InvalidConfig(
+            f"modules.json: {', '.join(kinds)} is not supported for a reranker; write a task for this model"
+        )
+    template = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if template or (folder / "chat_template.jinja").is_file():
+        raise InvalidConfig(
+            "reranking: the model's chat template renders its pairs, and is not supported; write a task for this model"
+        )
+    _check_transformer(folder, NEUTRAL_RERANKER)
+
+
+def _check_transformer(folder: Path, neutral: Mapping[str, Any]) -> None:
+    settings = transformer_settings(folder)
+    _check_settings("Transformer", settings, neutral)
+    for name in LENGTHS:
+        if settings.get(name) is not None:
+            raise InvalidConfig(
+                f"Transformer: {name} is not supported; remove it from the settings to use max_seq_length"
+            )
+    for kind, changes in (settings.get("processing_kwargs") or {}).items():
+        for name, value in changes.items():
+            is_known = kind == "text" and (name == "max_length" or value in PROCESSING.get(name, ()))
+            if not is_known:
+                raise InvalidConfig(f"Transformer: processing_kwargs: {kind}: {name} is not supported; remove it")
 
 
 def _read_module(folder: Path, name: str, path: str) -> SentenceModule:

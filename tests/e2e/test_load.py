@@ -54,22 +54,3 @@ def test_load_on_a_model_that_is_not_there_names_those_that_are(
     error = capsys.readouterr().err
     assert "model absent is not registered" in error
     assert f"registered: {MOBILENET}" in error
-
-
-def test_tune_on_torchserve_advises_and_leaves_everything_as_it_was(
-    server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    serve()
-    before = server.management.describe(MOBILENET)["workers"][0]["id"]
-    stored = tmp_path / "tune.json"
-    words = ["--latency-threshold", "20000", "--out", str(stored), "--max-batch-size", "1", "--duration", "300ms"]
-    assert main(arguments("tune", server, *words)) == 0
-    tuned = json.loads(stored.read_text())
-    assert (tuned["model"], tuned["advice"]["batch_size"], len(tuned["points"])) == (MOBILENET, 1, 1)
-    assert all(point["forward_ms"] > 0 for point in tuned["points"])
-    assert tuned["ready_s"] > 0
-    output = capsys.readouterr().out
-    assert f"models?url={MOBILENET}.mar&batch_size=1&max_batch_delay=1&initial_workers=1" in output
-    assert "requests/s with 99 % of requests within 20000 ms" in output
-    assert server.management.models() == [MOBILENET]
-    assert server.management.describe(MOBILENET)["workers"][0]["id"] == before

@@ -118,7 +118,7 @@ def test_timeout_is_seconds_or_has_a_unit() -> None:
     assert [parser().parse_args([*words, text]).timeout for text in ("120", "120s", "2m")] == [120, 120, 120]
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["search"], ["tune"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["search"], ["report"]])
 def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

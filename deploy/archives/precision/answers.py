@@ -23,6 +23,7 @@ from deploy.archives.precision.comparisons import (
     compare_ranks,
     compare_rows,
     compare_spans,
+    compare_values,
     compare_vectors,
 )
 from deploy.archives.tasks import run_items
@@ -36,6 +37,8 @@ BATCH = 16
 FOUND = 0.25
 # The side of an image in pixels, large since boxes are whole pixels.
 SIDE = 10_000
+# The kind of a classifier whose answers are numbers.
+REGRESSION = "regression"
 
 
 class Kind(NamedTuple):
@@ -54,7 +57,7 @@ class Kind(NamedTuple):
 
 def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf) -> list[Any]:
     """Answer items in order on an engine, until `longest_s` seconds have passed; the first BATCH always."""
-    kind = KINDS[type(task).__module__.rpartition(".")[2]]
+    kind = KINDS[name_kind(task)]
     task.engine = engine
     started = time.perf_counter()
     answers: list[Any] = []
@@ -65,8 +68,18 @@ def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: flo
     return answers
 
 
+def name_kind(task: Any) -> str:
+    """Return the key of KINDS for a loaded task."""
+    handler = type(task).__module__.rpartition(".")[2]
+    # A text's client can ask for raw scores; an image classifier has them only as a regression.
+    problem = getattr(getattr(task, "model_config", None), "problem_type", REGRESSION)
+    if getattr(task, "function", None) == "none" and (problem == REGRESSION or len(task.labels) == 1):
+        return REGRESSION
+    return str(handler)
+
+
 def make_proof(
-    handler: str,
+    kind_name: str,
     exact: Sequence[Any],
     answers: Sequence[Any],
     least: float | None = None,
@@ -75,13 +88,13 @@ def make_proof(
     """Compare answers with those of the same items in fp32.
 
     Args:
-        handler: the task's name.
+        kind_name: of `name_kind`.
         exact: the answers in fp32, at least one.
         answers: the others.
         least: the required agreement; None for the task's default.
         truths: the number of each item's right class, if they are known.
     """
-    kind = KINDS[handler]
+    kind = KINDS[kind_name]
     compared = kind.compare(exact, answers) if truths is None else compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
     agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
@@ -95,14 +108,10 @@ def _is_finite(answer: Any) -> bool:
     return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
 
 
-def _read_classes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
-    return [row[None] for row in softmax(outputs["logits"])]
-
-
-def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
+def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
     if task.function != "sigmoid":
         # Raw scores, which an archive may return, have the order of their probabilities.
-        return _read_classes(task, outputs, items)
+        return [row[None] for row in softmax(outputs["logits"])]
     yes = sigmoid(outputs["logits"])
     return [np.stack([1 - row, row], axis=1) for row in yes]
 
@@ -145,12 +154,16 @@ def _read_maps(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> l
     return list(outputs["classes"] if "classes" in outputs else outputs["map_logits"].argmax(1))
 
 
+def _read_values(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    return list(outputs["logits"])
+
+
 def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[float]:  # noqa: ARG001
     return [float(score) for score in outputs["logits"][:, 0]]
 
 
 KINDS: Mapping[str, Kind] = {
-    "image_classification": Kind("top-1", 0.99, _read_classes, compare_rows),
+    "image_classification": Kind("top-1", 0.99, _read_labels, compare_rows),
     "object_detection": Kind("map", 0.98, _read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}),
     "image_segmentation": Kind("miou", 0.98, _read_maps, compare_maps),
     "image_text_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
@@ -159,14 +172,10 @@ KINDS: Mapping[str, Kind] = {
     "question_answering": Kind("labels", 0.99, _read_spans, compare_spans, {"top_k": 2}),
     "sentence_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
     "reranking": Kind("ranks", 0.98, _read_scores, compare_ranks),
+    REGRESSION: Kind("values", 0.98, _read_values, compare_values),
 }
 
 
 def exact_settings(handler: str, config: Any) -> Any:
     """Return the settings for comparisons: the archive's, in fp32 on OpenVINO."""
     return replace(config, engine="openvino", precision="fp32", **KINDS[handler].settings)
-
-
-def is_comparable(handler: str, task: Any) -> bool:
-    """Return whether a loaded task's answers can be compared; a regression's number cannot."""
-    return handler in KINDS and not (getattr(task, "function", None) == "none" and len(task.labels) == 1)

@@ -9,6 +9,8 @@ Agreement by kind of answer, and the least agreement:
     boxes                       COCO's mean average precision against fp32's        0.98
     maps                        mean intersection over union of a class             0.98
     scores of pairs             Spearman's rank correlation                         0.98
+    numbers of a regression     1 - the largest change, as a share of their         0.98
+                                deviation in fp32
 
 Near ties are left out: of crops of photographs without any of ImageNet's classes, one in five changes its class in
 int8, and some do so between two processors in fp32.
@@ -182,3 +184,13 @@ def compare_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Arra
     differences = ours.argsort().argsort() - theirs.argsort().argsort()
     correlation = 1 - 6 * (differences.astype(np.float64) ** 2).sum() / (len(ours) * (len(ours) ** 2 - 1))
     return Comparison(float(correlation), float(np.abs(sigmoid(ours) - sigmoid(theirs)).max()), len(ours))
+
+
+def compare_values(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
+    """Compare numbers, (labels,) of each item, by their largest change as a share of their label's deviation."""
+    ours, theirs = np.stack(exact), np.stack(others)
+    # Without a deviation, such as that of one sample, by their size.
+    scale = np.where(ours.std(axis=0) > 0, ours.std(axis=0), np.abs(ours).max(axis=0))
+    changes = np.abs(ours - theirs) / np.maximum(scale, np.finfo(np.float32).tiny)
+    largest = float(np.where(np.isfinite(changes), changes, 1.0).max())
+    return Comparison(max(0.0, 1.0 - largest), min(1.0, largest), len(ours), f"deviation {float(scale.max()):.4g}")

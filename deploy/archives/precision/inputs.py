@@ -15,7 +15,8 @@ import io
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -198,6 +199,27 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     if model.handler in PAIRS:
         return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_read_text, own) if each), *texts)]
+
+
+def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None = None) -> tuple[Any, Payload] | None:
+    """Decode a sample, cut until it fits the model; None if one character is too much."""
+    while True:
+        try:
+            (item,) = task.prepare([task.decode(payload)])
+        except InvalidInput as error:
+            item = ItemError.of(error)
+        if not isinstance(item, ItemError) and (fits is None or fits(item)):
+            return item, payload
+        value = payload.value
+        texts = {"": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
+        name = max(
+            (each for each in texts if isinstance(texts[each], str)), key=lambda each: len(texts[each]), default=""
+        )
+        text = str(texts.get(name, ""))
+        if len(text) < 2:
+            return None
+        texts[name] = text[: len(text) // 2].rstrip()
+        payload = replace(payload, value=texts[name] if isinstance(value, str) else texts)
 
 
 def cut_crops(photographs: list[Path], count: int = CROPS, seed: int = SEED) -> Iterator[bytes]:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
-from deploy.archives.precision.answers import answer_items, exact_settings, is_comparable, make_proof
+from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
 from deploy.archives.precision.inputs import (
     FEWEST,
     IMAGES,
@@ -29,6 +28,7 @@ from deploy.archives.precision.inputs import (
     decode_inputs,
     describe_refusals,
     draw,
+    fit_sample,
     list_inputs,
     make_sample_payloads,
     match_labels,
@@ -41,7 +41,7 @@ from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.errors import InvalidConfig, ItemError
+from handlers.errors import InvalidConfig
 from handlers.proofs import FEWEST_SAMPLES, Proof
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -79,14 +79,6 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
-    if not is_comparable(model.handler, task):
-        if request.precision or request.validate:
-            raise InvalidConfig(
-                f"{model.name}: its answers are numbers, not labels, so no agreement is defined; leave out "
-                "--precision and --validate"
-            )
-        _write(out, {})
-        return
     calibration, validation = _read_inputs(model, request, task)
     # In fp32; `prove` gives the task other engines.
     engine = task.engine
@@ -96,10 +88,11 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     items, right = items[: len(exact)], _match_labels(model, validation[: len(exact)], task)
 
     def prove(other: Engine) -> Proof:
-        return make_proof(model.handler, exact, answer_items(task, items, other), request.least, right)
+        return make_proof(name_kind(task), exact, answer_items(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
-    if is_trained and "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    is_tried = is_trained and config.precision in ("auto", "bf16")
+    if is_tried and "bf16" in OpenVinoEngine(folder / GRAPH, threads=config.threads).precisions:
         proofs["bf16"] = prove(engine.in_precision("bf16"))
     if request.precision == "int8":
         started = time.perf_counter()
@@ -133,14 +126,14 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and validation is None:
         calibration, validation = split(calibration)
     if validation is None:
-        items = task.prepare([task.decode(each) for each in make_sample_payloads(model, task.inputs)])
-        validation = [DecodedInput(item, None) for item in items if not isinstance(item, ItemError)]
+        samples = (fit_sample(task, each) for each in make_sample_payloads(model, task.inputs))
+        validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
 
 def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: Any) -> list[int] | None:
     """Return the numbers of the right classes, if an input of the task has one and all inputs have labels."""
-    if model.handler not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
+    if name_kind(task) not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:

@@ -1,6 +1,7 @@
 """Answers to samples by the library that owns a checkpoint: it makes tokens and segments, and reads the modules.
 
-sentence embedding -> SentenceTransformer.encode, if sentence-transformers is installed
+sentence embedding -> SentenceTransformer.encode, encode_query, encode_document } if sentence-transformers
+reranking          -> CrossEncoder.predict                                      } is installed
 any other task     -> AutoTokenizer on the texts, and the model of transformers
 """
 
@@ -13,61 +14,107 @@ from typing import Any
 
 import torch
 
+from deploy.archives.precision.inputs import fit_sample
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.encoder_modules import Encoder
 from handlers.text.encoders import SEGMENTS
 from handlers.text.sentence_files import read_json
-from handlers.warm_up import decode_items
 
 # Samples that are compared from their text on; rows of other lengths are compared by their tokens.
 MOST = 4
 OWNER = "sentence_transformers"
+# The largest error of a score by the same logit.
+SCORE_TOLERANCE = 1e-4
 
 
-def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, str]]:
-    """Return the first samples that fit into one row, as items with their texts; a classifier gets a pair of texts."""
-    found: list[tuple[Any, str]] = []
+def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Payload]]:
+    """Return the first samples, cut to fit into one row, as items with their payloads.
+
+    A classifier gets a pair of texts, and an embedding model a query and a document.
+
+    Raises:
+        InvalidConfig: the model accepts no text, so nothing can be compared.
+    """
+    found: list[tuple[Any, Payload]] = []
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])
         payloads = [Payload(first, {"text_pair": second}), *payloads]
+    if task.head.is_pooled:
+        kinds = [{"input_type": kind} for kind in ("query", "document")]
+        payloads = [*(Payload(payloads[0].value, kind) for kind in kinds), *payloads]
+
+    def fits(item: Any) -> bool:
+        windows = getattr(item, "windows", [item])
+        return len(windows) == 1 and len(windows[0].ids) < task.max_length
+
     for payload in payloads:
-        for item in decode_items(task, [payload]):
-            windows = getattr(item, "windows", [item])
-            if len(found) < MOST and len(windows) == 1 and len(windows[0].ids) < task.max_length:
-                found.append((item, str(payload.value)))
+        if len(found) < MOST and (sample := fit_sample(task, payload, fits)):
+            found.append(sample)
+    if not found:
+        raise InvalidConfig(
+            f"max_length {task.max_length}: a text of one word has more tokens, so nothing was compared"
+        )
     return found
 
 
 def answer(
-    task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, str]]
+    task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, Payload]]
 ) -> tuple[str, list[list[Any]]]:
     """Answer samples one by one, in fp32; return the library's name and the outputs of each sample.
 
     Raises:
         InvalidConfig: the library cannot answer.
     """
-    is_code, library = task.config.trust_remote_code, "transformers"
+    is_code, library, is_reranker = task.config.trust_remote_code, "transformers", "activation" in vars(task)
     try:
-        if task.head.is_pooled and importlib.util.find_spec(OWNER):
+        if (task.head.is_pooled or is_reranker) and importlib.util.find_spec(OWNER):
             library = "sentence-transformers"
-            return library, [*_embed(source, [text for _, text in samples], trust_remote_code=is_code)]
+            ask = _rank if is_reranker else _embed
+            return library, [*ask(task, source, [each for _, each in samples], trust_remote_code=is_code)]
         if task.head.is_pooled:
             library = "transformers, with modules as read here,"
         tokenizer = load_tokenizer(source, trust_remote_code=is_code)
         return library, [_run_model(encoder, tokenizer, source, item) for item, _ in samples]
+    except InvalidConfig:
+        raise
     except Exception as error:
         raise InvalidConfig(f"{library} itself cannot answer a sample: {reason(error)}") from error
 
 
-def _embed(source: Path, texts: Sequence[str], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+def _load(kind: str, source: Path, *, trust_remote_code: bool) -> Any:
     logging.getLogger(OWNER).setLevel(logging.ERROR)
-    library: Any = importlib.import_module(OWNER)
     options = {"device": "cpu", "local_files_only": True, "trust_remote_code": trust_remote_code}
-    model = library.SentenceTransformer(str(source), model_kwargs={"dtype": torch.float32}, **options)
-    for text in texts:
-        yield [model.encode([text], show_progress_bar=False)[0]]
+    return getattr(importlib.import_module(OWNER), kind)(str(source), model_kwargs={"dtype": torch.float32}, **options)
+
+
+def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:  # noqa: ARG001
+    model = _load("SentenceTransformer", source, trust_remote_code=trust_remote_code)
+    for each in samples:
+        kind = each.options.get("input_type")
+        encode = getattr(model, f"encode_{kind}" if kind else "encode")
+        yield [encode([str(each.value)], show_progress_bar=False)[0]]
+
+
+def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
+    """Yield the logits of pairs, whose scores by the task must be the library's.
+
+    Raises:
+        InvalidConfig: the library turns a logit into another score.
+    """
+    model = _load("CrossEncoder", source, trust_remote_code=trust_remote_code)
+    for each in samples:
+        value: Any = each.value
+        pair = [(str(value["query"]), str(value["document"]))]
+        logits = model.predict(pair, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+        score = float(model.predict(pair, show_progress_bar=False)[0])
+        own = float(task.activation(torch.from_numpy(logits)).flatten()[0])
+        if abs(own - score) > SCORE_TOLERANCE:
+            raise InvalidConfig(
+                f"reranking: sentence-transformers scores a pair {score:.4g}, not {own:.4g}; write a task"
+            )
+        yield [logits.reshape(-1)]
 
 
 @torch.no_grad()

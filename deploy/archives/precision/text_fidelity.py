@@ -56,10 +56,10 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
             # For a row without padding, transformers itself finds the last token.
             encoder.model = encoder.model.model
         payloads = make_sample_payloads(model, task.inputs)
-        items = decode_items(task, payloads)
+        chosen = references.choose_samples(task, payloads)
+        items = decode_items(task, payloads) or [item for item, _ in chosen]
         rows = _make_rows(task, encoder, items)
         exact = _answer_rows(encoder, rows)
-        chosen = references.choose_samples(task, payloads)
         library, wanted = references.answer(task, encoder, source, chosen)
     lengths, scales = [*exact], _find_scales(exact.values())
     samples = {

@@ -23,16 +23,19 @@ from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.tensors.files import find_companions, find_model_file
 from deploy.archives.tensors.functions import stage_function
 from deploy.archives.tensors.graphs import (
+    RANDOM,
+    STATEFUL,
     Graph,
     Unreadable,
     apply_signature,
+    computes_fp64,
     find_sizing_inputs,
     read_graph,
     read_shape,
 )
-from deploy.archives.tensors.onnx import ZIPMAP, read_onnx
+from deploy.archives.tensors.onnx import ZIPMAP, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, read_program
-from deploy.archives.tensors.proof import NotRun, Run, compare_runtimes, make_rows, prove
+from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, make_rows, prove
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
@@ -96,8 +99,14 @@ def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, f
     said = DeclaredSignature(
         said.inputs, tuple(replace(tensor, shape=tensor.shape or read_shape(port)) for tensor, port in ports)
     )
+    operations = {node.get_type_name() for node in model.get_ops()}
+    if found := operations & STATEFUL:
+        raise Mixed(
+            f"it keeps state of earlier requests ({min(found)}); export it with its state as inputs and outputs"
+        )
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
-    prove(OpenVinoEngine(folder / GRAPH, precision="fp32").run, _sign(said, config), config)
+    run = OpenVinoEngine(folder / GRAPH, precision="fp32").run
+    prove(run, _sign(said, config), config, is_random=bool(operations & RANDOM))
     (folder / SIGNATURE).write_text(said.to_json())
     return said
 
@@ -105,9 +114,14 @@ def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, f
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
     """Compare a graph with the runtime that owns the file, and write the result."""
     engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
+    if computes_fp64(engine.model):
+        raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
+    is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:
         signature, sizing = _sign(said, config), find_sizing_inputs(engine.model)
-        worst, count = compare_runtimes(engine.run, run, signature, config, owner=owner, sizing=sizing)
+        worst, count = compare_runtimes(
+            engine.run, run, signature, config, owner=owner, sizing=sizing, is_random=is_random
+        )
     except NotRun as error:
         _write_fidelity(
             folder, "openvino", f"OpenVINO was not compared with {owner}, which does not run one row: {error}"
@@ -122,19 +136,27 @@ def _write_fidelity(folder: Path, engine: Engine, words: str, **more: float) -> 
 
 
 def _stage_or_name(
-    make: Callable[[], None], run: Run, said: DeclaredSignature, config: TensorsConfig, instead: Engine
+    make: Callable[[], None],
+    run: Run,
+    said: DeclaredSignature,
+    config: TensorsConfig,
+    instead: Engine,
+    *,
+    is_random: bool = False,
 ) -> None:
     """Stage OpenVINO's graph of a file; if that fails, name the runtime that owns the file, provided it runs the model.
 
     Raises:
         Unfaithful: OpenVINO cannot run the model, or computes other numbers.
-        InvalidConfig: neither runs the model.
+        InvalidConfig: neither runs the model, or one of them mixes its rows.
     """
     try:
         make()
+    except Mixed:
+        raise
     except InvalidConfig as error:
         try:
-            prove(run, _sign(said, config), config)
+            prove(run, _sign(said, config), config, is_random=is_random)
         except InvalidConfig as own:
             raise own if isinstance(error, Unreadable) else error from None
         raise Unfaithful(str(error), instead) from error
@@ -159,7 +181,7 @@ def _stage_onnx(model: ModelEntry, path: Path, config: TensorsConfig, engine: En
             raise InvalidConfig(f"{other}; {error}") from error
         _write_fidelity(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
     else:
-        _stage_or_name(make, own.run, said, config, "onnxruntime")
+        _stage_or_name(make, own.run, said, config, "onnxruntime", is_random=has_random(path))
 
 
 def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Path) -> None:
@@ -170,7 +192,7 @@ def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Pa
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
     own, said = read_onnx(folder / ONNX, config)
-    prove(own.run, _sign(said, config), config)
+    prove(own.run, _sign(said, config), config, is_random=has_random(path))
     (folder / SIGNATURE).write_text(said.to_json())
     _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
     if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:

@@ -21,6 +21,7 @@ from deploy.archives.preprocessing import follow_processor, read_transform
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.weights import count_classes, load_weights
 from deploy.models import TENSORS, Engine, ModelEntry
+from deploy.progress import printable
 from handlers.archive_files import GRAPH
 from handlers.checkpoints import check_labels
 from handlers.config import parse
@@ -214,5 +215,7 @@ def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -
     changed = [new for new, old in zip(unique, labels, strict=True) if new != old]
     kind = "WordNet ids" if has_ids else "numbers"
     more = ", ..." if len(changed) > MOST_SHOWN else ""
-    print(f"{model.name}: several classes share a name; {kind} added: {', '.join(changed[:MOST_SHOWN])}{more}")
+    print(
+        printable(f"{model.name}: several classes share a name; {kind} added: {', '.join(changed[:MOST_SHOWN])}{more}")
+    )
     return unique

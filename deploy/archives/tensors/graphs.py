@@ -31,6 +31,11 @@ SIZED = frozenset(
 READERS = {".onnx": "onnx", ".xml": "ir"}
 
 
+# Operations with random results, and those that keep state between runs.
+RANDOM = frozenset({"RandomUniform", "Multinomial"})
+STATEFUL = frozenset({"ReadValue", "Assign"})
+
+
 class Unreadable(InvalidConfig):
     """OpenVINO cannot make a graph of a file."""
 
@@ -134,6 +139,14 @@ def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) 
         port.get_tensor().set_names({name})
     made.validate_nodes_and_infer_types()
     return made
+
+
+def computes_fp64(model: openvino.Model) -> bool:
+    """Whether a graph uses an input in FP64 as it is; OpenVINO does so in FP32, even to copy it."""
+    fp64 = openvino.Type.f64
+    ports = [port.node.output(0) for port in model.inputs if port.element_type == fp64]
+    users = [target.get_node() for port in ports for target in port.get_target_inputs()]
+    return any(node.get_type_name() != "Convert" or node.get_output_element_type(0) == fp64 for node in users)
 
 
 def find_sizing_inputs(model: openvino.Model) -> set[str]:

@@ -14,6 +14,10 @@ from handlers.tensor_models.signature import DeclaredSignature, Tensor
 # Converters of scikit-learn and similar libraries add a map for each row to a classifier.
 ZIPMAP = "convert the model with zipmap=False (skl2onnx: options={'zipmap': False}) to have tensors"
 
+# The tag of a node's operation in the file, and the operations with random results.
+OP_TYPE = b"\x22"
+RANDOM = (b"RandomNormal", b"RandomNormalLike", b"RandomUniform", b"RandomUniformLike", b"Multinomial", b"Bernoulli")
+
 
 def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSignature]:
     """Read a file and its description; outputs other than tensors are left out.
@@ -35,6 +39,12 @@ def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSi
             f"it has {len(inputs)} inputs, and no tensor among its outputs: {', '.join(others)}; {ZIPMAP}"
         )
     return engine, DeclaredSignature(tuple(map(_describe, inputs)), tuple(map(_describe, tensors)))
+
+
+def has_random(path: Path) -> bool:
+    """Whether a file has an operation with random results; without the ONNX package, by the fields of its nodes."""
+    data = path.read_bytes()
+    return any(OP_TYPE + bytes([len(name)]) + name in data for name in RANDOM)
 
 
 def _describe(each: Any) -> Tensor:

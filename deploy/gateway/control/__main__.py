@@ -25,7 +25,7 @@ from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import Configuration, read_settings
+from deploy.gateway.settings import Configuration
 from deploy.gateway.watch import read_known
 from handlers.errors import InvalidConfig
 
@@ -76,8 +76,9 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    settings, nodes = read_settings(config), tuple(read_known(state_dir / KNOWN))
-    configuration = Configuration(config, nodes_file, nodes)
+    nodes = tuple(read_known(state_dir / KNOWN))
+    configuration = Configuration(config, nodes_file, nodes, state_dir=state_dir)
+    settings = configuration.parse()
     if settings.discover is None:
         settings, nodes = configuration.read()
     # With `discover` the known nodes are used until the name is resolved, which may take a while.

@@ -174,18 +174,21 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            if files.has_room(self.fleet):
+            is_running = self._envoy.pid() is not None
+            if files.has_room(self.fleet, self._state_dir, is_running=is_running):
                 await asyncio.to_thread(files.write, self.settings, self.fleet, self._state_dir)
                 write_known(self._state_dir / KNOWN, self.watches.values())
-                replace_file(self._state_dir / PROBLEM, self.fleet.problem)
                 self._rejected = await self._confirm()
             else:
-                # Envoy would abort. It serves with its last configuration, and its probes fail.
+                # Envoy would abort. It serves its last models with the new keys, and its probes fail.
+                await asyncio.to_thread(files.write_door, self.settings, self._state_dir)
+                rejected = await self._confirm()
                 await asyncio.to_thread(files.keep_accepted, self._state_dir, (), files.ROUTE_FILES)
-                self._rejected = frozenset({CLUSTERS})
+                self._rejected = rejected | {CLUSTERS}
             if LISTENERS not in self._rejected:
                 self._keys = self.settings.keys
         self.update()
+        replace_file(self._state_dir / PROBLEM, self.fleet.problem)
 
     async def apply(self) -> None:
         """Write a decision; raise RequestError if Envoy does not accept it."""

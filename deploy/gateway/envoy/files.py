@@ -8,9 +8,11 @@ kept beside it: it replaces a rejected file, so that a restarted Envoy has a val
 """
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -29,20 +31,49 @@ logger = logging.getLogger(__name__)
 
 ENDPOINTS = "endpoints"
 ROUTE_FILES = tuple(f"routes-{name}.json" for name in (HTTP, GRPC))
-INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
-# Instances for other files of Envoy, and for other programs of its user.
-OTHER_INSTANCES = 24
+LIBC = ctypes.CDLL(None)
+# Inotify instances for other files of Envoy, and for other programs that start.
+RESERVE = 8
 ACCEPTED = ".accepted"
 # The start of a file of `write_resources`.
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
 
 
-def has_room(fleet: Fleet) -> bool:
-    """Return whether Envoy can watch the endpoints of every cluster: each needs an inotify instance of its user."""
-    count, most = sum(1 for _ in list_upstreams(fleet)), int(INOTIFY.read_text()) - OTHER_INSTANCES
-    if count > most:
-        logger.error("%d models and versions; at most %d: raise fs.inotify.max_user_instances (sysctl -w)", count, most)
-    return count <= most
+def has_room(fleet: Fleet, state_dir: Path, *, is_running: bool) -> bool:
+    """Return whether Envoy can watch the endpoints of every cluster: each needs an inotify instance of its user.
+
+    A running Envoy has those of the files that exist. Other programs may have any number, so the others are tried.
+    """
+    wanted = [each.file for each in list_upstreams(fleet)]
+    count = len([name for name in wanted if not (is_running and (state_dir / name).exists())])
+    if count and not _can_watch(count + RESERVE):
+        logger.error("%d more models and versions than can be watched: raise fs.inotify.max_user_instances", count)
+        return False
+    return True
+
+
+def _can_watch(count: int) -> bool:
+    opened = []
+    try:
+        for _ in range(count):
+            opened.append(found := LIBC.inotify_init())
+            if found < 0:
+                return False
+        return True
+    finally:
+        for each in opened:
+            if each >= 0:
+                os.close(each)
+
+
+def write_door(settings: GatewaySettings, state_dir: Path) -> list[str]:
+    """Write the listeners, which have the keys, and certificates; return the names of changed files."""
+    make_folders(state_dir)
+    contents: dict[str, list[Resource]] = {
+        **({name: [secret] for name, secret in make_secrets(settings.tls).items()} if settings.tls else {}),
+        LISTENERS: make_listeners(settings),
+    }
+    return [name for name, resources in contents.items() if write_resources(state_dir / name, resources)]
 
 
 def write(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]:
@@ -66,13 +97,12 @@ def write(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]
         each.file: [make_endpoints(fleet, each, resolve, tokens)] for each in upstreams
     }
     contents |= {
-        **({name: [secret] for name, secret in make_secrets(settings.tls).items()} if settings.tls else {}),
         CLUSTERS: make_clusters(settings, fleet),
         f"routes-{HTTP}.json": [make_routes(settings, fleet, HTTP)],
         f"routes-{GRPC}.json": [make_routes(settings, fleet, GRPC)],
-        LISTENERS: make_listeners(settings),
     }
     changed = [name for name, resources in contents.items() if write_resources(state_dir / name, resources)]
+    changed += write_door(settings, state_dir)
     kept = {state_dir / each.file for each in upstreams}
     for path in sorted((state_dir / ENDPOINTS).glob("*.json")):
         if path not in kept:

@@ -176,6 +176,7 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
         ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
         ("colours: {handler: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
         ("colours: {handler: tokenization}", "models.yaml: colours: version missing"),
+        ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
         ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
         ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
         ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),

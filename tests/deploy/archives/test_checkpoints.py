@@ -8,10 +8,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import safetensors.torch
+import torch
 import transformers
 
 from deploy.archives.hub import open_checkpoint
-from deploy.archives.sources import source
+from deploy.archives.sources import WeightsUnavailable, source
 from deploy.archives.tasks import load_task
 from deploy.models import ModelEntry, model
 from handlers.protocol.requests import Payload
@@ -48,6 +50,37 @@ def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_t
         # Nothing is copied.
         assert all((folder / name).is_symlink() for name in wanted)
     assert "left out of the archive: checkpoint-500/, pytorch_model.bin\n" in capsys.readouterr().err
+
+
+def test_kernel_that_a_configuration_names_is_neither_fetched_nor_packed(tmp_path: Path) -> None:
+    weights = tiny_checkpoint(tmp_path / "w", "bert", "text_classification", ("NO", "YES"))
+    config = json.loads((weights / "config.json").read_text())
+    kernel = "kernels-community/flash-attn2"
+    chosen = {
+        "_attn_implementation": kernel,
+        "attn_implementation": kernel,
+        "text_config": {"_experts_implementation": 1},
+    }
+    (weights / "config.json").write_text(json.dumps(config | chosen))
+    with open_checkpoint(MODEL, source(MODEL, str(weights))) as folder:
+        assert json.loads((folder / "config.json").read_text()) == config | {"text_config": {}}
+        network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert network.config._attn_implementation in ("sdpa", "eager")
+
+
+def test_pickle_of_a_module_is_read_by_our_reader_and_packed_as_safetensors(tmp_path: Path) -> None:
+    lay(tmp_path, "config.json", "model.safetensors", "modules.json", "2_Dense/config.json")
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Dense"}]))
+    state = torch.nn.Linear(3, 2).state_dict(prefix="linear.")
+    torch.save(state, tmp_path / "2_Dense" / "pytorch_model.bin")
+    with open_checkpoint(MODEL, source(MODEL, str(tmp_path))) as folder:
+        assert {path.name for path in (folder / "2_Dense").iterdir()} == {"config.json", "model.safetensors"}
+        found = safetensors.torch.load_file(folder / "2_Dense" / "model.safetensors")
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"cos\nmkdir\n(tR.")
+    refused = pytest.raises(WeightsUnavailable, match=r"2_Dense/pytorch_model\.bin is not a whole file")
+    with refused, open_checkpoint(MODEL, source(MODEL, str(tmp_path))):
+        pass
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

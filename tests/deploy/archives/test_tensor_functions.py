@@ -36,11 +36,20 @@ def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_no
     assert files(staged(path)) == {"function/infer.py"}
 
 
+def test_function_with_random_results_is_packed(tmp_path: Path) -> None:
+    text = "import numpy as np\ndef infer(x):\n    return {'y': x + np.random.rand(*x.shape).astype('f4')}"
+    assert files(staged(infer_py(tmp_path, text), DECLARED)) == {"function/infer.py"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("def infer(x):\n    return {'y': x[:1]}", "infer.py: run on 3 rows: y: 1 rows were returned for 3."),
         ("def infer(x):\n    return {'y': x - x.mean()}", "outputs.y: 3 rows together have other values than each"),
+        (
+            "count = [0]\ndef infer(x):\n    count[0] += 1\n    return {'y': x + x.dtype.type(count[0])}",
+            "outputs.y: two equal runs have other values, and the model has no random operation",
+        ),
         ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 was returned; FP32 is expected."),
         ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
         ("def infer(x:", "infer.py: the import failed: SyntaxError: "),

@@ -1,6 +1,7 @@
 """Settings that cannot be applied, and files that Envoy rejects."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import make_routes
-from deploy.gateway.settings import GatewaySettings, Ports
+from deploy.gateway.settings import GatewaySettings, Key, Ports
 from deploy.gateway.state import Fleet
+from deploy.gateway.supervisor import PROBLEM
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
-from tests.deploy.gateway.envoy.stand_ins import StandIn, run
+from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of, run
 from tests.deploy.gateway.scene import Scene
 
-KEYS = json.dumps([{"client": "a", "key": "k" * 16}])
+KEYS = json.dumps([{"client": "a", "key": "k" * 16}]) + "\n"
 
 
 def rejected_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
@@ -60,12 +62,20 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             wait(lambda: statuses() == [200, 200, 200])
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] == 200
             wait(lambda: statuses() == [404, 200, 200])
-            # Envoy aborts without an inotify instance for each cluster.
-            (tmp_path / "limit").write_text(str(files.OTHER_INSTANCES))
-            monkeypatch.setattr(files, "INOTIFY", tmp_path / "limit")
+            # Envoy aborts without an inotify instance for each cluster; a new model needs two.
+            monkeypatch.setattr(files, "_can_watch", lambda count: count <= files.RESERVE)
+            scene.first.models |= models_of(["other/1.0"])
+            run(scene.gateway.poll())
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
             wait(lambda: statuses() == [404, 503, 503])
             assert "raise fs.inotify.max_user_instances" in caplog.text
+            assert "clusters.json" in (tmp_path / PROBLEM).read_text()
+            # Other keys apply all the same.
+            key = Key(client="a", key="k" * 16)
+            scene.gateway.settings = replace(scene.settings, keys=(key,))
+            run(scene.gateway.write())
+            wait(lambda: statuses()[0] == 401)
+            scene.gateway.settings = scene.settings
             monkeypatch.undo()
             run(scene.gateway.write())
             wait(lambda: statuses() == [200, 200, 200])

@@ -89,8 +89,13 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
     # An adaptive model with two workers: the second never becomes READY.
     scene.register(described("classifier", workers=2, ready=1))
     assert ready() == (True, 200)
-    # Registered without workers, as the management API does by default.
-    scene.first.models = {"classifier": [described("classifier")], "other": [described("other", workers=0, ready=0)]}
+    # A model counts once it was READY: a registration or a rollout takes no gateway out of its balancer.
+    loading = {"classifier": [described("classifier")], "other": [described("other", ready=0)]}
+    scene.first.models = loading
+    assert ready() == (True, 200)
+    scene.first.models = {**loading, "other": [described("other")]}
+    assert ready() == (True, 200)
+    scene.first.models = loading
     assert ready() == (False, 200)
     scene.register(described("classifier", ready=0))
     assert ready() == (False, 503)

@@ -1,6 +1,7 @@
 """gateway.yaml, nodes.json and a name with addresses, and their changes."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_missing_file_and_taken_port_are_one_line(config: Path, capsys: pytest.C
 
 
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
-    config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}))
+    config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}) + "\n")
     config.chmod(0o604)
     with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
         configuration.read()
@@ -85,6 +86,60 @@ def test_nodes_are_those_of_the_settings_or_of_the_file(
     config.write_text(json.dumps({"nodes": [{"name": "of-settings", **URLS}]}))
     assert changed(configuration)[1] == ["of-settings"]
     assert configuration.read_changes() is None
+
+
+KEYS = "".join(f"- client: {name}\n  key: {name * 20}\n" for name in "ab")
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_settings_that_are_cut_never_remove_the_keys(inline: bool, config: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "keys.yaml"
+    secret.write_text(KEYS)
+    secret.chmod(0o600)
+    config.chmod(0o600)
+    whole = "limits:\n  attempts: 2\n" + (f"keys:\n{KEYS}" if inline else f"key_file: {secret}\n")
+    config.write_text(whole)
+    configuration = Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path)
+    assert [key.client for key in configuration.read()[0].keys] == ["a", "b"]
+    for cut, problem in (
+        ("", "has no keys any more; `keys: none` or a restart"),
+        ("limits:\n", "limits: "),
+        ("limits:\n  attempts: 2\n", "has no keys any more"),
+    ):
+        config.write_text(cut)
+        assert configuration.read_changes() is None
+        # An editor may still write: the keys stay, and no request is rejected.
+        assert (configuration.is_shut, "has no" in configuration.problem) == (False, True)
+        assert configuration.read_changes() is None
+        assert configuration.is_shut
+        assert problem in configuration.problem
+        with pytest.raises(InvalidConfig, match=problem):
+            # A control process that is started again by itself.
+            Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path).parse()
+        config.write_text(whole)
+        configuration.read_changes()
+        assert not configuration.is_shut
+    keyed = config if inline else secret
+    text = keyed.read_text()
+    # A key that is cut is shorter, and not the one that its client has.
+    keyed.write_text(text[:-3])
+    assert configuration.read_changes() is None
+    assert "its last line is incomplete: end the file with a newline" in configuration.problem
+    keyed.write_text(text)
+    config.write_text("keys: none\n")
+    assert [configuration.read_changes() for _ in range(2)][-1] is not None
+    assert (configuration.is_shut, configuration.read()[0].keys) == (False, ())
+
+
+def test_files_without_a_change_are_not_parsed_again(
+    configuration: Configuration, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("limits: {attempts: 2}")
+    os.utime(config, (1, 1))
+    for _ in range(2):
+        configuration.read()
+    monkeypatch.setattr("deploy.gateway.settings.read_settings", None)
+    assert configuration.read()[0].limits.attempts == 2
 
 
 @pytest.mark.parametrize(

@@ -165,22 +165,18 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
     assert scene.gateway.decisions.withdrawn == set()
 
 
-@pytest.mark.parametrize(("is_restoring", "models"), [(True, ["classifier"]), (False, [])])
-def test_node_of_this_machine_says_when_it_has_restored_all_that_it_can(
-    scene: Scene, tmp_path: Path, is_restoring: bool, models: list[str]
-) -> None:
-    """As after `make serve`: its folder has `served`, and restore.json until it is done."""
+def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Scene, tmp_path: Path) -> None:
+    """As after `make serve`: its folder has `served`, and restore.json with the versions that are not restored."""
     restore = tmp_path / "node" / "restore.json"
     restore.parent.mkdir()
     restore.with_name("served").touch()
-    nodes = [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)]
-    watch(scene, nodes)
+    watch(scene, [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)])
     scene.look()
-    if is_restoring:
-        restore.touch()
+    restore.write_text(json.dumps([{"model": "classifier", "version": "1.0"}]))
     restart(scene)
-    assert [*scene.gateway.fleet.models] == models
-    restore.unlink(missing_ok=True)
+    assert ([*scene.gateway.fleet.models], scene.gateway.fleet.is_ready) == (["classifier"], False)
+    # Another version that an operator unregisters is gone.
+    restore.write_text(json.dumps([{"model": "classifier", "version": "2.0"}]))
     scene.look()
     assert (scene.gateway.fleet.models, scene.gateway.fleet.is_ready) == ({}, True)
 
@@ -224,3 +220,17 @@ def test_metadata_is_asked_once_and_again_when_the_workers_are_others(scene: Sce
     # One without READY workers is not asked.
     scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]
     assert [len(questions(scene)) for _ in range(3)] == [3] * 3
+
+
+def test_handler_of_another_project_is_asked_once_for_good(scene: Scene) -> None:
+    scene.first.metadata["pets"] = {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    scene.first.models |= models_of(["pets/1.0"])
+    asked = "GET /predictions/pets/1.0"
+    wait(lambda: questions(scene).count(asked) == 1)
+    key = ("pets", "1.0")
+    wait(lambda: scene.gateway.watches["node-1"].models[key].is_foreign)
+    # Neither with other workers, nor by another control process.
+    scene.first.models["pets"] = [described("pets", start="T1")]
+    assert questions(scene).count(asked) == 1
+    run(scene.gateway.write())
+    assert read_known(scene.folder / KNOWN)[scene.first.node][key].is_foreign

@@ -123,6 +123,7 @@ def test_transformers_example_becomes_a_checkpoint_with_its_labels_and_settings(
     assert not [*folder.rglob("*.py")]
 
 
+NO_HEAD = {"fc.weight": torch.empty(9, 0), "fc.bias": torch.empty(9, 0)}
 FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x)\n"
 
 
@@ -158,6 +159,16 @@ FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x
             ),
             "not those of a network in torchvision.models; add --stock",
         ),
+        (
+            # Head without numbers, which would be nine classes.
+            lambda folder: archive(
+                folder / "old.mar",
+                "image_classifier",
+                {"w.pth": saved(resnet18().state_dict() | NO_HEAD, folder / "w.pth")},
+                serializedFile="w.pth",
+            ),
+            "not those of a network in torchvision.models; add --stock",
+        ),
         (lambda folder: archive(folder / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
         (lambda folder: archive(folder / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
     ],
@@ -169,6 +180,68 @@ def test_archive_that_cannot_be_moved_is_one_line_with_the_way_out_and_nothing_i
     with pytest.raises(InvalidConfig, match=reason) as error:
         move(make(tmp_path), "old")
     assert "\n" not in str(error.value) and not Path("my").exists()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "handler", "reason"),
+    [
+        ({"modelVersion": "../../x"}, IRIS, "'../../x' is not a valid name: .*; change its MANIFEST.json"),
+        ({"modelVersion": "1.0 rc1"}, IRIS, "'1.0 rc1' is not a valid name"),
+        ({"modelName": "../x"}, IRIS, "'../x' is not a valid name"),
+        ({"modelName": "models.yaml"}, IRIS, "models.yaml may be a file that my needs; add another name"),
+        ({"modelName": "Requirements.txt"}, IRIS, "Requirements.txt may be a file that my needs"),
+        ({"modelName": "task_a.py"}, IRIS, "task_a.py may be a file that my needs"),
+        ({"modelName": ".git"}, IRIS, ".git may be a file that my needs"),
+        ({}, "x = " + "-" * 200_000 + "1", "old.mar: cannot be read: MemoryError; add --stock"),
+        (
+            {},
+            "class H(BaseHandler):\n    def preprocess(self, data):\n        return " + "-" * 2000 + "1",
+            "old.mar: cannot be read: RecursionError: .*; add --st",
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_list", [False, True])
+def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_written(
+    has_list: bool, manifest: dict[str, str], handler: str, reason: str, tmp_path: Path
+) -> None:
+    if has_list:
+        Path("my").mkdir()
+        Path("my/models.yaml").write_text("a: {handler: stock, version: '1'}")
+    path = archive(tmp_path / "old.mar", "h.py", {"h.py": handler}, **manifest)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidConfig, match=reason):
+        write_entry(path, None, Path("my/models.yaml"), is_stock=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ("# mine\na: {handler: stock, version: '1'}", "# mine\na: {handler: stock, version: '1'}\nold:\n"),
+        ("{}", "old:\n"),
+        ("{a: {handler: stock, version: '1'}}", "a:\n  handler: stock\n  version: '1'\nold:\n"),
+        ("# none\n", "# none\nold:\n"),
+        ("", "old:\n"),
+    ],
+)
+def test_list_without_a_final_newline_empty_or_in_braces_stays_valid(
+    listed: str, expected: str, tmp_path: Path
+) -> None:
+    Path("my").mkdir()
+    Path("my/models.yaml").write_text(listed)
+    files = {"h.py": IRIS, "model-config.yaml": "handler: {trust_remote_code: true}"}
+    entry, config, _ = move(archive(tmp_path / "old.mar", "h.py", files))
+    assert Path("my/models.yaml").read_text().startswith(expected)
+    assert (entry.handler, config) == ("task_old.py", {})
+    assert sorted(path.name for path in Path("my").iterdir()) == ["models.yaml", "old", "task_old.py"]
+
+
+def test_control_characters_of_an_archive_are_escaped_in_its_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--from", str(archive(tmp_path / "old.mar", "\x1b]0;title\x07\u202e", {}))]) == 1
+    printed = capsys.readouterr().err
+    assert r"handler \x1b]0;title\x07\u202e: not a handler" in printed and printed.rstrip("\n").isprintable()
 
 
 NETWORKS = {

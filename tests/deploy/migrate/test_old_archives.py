@@ -2,6 +2,7 @@
 
 import io
 import json
+import lzma
 import os
 import shutil
 import stat
@@ -67,6 +68,14 @@ def linked(info: zipfile.ZipInfo) -> None:
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
 
 
+def compressed(info: zipfile.ZipInfo) -> None:
+    info.compress_type = zipfile.ZIP_LZMA
+
+
+# 9 ** 8 keys, in 495 bytes.
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -76,7 +85,24 @@ def linked(info: zipfile.ZipInfo) -> None:
         (lambda path: zipped(path, FILES, linked), "is a link"),
         (lambda path: tarred(path, FILES, tarfile.SYMTYPE), "is a link or a device"),
         (lambda path: tarred(path, FILES, tarfile.CHRTYPE), "is a link or a device"),
-        (lambda path: zipped(path, FILES | {"zeros": "0" * 3_000_000}), "3000000 bytes"),
+        (lambda path: zipped(path, FILES | {"zeros": "0" * 3_000_000}), "'zeros' grows from .* to 3000000 bytes"),
+        (lambda path: zipped(path, FILES | {f"{n}": "0" * 2**20 for n in range(9)}), "archive grows from .* bytes"),
+        (lambda path: tarred(path, FILES | {f"{n}": "0" * 2**20 for n in range(9)}), "archive grows from .* bytes"),
+        (lambda path: tarred(path, {"0" * 2_000_000: ""}), "has a header of 2000.* bytes; at most 1048576 are read"),
+        (lambda path: zipped(path, FILES, compressed), "has compression 14; expected DEFLATE or none"),
+        (lambda path: path.write_bytes(lzma.compress(tarred(path, FILES).read_bytes())) and path, "not a gzip file"),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": MERGES}), "model-config.yaml: more than 50 levels or"),
+        (
+            lambda path: zipped(path, FILES | {"model-config.yaml": "a: {<<: {b: 1}}"}),
+            r"a merge \(<<\): write its keys",
+        ),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": "a: &a [*a]"}), "or an alias of itself"),
+        (
+            lambda path: zipped(path, FILES | {"model-config.yaml": "maxWorkers: 1:30"}),
+            "a number in base 60 or of over",
+        ),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": "a: 0x" + "f" * 9999}), "or of over 40 digits: write"),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": "a: 2001-99-99"}), "ValueError: month must be in"),
         (lambda path: zipped(path, FILES | {f"{n}": "" for n in range(30)}), "at most 20 files"),
         (lambda path: zipped(path, {"h.py": ""}), "no MAR-INF/MANIFEST.json"),
         (lambda path: zipped(path, FILES | {"MAR-INF/MANIFEST.json": "[" * 100_000}), "MANIFEST.json: "),

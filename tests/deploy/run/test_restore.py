@@ -44,7 +44,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         local: Any = SimpleNamespace(folder=folder / "node-1", server=SimpleNamespace(logs=folder / "logs"))
-        self.record = Record(local)
+        self.record, self.folder = Record(local), folder / "node-1"
         self.snapshots = folder / "logs" / "config"
         self.snapshots.mkdir(parents=True)
         self._written = 0
@@ -92,6 +92,25 @@ def test_what_was_served_last_is_restored_and_what_was_unregistered_is_not(node:
     assert node.record.begin() == [made("b", batch_size=2)]
 
 
+def test_power_cut_that_empties_the_snapshots_restores_the_older_record_and_marks_that_versions_are_unknown(
+    node: Node,
+) -> None:
+    node.serves(made("a"))
+    assert (node.record.begin(), node.record.is_damaged) == ([made("a")], False)
+    node.record.finish()
+    node.serves(made("a"), made("b"))
+    node.serves(text="")
+    node.serves(text="")
+    assert (node.record.begin(), node.record.is_damaged) == ([made("a"), made("b")], True)
+    node.record.finish()
+    node.serves(text="")
+    assert node.record.begin() == [made("a"), made("b")]
+    # The gateway takes null for an unknown version, and answers 503 for a version that it had and does not find.
+    node.record.finish([made("b")])
+    assert [each and each["model"] for each in json.loads((node.folder / "restore.json").read_text())] == ["b", None]
+    assert node.record.read_pending() == [made("b")]
+
+
 def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.serves(made("a"), made("b"))
     node.record.begin()
@@ -103,6 +122,10 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.record.finish()
     node.serves(made("a"))
     assert node.record.read() == [made("a")]
+    # A version whose archive is another one now is tried again at the next start.
+    node.record.finish([made("b")])
+    assert node.record.read_pending() == [made("b")]
+    assert node.record.begin() == [made("b"), made("a")]
     # Stopped for good, it forgets.
     node.record.remove()
     assert not node.record.exists()

@@ -23,8 +23,8 @@ Serve = Callable[..., Served]
 PATH = "/predictions/colours"
 
 
-def ask(served: Served, number: int, **options: float) -> requests.Response:
-    return requests.post(served.url + PATH, json={"x": number}, timeout=30, **options)
+def ask(served: Served, number: int) -> requests.Response:
+    return requests.post(served.url + PATH, json={"x": number}, timeout=30)
 
 
 def test_routes_are_those_of_a_node(serve: Serve) -> None:
@@ -119,12 +119,13 @@ def test_failure_is_one_line(case: str, archive: Path, tmp_path: Path) -> None:
         used.bind(("127.0.0.1", 0))
         used.listen()
         port = used.getsockname()[1]
-        words, named = {
+        cases: dict[str, tuple[list[object], str]] = {
             "missing": ([tmp_path / "none.mar"], "no archive"),
             "no archive": ([wrong, "--port", 0], "bad.mar does not load"),
             "used port": ([archive, "--port", port], f"cannot listen on 127.0.0.1:{port}"),
             "wrong limit": ([archive, "--config", limits], "head_s"),
-        }[case]
+        }
+        words, named = cases[case]
         done = subprocess.run(
             command(*words), cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False, timeout=60
         )

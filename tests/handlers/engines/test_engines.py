@@ -1,5 +1,6 @@
 """Engines agree with torch in fp32, for any batch size, on any processor; the caller owns their outputs."""
 
+import signal
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from openvino import opset13 as opset
 
+from deploy.models import ROOT
 from handlers.engines import Engine
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
@@ -89,6 +91,7 @@ def torch_engine(device: torch.device, precision: str) -> TorchEngine:
         pytest.param("openvino", "bf16", BF16, marks=pytest.mark.bf16),
         ("cpu", "fp32", FP32),
         ("cpu", "bf16", BF16),
+        ("cpu", "auto", FP32),
         pytest.param("cuda", "auto", BF16, marks=pytest.mark.gpu),
         pytest.param("cuda", "fp32", FP32, marks=pytest.mark.gpu),
     ],
@@ -240,6 +243,54 @@ def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypat
     assert OpenVinoEngine(graph).description == "openvino cpu fp32"
     with pytest.raises(InvalidConfig, match="this processor has no bf16 instructions; use fp32 or auto"):
         OpenVinoEngine(graph, precision="bf16")
+
+
+# Compiles a graph in streams, and crashes like a library.
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+import openvino
+from handlers.engines.openvino import OpenVinoEngine
+graph, compile_model = Path(sys.argv[1]), openvino.Core.compile_model
+def crash(core, model, device, settings):
+    if settings["NUM_STREAMS"] == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGFPE)
+    return compile_model(core, model, device, settings)
+openvino.Core.compile_model = crash
+OpenVinoEngine(graph, precision="fp32", threads=2).divide(2)
+"""
+
+
+def test_openvino_compilation_that_ended_a_process_is_not_tried_again(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CACHE_DIR", str(tmp_path))
+    assert len(OpenVinoEngine(graph, precision="fp32", threads=2).divide(2).streams) == 2
+    assert not [*tmp_path.iterdir()]
+    for streams in ("2", "1"):
+        process = subprocess.run([sys.executable, "-c", CRASH, str(graph), streams], cwd=ROOT, check=False, timeout=60)
+        assert process.returncode == -signal.SIGFPE
+        if streams == "2":
+            assert not OpenVinoEngine(graph, precision="fp32", threads=2).divide(2).streams
+    assert "fp32 for 2 streams, 2 threads: Floating point exception" in caplog.text
+    with pytest.raises(InvalidConfig, match=r"fp32 for 1 streams, 2 threads: Floating .* use fp32, or another number"):
+        OpenVinoEngine(graph, precision="fp32", threads=2)
+    assert OpenVinoEngine(graph, precision="fp32", threads=1).run({"input": np.zeros((1, 3, 16, 16), np.float32)})
+
+
+def test_openvino_does_not_compile_rotary_positions_in_bf16_for_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # openvino#33300: SIGFPE, on any processor that has bf16.
+    angles = opset.parameter([-1, 8], np.float32, name="input")
+    turned = opset.add(opset.sin(angles), opset.cos(angles))
+    path = tmp_path / "model.xml"
+    openvino.save_model(openvino.Model([turned], [angles], "rotary"), path)
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "BF16"])
+    for cores, threads, wanted in ((8, 1, ["fp32"]), (1, 4, ["fp32"]), (8, 2, ["bf16", "fp32"])):
+        monkeypatch.setattr("handlers.engines.openvino.usable_cores", lambda cores=cores: cores)
+        assert OpenVinoEngine(path, threads=threads).precisions == wanted
+    assert not OpenVinoEngine(path, precision="bf16", threads=2).divide(2).streams
 
 
 @pytest.mark.parametrize(("precision", "hint"), [("fp32", "f32"), ("bf16", "bf16")])

@@ -17,6 +17,7 @@ from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
+from handlers.warm_up import measure_change
 from tests.handlers.serving import serve, started
 from tests.tiny_models import LIMIT, TEXTS
 
@@ -194,3 +195,10 @@ def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives
     for entity in words:
         letters = unicodedata.normalize("NFD", text[entity["start"] : entity["end"]]).lower()
         assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
+
+
+def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Archives) -> None:
+    # A build cannot compare the precisions of a GPU, so a worker on one logs this change.
+    halved, exact = (start(tiny_archive, "mean", engine="torch", precision=each) for each in ("bf16", "fp32"))
+    assert 1e-4 < measure_change(halved) < 0.05
+    assert measure_change(exact) == 0

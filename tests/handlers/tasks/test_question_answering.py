@@ -11,7 +11,7 @@ import pytest
 
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests.handlers.serving import serve, started
-from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
+from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best, is_apart
 from tests.tiny_models import LIMIT, PAGE, TEXTS
 
 KINDS = ("bert", "distilbert", "roberta")
@@ -53,25 +53,33 @@ def asked(question: str, context: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "tolerance"),
+    ("kind", "settings", "tolerance", "least"),
     [
-        *((kind, {"engine": "openvino"}, 1e-4) for kind in KINDS),
-        ("bert", {"engine": "torch"}, 1e-4),
-        # bf16 rounds each factor by 2**-9, and heads are scaled up by eight.
-        pytest.param("bert", {"engine": "openvino", "precision": "bf16"}, 0.1, marks=pytest.mark.bf16),
+        *((kind, {"engine": "openvino"}, 1e-4, 40) for kind in KINDS),
+        ("bert", {"engine": "torch"}, 1e-4, 40),
+        # bf16 rounds each factor by 2**-9, and heads are scaled up by eight: few answers are that far apart.
+        ("bert", {"engine": "torch", "precision": "bf16"}, 0.1, 4),
+        pytest.param("bert", {"engine": "openvino", "precision": "bf16"}, 0.1, 4, marks=pytest.mark.bf16),
     ],
 )
 def test_answers_a_mixed_batch_equals_fp32_torch_question_by_question(
-    archives: Callable[[str], Path], kind: str, settings: dict[str, Any], tolerance: float
+    archives: Callable[[str], Path], kind: str, settings: dict[str, Any], tolerance: float, least: int
 ) -> None:
     oracle = Oracle(archives(kind))
     asks = [(*pair, top_k, is_aligned) for pair in PAIRS for top_k in (1, 3) for is_aligned in (True, False)]
     rows = [asked(one, context, top_k=most, align_to_words=aligned) for one, context, most, aligned in asks]
+    compared = 0
     for (question, context, top_k, is_aligned), answer in zip(
         asks, serve(answerer(archives(kind), **settings), rows), strict=True
     ):
         assert answer.status == 200, answer.body
-        assert_best(answer.body, oracle.answers(question, context, top_k, is_aligned=is_aligned), tolerance)
+        wanted, more = (oracle.answers(question, context, most, is_aligned=is_aligned) for most in (top_k, top_k + 1))
+        if is_apart([each["score"] for each in wanted], tolerance) and is_apart(
+            [each["score"] for each in more], tolerance
+        ):
+            assert_best(answer.body, wanted, tolerance)
+            compared += 1
+    assert compared >= least
 
 
 # Rows with the status, type and message of their errors. No other client may see the text that they contain, qzqz.

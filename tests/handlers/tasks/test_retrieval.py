@@ -135,12 +135,25 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
 # -- reranking ---------------------------------------------------------------------------------------------------------
 
 DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
-# Places where a model's files name the activation, as sentence-transformers 6 and older ones write them.
+# A cross-encoder's files, as sentence-transformers 6 and older ones write them: activations, a prompt, a length.
 IDENTITY = "torch.nn.modules.linear.Identity"
-ACTIVATIONS: dict[str, dict[str, Any]] = {
+PROMPT = {"model_type": "CrossEncoder", "prompts": {"query": "the river "}, "default_prompt_name": "query"}
+MODULES = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]
+TRANSFORMER = {
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
+}
+CUT = {**TRANSFORMER, "processing_kwargs": {"text": {"max_length": 48}}}
+SAVED = {"modules.json": MODULES, "sentence_bert_config.json": TRANSFORMER, "config_sentence_transformers.json": PROMPT}
+CROSS_ENCODERS: dict[str, dict[str, Any]] = {
     "sigmoid": {},
     "older": {"sbert_ce_default_activation_function": IDENTITY},
     "newer": {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0.0"}},
+    "prompt": {"files": SAVED},
+    # The library reads them only beside modules.json.
+    "bare": {"files": {"config_sentence_transformers.json": PROMPT, "sentence_bert_config.json": CUT}},
+    "length": {"files": {**SAVED, "sentence_bert_config.json": CUT}},
 }
 
 
@@ -148,9 +161,10 @@ def oracle(handler: Handler) -> Any:
     return CrossEncoder(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
 def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
-    handler = start(tiny_archive, {**RERANKER, **ACTIVATIONS[name]})
+    handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
+    assert isinstance(handler, RerankingHandler)
     (answer,) = ask(handler, "rerank", {"query": QUERY, "documents": DOCUMENTS})
     expected = oracle(handler).predict([(QUERY, each) for each in DOCUMENTS])
     assert answer.status == 200, answer.body
@@ -159,7 +173,8 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
     assert [*scores.values()] == sorted(scores.values(), reverse=True)
     assert (np.ptp(expected) > 0.05) and all("document" not in each for each in answer.body["results"])
     # Long pairs are cut, and counted as the model took them.
-    pairs = handler.tokenizer([QUERY] * len(DOCUMENTS), DOCUMENTS, truncation=True, max_length=LIMIT)["input_ids"]
+    queries, most = [handler.prompt + QUERY] * len(DOCUMENTS), 48 if name == "length" else LIMIT
+    pairs = handler.tokenizer(queries, DOCUMENTS, truncation=True, max_length=most)["input_ids"]
     assert answer.body["usage"]["total_tokens"] == sum(map(len, pairs))
 
 

@@ -10,6 +10,7 @@ from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.text.encoders import find_token_limit
+from handlers.text.sentence_modules import check_reranker
 from handlers.text.sentence_network import SentenceModules
 from tests.tiny_models import checkpoint
 
@@ -58,6 +59,7 @@ POOLING = {"type": f"{ST}Pooling", "path": "1"}
             "include_prompt: false is not supported",
         ),
         ([FIRST, POOLING], {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "fill-mask"),
+        ([FIRST, POOLING], {"sentence_bert_config.json": {"query_length": 8}}, "query_length is not supported"),
         ([FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}], {"2/config.json": {}}, "in_features"),
         (
             [FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}],
@@ -75,6 +77,34 @@ def test_modules_that_are_not_served_are_refused_by_name(
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(InvalidConfig, match=words):
         SentenceModules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        (
+            "modules.json",
+            [FIRST, {"type": f"{ST}LogitScore", "path": "1"}],
+            "LogitScore is not supported for a reranker",
+        ),
+        ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
+        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: True is not supported"),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"padding": "max_length"}}},
+            "text: padding is not",
+        ),
+        ("sentence_bert_config.json", {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
+    ],
+)
+def test_reranker_whose_pairs_are_made_otherwise_is_refused(
+    file: str, content: Any, words: str, tmp_path: Path
+) -> None:
+    check_reranker(tmp_path)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(InvalidConfig, match=words):
+        check_reranker(tmp_path)
 
 
 NAMES = ["input_ids", "attention_mask"]

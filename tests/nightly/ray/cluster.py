@@ -147,8 +147,12 @@ class Cluster:
 
     def listening(self) -> set[tuple[str, str]]:
         """The addresses, and the processes' names, on which processes of the cluster listen."""
-        found = [(own.name(), each) for own in {*self._own()} for each in own.net_connections("tcp")]
-        return {(name, each.laddr.ip) for name, each in found if each.status == psutil.CONN_LISTEN}
+        found = set()
+        for own in self._own():
+            with suppress(psutil.NoSuchProcess):
+                each = own.net_connections("tcp")
+                found |= {(own.name(), it.laddr.ip) for it in each if it.status == psutil.CONN_LISTEN}
+        return found
 
     def _own(self) -> list[psutil.Process]:
         found = []

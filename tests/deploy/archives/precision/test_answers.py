@@ -6,7 +6,7 @@ import numpy as np
 import openvino
 import pytest
 
-from deploy.archives.precision.answers import KINDS, answer_items, exact_settings, is_comparable, make_proof
+from deploy.archives.precision.answers import KINDS, answer_items, exact_settings, make_proof, name_kind
 from deploy.archives.precision.comparisons import (
     Boxes,
     compare_boxes,
@@ -62,7 +62,7 @@ def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str
     folder = tiny_models.staged(tmp_path, "bert", handler)
     config = parse(BUILT_IN[handler].settings_class(), {})
     task = load_task(handler, folder, exact_settings(handler, config))
-    assert is_comparable(handler, task)
+    assert name_kind(task) == handler
     payloads = make_sample_payloads(model(handler.replace("_", "-")), task.inputs)
     items = task.prepare([task.decode(each) for each in payloads])
     assert 20 <= len(items) <= 40
@@ -119,6 +119,25 @@ def test_vectors_are_compared_by_their_cosines_and_by_what_is_most_like_what() -
     found = compare_vectors(ours, theirs)
     assert found.agreement < 0.6
     assert compare_vectors(ours, [vector * np.nan for vector in ours])[:2] == (0.0, 1.0)
+
+
+def test_numbers_of_a_regression_are_compared_by_their_deviation(tmp_path: Path) -> None:
+    folder = tiny_models.staged(tmp_path, "bert", "text_classification", labels=("stars",), problem_type="regression")
+    config = parse(BUILT_IN["text_classification"].settings_class(), {})
+    task = load_task("text_classification", folder, exact_settings("text_classification", config))
+    items = task.prepare(
+        [task.decode(each) for each in make_sample_payloads(model("text-classification"), task.inputs)]
+    )
+    exact = answer_items(task, items, task.engine)
+    numbers = np.array(exact)[:, 0]
+    changed = [each.copy() for each in exact]
+    changed[3] += np.float32(0.03) * numbers.std()
+    for others, agreement, holds in ((exact, 1.0, True), (changed, 0.97, False)):
+        found = make_proof(name_kind(task), exact, others)
+        assert (found.measure, found.samples, found.holds) == ("values", len(items), holds)
+        assert found.agreement == pytest.approx(agreement, abs=1e-3)
+    lost = make_proof(name_kind(task), exact, [exact[0] * np.nan, *exact[1:]])
+    assert (lost.agreement, lost.broken, lost.is_refuted) == (0.0, 1, True)
 
 
 def test_maps_and_orders_of_pairs_are_compared_by_their_averages(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An archive answers texts, alone and together, as transformers answers each alone; or it is not built."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,35 @@ def test_archive_of_a_family_answers_as_transformers_alone_and_together(
         with torch.no_grad():
             (expected,) = model(**tokenizer(text, return_tensors="pt")).logits.numpy()
         np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("limit", [5, 20])
+def test_model_of_few_tokens_is_compared_on_texts_that_are_cut(limit: int, archive_sh: ArchiveSh) -> None:
+    weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification")
+    stated = json.loads((weights / "tokenizer_config.json").read_text())
+    (weights / "tokenizer_config.json").write_text(json.dumps({**stated, "model_max_length": limit}))
+    built(archive_sh, weights)
+    said = json.loads((archive_sh.store / "own" / "build.json").read_bytes())["fidelity"]["said"]
+    assert re.search(r"of transformers on [1-9]\d* texts", said)
+
+
+def test_folder_of_old_sentence_transformers_is_compared_with_the_library(archive_sh: ArchiveSh) -> None:
+    weights = archive_sh.folder / "weights"
+    checkpoint(weights / "0_Transformer", "bert", "sentence_embedding")
+    (weights / "1_Pooling").mkdir()
+    (weights / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_cls_token": True})
+    )
+    kinds = {"Transformer": "0_Transformer", "Pooling": "1_Pooling"}
+    listed = [
+        {"idx": index, "name": str(index), "type": f"sentence_transformers.models.{kind}", "path": path}
+        for index, (kind, path) in enumerate(kinds.items())
+    ]
+    (weights / "modules.json").write_text(json.dumps(listed))
+    archive_sh.write_list("own", "sentence_embedding", config={"threads": 1})
+    archive_sh("own", "--weights", str(weights))
+    said = json.loads((archive_sh.store / "own" / "build.json").read_bytes())["fidelity"]["said"]
+    assert "of sentence-transformers on 4 texts" in said
 
 
 def test_model_that_remembers_earlier_texts_is_refused_with_the_lengths_that_agree(archive_sh: ArchiveSh) -> None:

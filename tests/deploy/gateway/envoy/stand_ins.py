@@ -123,7 +123,7 @@ class StandIn:
 
     Attributes:
         models: name -> descriptions of its versions, the default version first.
-        metadata: by the model's name, its handler's metadata; METADATA where missing, no answer where None.
+        metadata: by the model's name, its handler's metadata; METADATA where missing, an error where None.
         metrics: the text of /metrics.
         broken: answers in place of the management API; delay_s: seconds before it answers.
         asked: method, path and query of everything that came; checks: the headers of questions to the management API.
@@ -166,7 +166,8 @@ class StandIn:
         self.asked.append(f"{request.method} {request.path_qs}")
         if request.headers.get("X-Model-Metadata") == "1":
             found = self.metadata.get(request.path.split("/")[2], METADATA)
-            return web.json_response(found or {"error": {"type": "EmptyRequest"}}, status=200 if found else 400)
+            found = found or {"code": 400, "type": "EmptyRequest"}
+            return web.json_response(found, status=found.get("code", 200))
         body = await request.read()
         self.seen[request.path] += 1
         self.bodies.append((request.content_type, body))

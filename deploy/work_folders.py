@@ -1,0 +1,40 @@
+"""Folders for the work of one process, which a later one removes if that process was killed."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def make_work_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """Make a folder that is removed at the end, and remove those of the prefix whose processes have ended."""
+    for path in parent.glob(f"{prefix}*"):
+        # Its process holds the lock until it ends in any way. Other users' folders stay.
+        with suppress(OSError), _lock(path):
+            shutil.rmtree(path)
+    # It gets the prefix when it is locked. A file system without locks of folders keeps those of killed processes.
+    new = Path(tempfile.mkdtemp(prefix=f".new{prefix}", dir=parent))
+    handle = os.open(new, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    folder = new.rename(parent / new.name.removeprefix(".new"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock a folder, or raise OSError if its process lives."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
