@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -104,7 +103,7 @@ class OnnxEngine:
         feeds = {}
         for name, array in inputs.items():
             if self._datatypes[name] == "BF16":
-                bits = torch.from_numpy(array).bfloat16().view(torch.uint16).numpy()
+                bits = _to_bf16(array)
                 feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
             else:
                 feeds[name] = self._value.ortvalue_from_numpy(array)
@@ -180,4 +179,11 @@ def _array(value: Any) -> NDArray[Any]:
         return np.array(value.numpy())
     shape = tuple(value.shape())
     bits = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
-    return torch.from_numpy(np.array(bits).reshape(shape)).view(torch.bfloat16).float().numpy()
+    return (np.array(bits).reshape(shape).astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bf16(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """Round to BF16's bits, ties to even, as PyTorch does."""
+    bits = np.asarray(array, np.float32, order="C").view(np.uint32)
+    rounded = ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
