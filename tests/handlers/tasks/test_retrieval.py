@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import CrossEncoder
 
 from handlers.errors import InvalidConfig, ItemError
+from handlers.probabilities import sigmoid
 from handlers.protocol.retrieval import Embeddings
 from handlers.tasks.reranking import RerankingHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -181,9 +181,9 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
 def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
     files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
     handler = start(tiny_archive, {**RERANKER, "files": files})
-    assert isinstance(handler.activation, torch.nn.Identity)
+    assert handler.activation is np.asarray
     trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
-    assert isinstance(trusted.activation, torch.nn.Sigmoid)
+    assert trusted.activation is sigmoid
 
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
