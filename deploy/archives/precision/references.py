@@ -109,7 +109,7 @@ def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_c
         pair = [(str(value["query"]), str(value["document"]))]
         logits = model.predict(pair, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         score = float(model.predict(pair, show_progress_bar=False)[0])
-        own = float(task.activation(torch.from_numpy(logits)).flatten()[0])
+        own = float(task.activation(logits).flatten()[0])
         if abs(own - score) > SCORE_TOLERANCE:
             raise InvalidConfig(
                 f"reranking: sentence-transformers scores a pair {score:.4g}, not {own:.4g}; write a task"

@@ -11,7 +11,6 @@ import pytest
 from sentence_transformers import CrossEncoder
 
 from handlers.errors import InvalidConfig, ItemError
-from handlers.probabilities import sigmoid
 from handlers.protocol.retrieval import Embeddings
 from handlers.tasks.reranking import RerankingHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -181,9 +180,11 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
 def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
     files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
     handler = start(tiny_archive, {**RERANKER, "files": files})
-    assert handler.activation is np.asarray
+    assert isinstance(handler, RerankingHandler)
+    assert handler.activation(np.float32([3.0])) == [3.0]
     trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
-    assert trusted.activation is sigmoid
+    assert isinstance(trusted, RerankingHandler)
+    assert handler.activation(np.float32([0.0])) == [0.0] != trusted.activation(np.float32([0.0])) == [0.5]
 
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
