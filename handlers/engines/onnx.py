@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
@@ -149,6 +146,10 @@ def _replace_locales(data: bytes) -> bytes | None:
 
 def _make_messages() -> dict[str, Any]:
     """Make the messages of onnx.proto with these fields; protobuf keeps all others as they are."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto  # noqa: PLC0415
+    from google.protobuf.descriptor_pool import DescriptorPool  # noqa: PLC0415
+    from google.protobuf.message_factory import GetMessageClass  # noqa: PLC0415
+
     file = FileDescriptorProto(name="onnx_locale.proto", package="onnx_locale", syntax="proto2")
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
