@@ -1,6 +1,7 @@
 """Segmenters with seeded weights, since no registry package carries trained ones."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -21,17 +22,32 @@ def lraspp(folder: Path) -> Path:
     return file
 
 
-def segmenter(folder: Path) -> Path:
-    """Write a checkpoint of SegFormer, of some hundred kilobytes, as `save_pretrained` leaves it; gives the folder."""
-    config = transformers.SegformerConfig(
+def segmenter(folder: Path, *, is_beit: bool = False) -> Path:
+    """Write a checkpoint of SegFormer or BEiT, of some hundred kilobytes, as `save_pretrained` leaves it."""
+    config: Any = transformers.SegformerConfig(
         depths=[1, 1, 1, 1],
         hidden_sizes=[8, 16, 24, 32],
         num_attention_heads=[1, 2, 2, 4],
         decoder_hidden_size=32,
         id2label=dict(enumerate(LABELS)),
     )
+    processor: Any = transformers.SegformerImageProcessor(size={"height": SIDE, "width": SIDE})
+    if is_beit:
+        config = transformers.BeitConfig(
+            hidden_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=SIDE,
+            patch_size=32,
+            initializer_range=0.3,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+            use_auxiliary_head=False,
+            id2label=dict(enumerate(LABELS)),
+        )
+        processor = transformers.BeitImageProcessor(size={"height": SIDE, "width": SIDE}, do_center_crop=False)
     torch.manual_seed(1)
-    model = transformers.SegformerForSemanticSegmentation(config).eval()
+    model = transformers.AutoModelForSemanticSegmentation.from_config(config).eval()
     with torch.no_grad():
         # Logits of random weights are nearly alike: those of a picture of noise get deviations of 2 around 0.
         noise = torch.randn(8, 3, 4, 4).repeat_interleave(64, 2).repeat_interleave(64, 3)
@@ -41,5 +57,5 @@ def segmenter(folder: Path) -> Path:
         head.weight.div_(deviation[:, None, None, None])
         head.bias.copy_((head.bias - mean) / deviation)
     model.save_pretrained(folder)
-    transformers.SegformerImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    processor.save_pretrained(folder)
     return exports.dated(folder)

@@ -120,7 +120,8 @@ def follow_processor(checkpoint: Path) -> Preprocessing:
     shapes = {each.shape for every in wanted for each in every}
     if len(shapes) != 1:
         raise InvalidConfig(
-            f"{_name_unfollowed(first)}: images get different sizes, which no batch can hold; resize them to one"
+            f"{_name_unfollowed(first)}: images get different sizes, which no batch can hold; save the processor "
+            "with a size of height and width"
         )
     _, height, width = shapes.pop()
     best, least = None, np.inf

@@ -4,6 +4,7 @@ checkpoint, state dict -> load_checkpoint, load_state -> a network behind a Pixe
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,22 @@ class PixelNetwork(torch.nn.Module):
         return values.to(next(self.parameters()).dtype)
 
 
-def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) -> Any:
-    """Load a model of transformers in fp32, by the name of its class; InvalidConfig if its family is not supported."""
+def check_family(checkpoint: Path, families: Sequence[str]) -> None:
+    """Raise InvalidConfig if the model of a checkpoint is of another family."""
     # The import takes seconds, and a worker on OpenVINO does not need it.
     import transformers  # noqa: PLC0415
 
-    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-    if config.model_type not in families:
-        raise InvalidConfig(f"{config.model_type} is not supported; supported families are {', '.join(families)}")
+    family = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True).model_type
+    if family not in families:
+        raise InvalidConfig(
+            f"{family} is not supported by this task; supported families are {', '.join(families)}; export the model "
+            "for images of one size with torch.onnx.export, and serve the file with handler: tensors"
+        )
+
+
+def load_checkpoint(checkpoint: Path, auto_class: str, families: Sequence[str]) -> Any:
+    """Load a model of transformers in fp32, by the name of its class; InvalidConfig if its family is not supported."""
+    check_family(checkpoint, families)
     return load_strictly(auto_class, checkpoint, dtype=torch.float32)
 
 
@@ -60,6 +69,10 @@ def read_state(weights: Path) -> Mapping[str, Any]:
 
 def load_state(network: Any, state: Mapping[str, Any], arch: str) -> Any:
     """Load the weights of a network, except AUXILIARY ones; InvalidConfig if they belong to another network."""
+    if not hasattr(state, "_metadata"):
+        # MNASNet loads only weights with its version, which safetensors and wrappers' state dicts lack.
+        state = OrderedDict(state)
+        state._metadata = {"": {"version": network._version}}  # type: ignore[attr-defined] # as state_dict() sets it
     try:
         found = network.load_state_dict(state, strict=False)
         problems = {"they lack": found.missing_keys, f"{arch} does not have": found.unexpected_keys}

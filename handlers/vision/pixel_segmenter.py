@@ -16,8 +16,8 @@ from handlers.errors import InvalidConfig
 from handlers.vision.pixel_network import PixelNetwork, load_checkpoint, load_state, read_state
 from handlers.vision.preprocessing import Preprocessing
 
-# Families of transformers that stretch an image to one square and return a class for each of its pixels.
-FAMILY = ("segformer",)
+# Families of transformers that see images of one size, and return few logits for their pixels.
+FAMILY = ("segformer", "beit", "data2vec-vision", "mobilenet_v2", "mobilevit", "mobilevitv2")
 # A map has a byte for each pixel.
 MOST_CLASSES = 256
 
@@ -54,7 +54,7 @@ class PixelSegformer(PixelNetwork):
         self.network = network
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, (B, H, W, 3) uint8, RGB, into logits (B, classes, h, w), a quarter of the width and height."""
+        """Turn pixels, (B, H, W, 3) uint8, RGB, into logits (B, classes, h, w), of fewer pixels."""
         logits: torch.Tensor = self.network(pixel_values=self.normalise(pixels)).logits.float()
         return logits
 

@@ -10,7 +10,8 @@ from deploy.archives.weights import load_weights
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.vision.config import ObjectDetectionConfig
-from handlers.vision.pixel_detector import PixelDetector, load_detector
+from handlers.vision.pixel_detector import FAMILY, PixelDetector, load_detector
+from handlers.vision.pixel_network import check_family
 from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 
@@ -32,6 +33,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         write_state(state, engine, folder)
     else:
         with open_checkpoint(model, origin) as source:
+            check_family(source, FAMILY)
             seen = follow_processor(source)
             detector = load_detector(source, seen)
             labels = read_checkpoint_labels(source)

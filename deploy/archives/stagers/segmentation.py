@@ -10,7 +10,8 @@ from deploy.archives.weights import count_classes, load_weights
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.vision.config import ImageSegmentationConfig
-from handlers.vision.pixel_segmenter import PixelSegformer, PixelSegmenter, build_torchvision, load_segmenter
+from handlers.vision.pixel_network import check_family
+from handlers.vision.pixel_segmenter import FAMILY, PixelSegformer, PixelSegmenter, build_torchvision, load_segmenter
 from handlers.vision.preprocessing import Preprocessing, to_levels
 
 
@@ -33,6 +34,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         write_state(state, engine, folder)
     else:
         with open_checkpoint(model, origin) as source:
+            check_family(source, FAMILY)
             seen = follow_processor(source)
             labels = [*read_checkpoint_labels(source).values()]
             segmenter = load_segmenter(source, None, len(labels), seen)

@@ -19,6 +19,7 @@ from deploy.archives.state_dicts import read_state
 from deploy.archives.weights import count_classes, read_shapes
 from deploy.models import ModelEntry
 from handlers.text.encoder_modules import load_encoder
+from handlers.vision.pixel_network import load_state
 from tests.tiny_models import checkpoint as tiny_checkpoint
 
 ARCH = "squeezenet1_1"
@@ -70,6 +71,17 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
 def test_shapes_of_a_regnet_which_computes_its_widths_are_those_of_its_weights() -> None:
     own = torchvision.models.get_model("regnet_y_400mf", weights=None).state_dict()
     assert read_shapes("regnet_y_400mf") == {name: tensor.shape for name, tensor in own.items()}
+
+
+def test_mnasnet_without_its_version_which_no_wrapper_keeps_computes_as_it_was(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = torchvision.models.get_model("mnasnet0_5", weights=None, num_classes=5).eval()
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(network.state_dict(), path)
+    state = read_state(ModelEntry("own", "image_classification", "1", tmp_path), path, ())
+    loaded = load_state(torchvision.models.get_model("mnasnet0_5", weights=None, num_classes=5), state, "mnasnet0_5")
+    image = torch.rand(1, 3, 64, 64)
+    assert torch.equal(loaded(image), network(image))
 
 
 def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import sentencepiece
 import transformers
 
@@ -56,6 +57,26 @@ def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, 
     make, words = MISTAKES[mistake]
     make(weights)
     assert words in archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "family"),
+    [
+        ("object_detection", "Detr", "rt_detr"),
+        ("object_detection", "Yolos", "rt_detr"),
+        ("image_segmentation", "MaskFormer", "segformer"),
+    ],
+)
+def test_network_of_another_family_is_refused_with_the_task_that_serves_it(
+    task: str, kind: str, family: str, archive_sh: ArchiveSh
+) -> None:
+    folder = archive_sh.write_list("own", task, config={})
+    getattr(transformers, f"{kind}Config")().save_pretrained(folder)
+    getattr(transformers, f"{kind}ImageProcessor")().save_pretrained(folder)
+    safetensors.torch.save_file({}, folder / "model.safetensors")
+    refusal = archive_sh.refused("own", "--weights", str(folder))
+    assert refusal.startswith(f"own: {kind.lower()} is not supported by this task; supported families are {family}, ")
+    assert refusal.endswith("with torch.onnx.export, and serve the file with handler: tensors")
 
 
 def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp
 SETTINGS: dict[str, dict[str, Any]] = {
     "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER},
     "transformers": COMMON,
+    "beit": COMMON,
 }
 NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
 LEAST_EQUAL = 0.99
@@ -47,13 +48,18 @@ def sent(name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An archive of either kind, for both engines."""
+    """An archive of each kind, for both engines."""
     folders = {}
-    for kind, weights in (("torchvision", None), ("transformers", tmp_path_factory.mktemp("checkpoint"))):
+    made = {"torchvision": None, "transformers": tmp_path_factory.mktemp("segformer")}
+    for kind, weights in {**made, "beit": tmp_path_factory.mktemp("beit")}.items():
         own, folders[kind] = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp(kind)
         (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS[kind]}))
         entry = ModelEntry("tiny", "image_segmentation", "1.0", own)
-        exports.taken(entry, "random" if weights is None else str(tiny_segmenter.segmenter(weights)), folders[kind])
+        exports.taken(
+            entry,
+            "random" if weights is None else str(tiny_segmenter.segmenter(weights, is_beit=kind == "beit")),
+            folders[kind],
+        )
     return folders
 
 
@@ -99,7 +105,10 @@ def by_transformers(archive: Path) -> Oracle:
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
-@pytest.mark.parametrize(("kind", "oracle"), [("torchvision", by_torchvision), ("transformers", by_transformers)])
+@pytest.mark.parametrize(
+    ("kind", "oracle"),
+    [("torchvision", by_torchvision), ("transformers", by_transformers), ("beit", by_transformers)],
+)
 def test_maps_are_those_of_the_network_on_each_image_alone(
     archives: dict[str, Path], kind: str, oracle: Callable[[Path], Oracle], engine: str
 ) -> None:
