@@ -32,6 +32,15 @@ class NoMetrics:
         """Discard a sample."""
 
 
+class _Context:
+    """The parts of TorchServe's context that `handler.initialize` reads, without the import of `ts` and torch."""
+
+    def __init__(self, name: str, folder: str, manifest: Any, window: int, gpu: int | None, *rest: Any) -> None:
+        *_, self.metrics, self.model_yaml_config = rest
+        self.model_name, self.manifest = name, manifest
+        self.system_properties = {"model_dir": folder, "gpu_id": gpu, "batch_size": window}
+
+
 class LoadedArchive:
     """One archive, with its handler ready."""
 
@@ -72,15 +81,19 @@ class LoadedArchive:
         settings = _settings(folder, mode, threads)
         if response_timeout_s is not None:
             settings["responseTimeout"] = response_timeout_s
+        make_context: Any = _Context
+        if mode == "classic" or (folder / "original").is_dir():
+            # Handlers of stock archives, and `handler.handle`, need TorchServe's; handlers.torchserve looks for it.
+            from ts.context import Context  # noqa: PLC0415
+
+            make_context = Context
         #: A `handlers.base.BatchHandler` of the archive's own package.
         self.handler = _handler(folder, manifest)
-        from ts.context import Context  # noqa: PLC0415
-
         window = batch_size or settings.get("batchSize") or 1
         # An empty collection of metrics is false.
         metrics = NoMetrics() if metrics is None else metrics
         #: TorchServe's, which `handler.handle` takes.
-        self.context: Any = Context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
+        self.context: Any = make_context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
         self.handler.initialize(self.context)
 
 

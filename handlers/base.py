@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from handlers import archive_files
 from handlers.batching.core import Core
 from handlers.batching.guard import Guard
@@ -26,7 +24,7 @@ from handlers.continuous.frontend import NewRequest, serve_batches
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import describe, precision_of
-from handlers.engines import available_threads
+from handlers.engines import CPU, Device, available_threads
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
@@ -197,8 +195,11 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         return dict(zip(batch, replies, strict=True))
 
 
-def _device(gpu_id: int | None) -> torch.device:
+def _device(gpu_id: int | None) -> Device:
     """Return the GPU that TorchServe assigned to this worker, or the CPU."""
-    if gpu_id is not None and torch.cuda.is_available():
-        return torch.device("cuda", int(gpu_id))
-    return torch.device("cpu")
+    if gpu_id is not None:
+        import torch  # noqa: PLC0415
+
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(gpu_id))
+    return CPU

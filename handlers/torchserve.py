@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
 from handlers.metrics import Recorder, Reporter, Sample
 
 BASE_MODULE = "ts.torch_handler.base_handler"
@@ -33,29 +31,44 @@ def blocked_imports(*modules: str, importer: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-# TorchServe's module tries to import both for features that are not used here. The first one imports torch._dynamo and
-# torch._inductor, three seconds of every worker's start.
-with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
-    from ts.metrics.metric_cache_errors import MetricsCacheKeyError
-    from ts.metrics.metric_type_enum import MetricTypes
-    from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
-# On a GPU that has TF32, TorchServe's module chooses it for products of matrices in fp32. Only stock handlers keep it.
-STOCK_PRECISION = torch.get_float32_matmul_precision()
-torch.set_float32_matmul_precision("highest")
+# TorchServe's worker has imported `ts`. Another process needs neither it nor torch, which its module imports.
+if "ts" in sys.modules:
+    # The module tries to import both for features that are not used here. The first one imports torch._dynamo and
+    # torch._inductor, three seconds of every worker's start.
+    with blocked_imports("openvino.torch", "onnxruntime", importer=BASE_MODULE):
+        from ts.torch_handler.base_handler import BaseHandler as BaseHandler  # noqa: PLC0414
+
+    import torch
+
+    # On a GPU that has TF32, that module chooses it for products of matrices in fp32. Only stock handlers keep it.
+    STOCK_PRECISION = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+else:
+    STOCK_PRECISION = "highest"
+
+    class BaseHandler:  # type: ignore[no-redef]
+        """The base of a task outside TorchServe's worker."""
 
 
 def make_reporter(context: Any, version: str | None) -> Reporter:
     """Return the reporter of a model, which is not started yet."""
     # TorchServe does not accept an empty label.
     labels = (context.model_name, version or "unknown")
-    return Reporter(Recorder(), partial(_emit, context.metrics, labels))
+    kind: Any = None
+    undeclared: type[Exception] = LookupError
+    if "ts" in sys.modules:
+        from ts.metrics.metric_cache_errors import MetricsCacheKeyError  # noqa: PLC0415
+        from ts.metrics.metric_type_enum import MetricTypes  # noqa: PLC0415
+
+        kind, undeclared = MetricTypes.COUNTER, MetricsCacheKeyError
+    return Reporter(Recorder(), partial(_emit, context.metrics, labels, kind, undeclared))
 
 
-def _emit(cache: Any, model: tuple[str, str], sample: Sample) -> None:
+def _emit(cache: Any, model: tuple[str, str], kind: Any, undeclared: type[Exception], sample: Sample) -> None:
     name = sample.counter.name
     try:
-        counter = cache.get_metric(name, MetricTypes.COUNTER)
-    except MetricsCacheKeyError:  # the server's metrics file does not declare it
+        counter = cache.get_metric(name, kind)
+    except undeclared:  # the server's metrics file does not declare it
         names = ["ModelName", "ModelVersion", *sample.counter.labels]
-        counter = cache.add_metric_to_cache(name, "count", names, MetricTypes.COUNTER)
+        counter = cache.add_metric_to_cache(name, "count", names, kind)
     counter.add_or_update(sample.value, [*model, *sample.labels])

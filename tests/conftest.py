@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import ts  # noqa: F401 tests run handlers as TorchServe's worker does
 
 from tests.tiers import LEFT_OUT
 

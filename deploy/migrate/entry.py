@@ -50,11 +50,11 @@ def write_entry(source: Path, name: str | None, path: Path, *, is_stock: bool) -
 
 
 def _check_names(source: Path, name: str, version: str, path: Path) -> None:
-    try:
-        check_name(name)
-        check_name(version)
-    except ValueError as error:
-        raise InvalidConfig(f"{source}: {error}; change its MANIFEST.json, or add a name to the command") from None
+    for value, remedy in ((name, "add another name to the command"), (version, "change it in its MANIFEST.json")):
+        try:
+            check_name(value)
+        except ValueError as error:
+            raise InvalidConfig(f"{source}: {error}; {remedy}") from None
     if name.startswith(".") or name == path.name or name.lower().endswith(READ):
         raise InvalidConfig(f"{source}: {name} may be a file that {path.parent} needs; add another name to the command")
     if name in _read_list(path)[1] or (path.parent / name).exists():

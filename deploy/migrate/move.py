@@ -22,9 +22,10 @@ from deploy.migrate.weights import find_arch, read_weights
 from deploy.models import STOCK, ModelEntry
 from handlers.config import FRONTEND_NAMES
 from handlers.errors import InvalidConfig
+from handlers.vision.boxes import RULES
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from handlers.vision.pixel_classifier import WITHOUT_HEADS
-from handlers.vision.pixel_ssd import RULES, load_ssd
+from handlers.vision.pixel_ssd import load_ssd
 
 LABELS = "index_to_name.json"
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.

@@ -6,8 +6,10 @@ the client disconnects: Serve cancels the task -> core.cancel: its waiting items
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,12 @@ class Replica:
         self._handler, self._core = loaded.handler, loaded.handler.core
         #: The most bytes of a body; one byte more is enough to refuse it.
         self.max_body_bytes: int = self._handler.config.max_body_bytes
-        self._is_doubtful = False
+        #: Whether a GPU computes, and the requests of a full micro-batch.
+        self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
+        self.metadata = self._handler.metadata
+        self._lock, self._is_doubtful = threading.Lock(), False
+        # The requests that have ended since the loop last woke.
+        self._ended: list[asyncio.Future[None]] = []
         # Of the archive's own package, which is on the path now.
         from handlers.errors import ItemError  # noqa: PLC0415
         from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
@@ -79,13 +86,36 @@ class Replica:
         return self._request_class((), slots=[self._slot_class(content)], arrived_s=time.perf_counter())
 
     async def _run(self, request: Any) -> Answer:
+        future = self._core.submit(request)
         try:
-            reply = (await asyncio.wrap_future(self._core.submit(request)))()
+            if not future.done():
+                loop = asyncio.get_running_loop()
+                waiter: asyncio.Future[None] = loop.create_future()
+                future.add_done_callback(lambda _: self._end(loop, waiter))
+                await waiter
+            reply = future.result()()
         except asyncio.CancelledError:
             self._core.cancel(request)
             raise
+        except CancelledError:
+            raise asyncio.CancelledError from None
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
         return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
+
+    def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
+        """Wake the loop once for all requests that a micro-batch ends; any thread."""
+        with self._lock:
+            self._ended.append(waiter)
+            is_first = len(self._ended) == 1
+        if is_first:
+            loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            ended, self._ended = self._ended, []
+        for waiter in ended:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Predictions(Application):

@@ -20,6 +20,20 @@ logger = logging.getLogger(__name__)
 # The message of a failed allocation contains one of these, in OpenVINO and in ONNX Runtime.
 ALLOCATION_FAILURES = ("alloc", "out of memory")
 
+# The files of an archive that contain a program of PyTorch.
+EXPORTED, SCRIPTED = "model.pt2", "model.pt"
+
+
+class _Cpu(str):
+    """A name that torch accepts as a device."""
+
+    type, index = "cpu", None  # type: ignore[assignment]
+
+
+# A torch.device, or CPU, which needs no torch.
+Device = Any
+CPU = _Cpu("cpu")
+
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 

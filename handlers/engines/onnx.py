@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
@@ -103,7 +99,7 @@ class OnnxEngine:
         feeds = {}
         for name, array in inputs.items():
             if self._datatypes[name] == "BF16":
-                bits = torch.from_numpy(array).bfloat16().view(torch.uint16).numpy()
+                bits = _to_bf16(array)
                 feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
             else:
                 feeds[name] = self._value.ortvalue_from_numpy(array)
@@ -153,6 +149,10 @@ def _replace_locales(data: bytes) -> bytes | None:
 
 def _make_messages() -> dict[str, Any]:
     """Make the messages of onnx.proto with these fields; protobuf keeps all others as they are."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto  # noqa: PLC0415
+    from google.protobuf.descriptor_pool import DescriptorPool  # noqa: PLC0415
+    from google.protobuf.message_factory import GetMessageClass  # noqa: PLC0415
+
     file = FileDescriptorProto(name="onnx_locale.proto", package="onnx_locale", syntax="proto2")
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -183,4 +183,11 @@ def _array(value: Any) -> NDArray[Any]:
         return np.array(value.numpy())
     shape = tuple(value.shape())
     bits = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
-    return torch.from_numpy(np.array(bits).reshape(shape)).view(torch.bfloat16).float().numpy()
+    return (np.array(bits).reshape(shape).astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bf16(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """Round to BF16's bits, ties to even, as PyTorch does."""
+    bits = np.asarray(array, np.float32, order="C").view(np.uint32)
+    rounded = ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)

@@ -7,13 +7,10 @@ from typing import Any
 
 import torch
 
-from handlers.engines import available_threads
+from handlers.engines import EXPORTED, SCRIPTED, available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
-# The files of an archive that contain a program.
-EXPORTED = "model.pt2"
-SCRIPTED = "model.pt"
 # The name of a program's only output.
 ONLY_OUTPUT = "output"
 # The names of several outputs.

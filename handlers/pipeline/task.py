@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
-
 from handlers.config import HandlerConfig, NoOptions
-from handlers.engines import Arrays, Engine, Listener, Outputs
+from handlers.engines import Arrays, Device, Engine, Listener, Outputs
 from handlers.errors import ItemError
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 from handlers.protocol import retrieval, rows
@@ -49,7 +47,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     model_dir: Path
     longest_run_s: float  # most seconds of one run, for engines that can stop one
     fingerprint: str | None  # hash of everything that the archive was made from; None if unknown
-    device: torch.device  # of the engine
+    device: Device  # of the engine
     shape: Shape  # of requests, for `unpack`
     metadata: Metadata
 

@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from handlers.engines import Engine, Outputs
-from handlers.engines.torch import dtype_for
 from handlers.probabilities import function_of, scores
 from handlers.protocol.output_tensors import LABELS, Record, rankings
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
-from handlers.vision.pixel_network import read_state
 
 
 def _to_records(result: Mapping[str, float]) -> Sequence[Record]:
@@ -37,9 +34,13 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
             self.function = function_of(settings.get("problem_type"), len(self.labels))
         return engine
 
-    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
-        # The import of torchvision takes seconds, and a worker on OpenVINO does not need it.
+    def load_network(self) -> tuple[Any, Sequence[str]]:
+        # The import of both takes seconds, and a worker on OpenVINO does not need them.
+        import torch  # noqa: PLC0415
+
+        from handlers.engines.torch import dtype_for  # noqa: PLC0415
         from handlers.vision.pixel_classifier import build_torchvision, load_classifier  # noqa: PLC0415
+        from handlers.vision.pixel_network import read_state  # noqa: PLC0415
 
         arch, preprocessing = self.config.arch, self.preprocessing
         if arch is None:

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from handlers.config import parse_options
 from handlers.engines import Outputs
-from handlers.engines.torch import dtype_for
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
@@ -19,7 +17,6 @@ from handlers.vision.config import ImageSegmentationConfig, ImageSegmentationOpt
 from handlers.vision.encoding import encode_map
 from handlers.vision.handler import DecodedImage, ImageHandler
 from handlers.vision.images import open_image
-from handlers.vision.pixel_segmenter import load_segmenter
 
 # Pixels of a token: a square of 16 x 16.
 PIXELS_PER_TOKEN = 256
@@ -31,7 +28,10 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
 
-    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+    def load_network(self) -> tuple[Any, Sequence[str]]:
+        from handlers.engines.torch import dtype_for  # noqa: PLC0415
+        from handlers.vision.pixel_segmenter import load_segmenter  # noqa: PLC0415
+
         arch = self.config.arch
         weights = self.checkpoint_dir if arch is None else self.model_dir / "model.pt"
         segmenter = load_segmenter(weights, arch, len(self.labels), self.preprocessing)

@@ -4,16 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
-from handlers.engines.torch import dtype_for
 from handlers.probabilities import sigmoid, softmax
+from handlers.vision.boxes import RULES, select_boxes
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
-from handlers.vision.pixel_detector import load_detector
-from handlers.vision.pixel_ssd import RULES, read_ssd, select_boxes
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -31,7 +28,11 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
         self.rules = None if self.config.arch is None else RULES[self.config.arch]
         return super().load()
 
-    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+    def load_network(self) -> tuple[Any, Sequence[str]]:
+        from handlers.engines.torch import dtype_for  # noqa: PLC0415
+        from handlers.vision.pixel_detector import load_detector  # noqa: PLC0415
+        from handlers.vision.pixel_ssd import read_ssd  # noqa: PLC0415
+
         dtype = dtype_for(self.device, self.config.precision)
         if self.config.arch is None:
             found = load_detector(self.checkpoint_dir, self.preprocessing)

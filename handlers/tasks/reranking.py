@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
@@ -68,5 +67,5 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""
-        scores = self.activation(torch.from_numpy(np.asarray(outputs["logits"], np.float32)))
+        scores = self.activation(np.asarray(outputs["logits"], np.float32))
         return [{"score": score} for score in scores.flatten().tolist()]

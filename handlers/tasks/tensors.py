@@ -5,17 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import NoOptions, parse_options
-from handlers.engines import Arrays, Engine, Outputs
+from handlers.engines import EXPORTED, SCRIPTED, Arrays, Device, Engine, Outputs
 from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_function
 from handlers.engines.onnx import FILE as ONNX
 from handlers.engines.onnx import OnnxEngine
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.program import EXPORTED, SCRIPTED, ProgramEngine, load_program
 from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.fields import Fields
@@ -144,9 +141,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return self.rows.split_outputs(outputs, items, self.outputs)
 
 
-def load_model(
-    folder: Path, config: TensorsConfig, device: torch.device, *, uses_torch: bool
-) -> tuple[Engine, Signature]:
+def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:
     """Load the model of an archive.
 
     Args:
@@ -167,6 +162,10 @@ def load_model(
     signature = merge_signature(DeclaredSignature.from_json(path.read_text(encoding="utf-8")), config)
     has_program = any((folder / name).is_file() for name in (EXPORTED, SCRIPTED))
     if uses_torch and (has_program or config.engine == "torch"):
+        import torch  # noqa: PLC0415
+
+        from handlers.engines.program import ProgramEngine, load_program  # noqa: PLC0415
+
         dtypes = {name: torch.bfloat16 if t.datatype == "BF16" else None for name, t in signature.arguments.items()}
         names = [*signature.outputs] if signature.outputs else []
         program = load_program(folder, device)
@@ -179,7 +178,7 @@ def load_model(
     return engine, set_engine_types(signature, OPENVINO_COMPUTES_IN)
 
 
-def _load_function(folder: Path, config: TensorsConfig, device: torch.device) -> tuple[Engine, Signature]:
+def _load_function(folder: Path, config: TensorsConfig, device: Device) -> tuple[Engine, Signature]:
     function = load_function(folder)
     if function.load is not None:
         try:

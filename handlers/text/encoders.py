@@ -1,26 +1,23 @@
-"""Hugging Face encoders as modules with named inputs and outputs: exported for OpenVINO, or run by PyTorch.
+"""The files of Hugging Face encoders beside their weights. handlers.text.encoder_modules loads these, with PyTorch.
 
-folder (config.json, model.safetensors, ...) -> load_encoder -> Encoder: (B, T) ids -> the task's outputs
 builder: tokenizer.json, config.json, ... -> prepare_tokenizer -> prepared.json
 worker:  prepared.json -> read_tokenizer -> FastTokenizer and configuration, without the import of transformers
 """
 
 import json
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from handlers.archive_files import hash_files
-from handlers.checkpoints import import_transformers, load_strictly, load_tokenizer
+from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.errors import InvalidConfig
 from handlers.text.inputs import FastTokenizer
 from handlers.text.sentence_files import read_json
-from handlers.text.sentence_modules import SentenceModules, transformer_settings
+from handlers.text.sentence_modules import transformer_settings
 
 SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
@@ -50,58 +47,6 @@ class Head:
     is_paired: bool = False  # whether every input is two texts
 
 
-class Encoder(torch.nn.Module):
-    """A model behind the names that the handlers use; it is always called with keyword arguments."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        input_names: tuple[str, ...],
-        output_names: tuple[str, ...],
-        pooling: SentenceModules | None = None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.input_names, self.output_names, self.pooling = input_names, output_names, pooling
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run the model on (B, T) int64 inputs: one tensor per output name, (B, ...); vectors are in fp32."""
-        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        others = {name: tensor for name, tensor in given.items() if tensor is not None}
-        result = self.model(input_ids=input_ids, return_dict=True, **others)
-        if self.pooling is None:
-            return tuple(result[name] for name in self.output_names)
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return (self.pooling(result["last_hidden_state"], mask),)
-
-
-def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    # Padding may be on either side.
-    places = torch.arange(mask.shape[1], device=mask.device) * mask
-    last = places.argmax(1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
-    return states.gather(1, last).squeeze(1)
-
-
-class LastTokenClassifier(torch.nn.Module):
-    """A decoder's classifier whose configuration has no padding token.
-
-    transformers finds the last token of each text by the padding, and so accepts only one text.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, model.config
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
-        states = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask, **options)[0]
-        return {"logits": _last_token(self.model.score(states), attention_mask)}
-
-
 def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:
     """Return whether the model gets `token_type_ids`, which distinguish two texts; None if files contradict each other.
 
@@ -125,27 +70,6 @@ UNCERTAIN_SEGMENTS = (
     'model_input_names to tokenizer_config.json: ["input_ids", "token_type_ids", "attention_mask"], or without '
     "token_type_ids if it was trained without"
 )
-
-
-def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
-    """Load a task's model in fp32 from a folder; InvalidConfig if the folder does not contain such a model."""
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    is_encoder_only = head.is_pooled and read_json(folder / "config.json").get("model_type") in ENCODER_DECODERS
-    auto_class = "AutoModelForTextEncoding" if is_encoder_only else head.auto_class
-    # The pooler's vector is not the one of the token states.
-    model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if head.is_pooled else "(?!)", **options)
-    taken = signature(model.forward).parameters
-    inputs = tuple(name for name in INPUT_NAMES if name in taken)
-    has_segments = takes_segments(tokenizer, model.config, folder) if SEGMENTS in inputs else False
-    if head.is_paired and has_segments is None:
-        raise InvalidConfig(UNCERTAIN_SEGMENTS)
-    inputs = inputs if has_segments else tuple(name for name in inputs if name != SEGMENTS)
-    # There is no next token to cache keys and values for, and a graph cannot return them.
-    model.config.use_cache = False
-    if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
-        model = LastTokenClassifier(model)
-    return Encoder(model, inputs, head.outputs, SentenceModules(folder) if head.is_pooled else None)
 
 
 def _hash_sources(folder: Path) -> dict[str, str]:

@@ -15,12 +15,11 @@ from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs, pad_array
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig
-from handlers.text.encoders import Head, find_source_limit, load_encoder, read_tokenizer
+from handlers.text.encoders import Head, find_source_limit, read_tokenizer
 from handlers.text.inputs import Text, Tokens, add_tokens, pad_rows, read_payload, round_length
 
 Config = TypeVar("Config", bound=TextConfig)
@@ -55,6 +54,9 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         if not self.uses_torch:
             return OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
+        from handlers.engines.torch import TorchEngine, dtype_for  # noqa: PLC0415
+        from handlers.text.encoder_modules import load_encoder  # noqa: PLC0415
+
         encoder = load_encoder(self.head, self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         encoder.to(self.device, dtype_for(self.device, config.precision))
         return TorchEngine(encoder, self.device, encoder.input_names, encoder.output_names, config.threads)

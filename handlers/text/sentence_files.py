@@ -5,16 +5,16 @@ config.json                       -> Dimensions, the sizes that a vector may be 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from handlers.errors import InvalidOption, show_name
+from handlers.probabilities import sigmoid
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 # The names of prompts that sentence-transformers tries for a query and a document, in this order.
@@ -104,8 +104,8 @@ def _scale_to_unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
     return (part / max(float(np.linalg.norm(part)), 1e-12)).astype(np.float32)
 
 
-def read_activation(folder: Path) -> torch.nn.Module:
-    """Find the module that turns a cross-encoder's one logit into a score; the sigmoid if its files name none.
+def read_activation(folder: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Find the function that turns a cross-encoder's one logit into a score; the sigmoid if its files name none.
 
     sentence-transformers 6 reads these places in this order, and accepts only names of torch.
     """
@@ -116,11 +116,19 @@ def read_activation(folder: Path) -> torch.nn.Module:
         config.get("sbert_ce_default_activation_function"),
     )
     name = next((each for each in names if isinstance(each, str)), "")
-    return make_torch_module(name) or torch.nn.Sigmoid()
+    kind = name.rpartition(".")[2] if name.startswith("torch.") else ""
+    if kind in ("", "Sigmoid", "Identity"):
+        return np.asarray if kind == "Identity" else sigmoid
+    import torch  # noqa: PLC0415
+
+    module = make_torch_module(name)
+    return sigmoid if module is None else lambda logits: module(torch.from_numpy(logits)).numpy()
 
 
-def make_torch_module(name: str) -> torch.nn.Module | None:
+def make_torch_module(name: str) -> Any:
     """Make the module of torch.nn with a name from a model's files; None for any other name."""
+    import torch  # noqa: PLC0415
+
     found = getattr(torch.nn, name.rpartition(".")[2], None) if name.startswith("torch.") else None
     return found() if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 
 from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
@@ -69,7 +68,7 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return TorchEngine(network.to(self.device), self.device, ["pixels"], outputs, config.threads)
 
     @abstractmethod
-    def load_network(self) -> tuple[torch.nn.Module, Sequence[str]]:
+    def load_network(self) -> tuple[Any, Sequence[str]]:
         """Load the network for torch, in the configured precision; return it and the names of its outputs."""
 
     def sample(self) -> Payload:

@@ -1,6 +1,6 @@
-"""torchvision's SSD and SSDLite behind pixels as they were decoded, and the choice of their boxes outside the graph.
+"""torchvision's SSD and SSDLite behind pixels as they were decoded; handlers.vision.boxes chooses the boxes.
 
-state dict -> load_ssd -> PixelSsd: (B, S, S, 3) float32 -> (B, A, classes) logits, (B, A, 4) boxes -> select_boxes
+state dict -> load_ssd -> PixelSsd: (B, S, S, 3) float32 -> (B, A, classes) logits, (B, A, 4) boxes
 
 Only code that runs PyTorch calls `load_ssd`.
 """
@@ -8,29 +8,14 @@ Only code that runs PyTorch calls `load_ssd`.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from handlers.vision.boxes import RULES
 from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
 from handlers.vision.preprocessing import Preprocessing, to_levels
 
-
-class SsdRules(NamedTuple):
-    """torchvision's own settings of a network."""
-
-    side: int  # of the square that images are stretched to
-    overlap: float  # most intersection over union of two boxes of a class
-    candidates: int  # most boxes of a class before overlaps are compared
-    most: int  # boxes of an image
-
-
-RULES = {
-    "ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300),
-    "ssd300_vgg16": SsdRules(300, 0.45, 400, 200),
-}
 # Scales of centres and sizes in torchvision's BoxCoder.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 # The most that a size may grow, as a logarithm; BoxCoder's limit.
@@ -87,37 +72,3 @@ def load_ssd(state: Mapping[str, Any], arch: str) -> tuple[PixelSsd, int]:
 def read_ssd(weights: Path, arch: str) -> PixelSsd:
     """Load a network from an archive's file; InvalidConfig if that is missing or another network's."""
     return load_ssd(read_state(weights), arch)[0]
-
-
-def select_boxes(
-    boxes: NDArray[np.float32], scores: NDArray[np.float32], least: float, rules: SsdRules
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Select the boxes of one image as torchvision's SSD does: in each class those that overlap no better one.
-
-    Args:
-        boxes: (A, 4) left, top, right, bottom in 0..1.
-        scores: (A, classes) probabilities.
-        least: boxes without a higher score are left out.
-        rules: the network's.
-
-    Returns:
-        The selected boxes and classes, as indices, best first.
-    """
-    best = np.argsort(-scores, axis=0, kind="stable")[: rules.candidates]
-    anchors, classes = best.T.ravel(), np.repeat(np.arange(scores.shape[1]), len(best))
-    is_likely = scores[anchors, classes] > least
-    anchors, classes = anchors[is_likely], classes[is_likely]
-    # Classes are moved so far apart that boxes of two classes never overlap.
-    corners = boxes[anchors] + 2 * classes[:, None]
-    areas = (boxes[anchors, 2] - boxes[anchors, 0]) * (boxes[anchors, 3] - boxes[anchors, 1])
-    left = np.argsort(-scores[anchors, classes], kind="stable")
-    kept: list[int] = []
-    while len(left) and len(kept) < rules.most:
-        first, others = left[0], left[1:]
-        kept.append(first)
-        inner = np.minimum(corners[first, 2:], corners[others, 2:]) - np.maximum(
-            corners[first, :2], corners[others, :2]
-        )
-        shared = inner.clip(0).prod(axis=1)
-        left = others[shared <= rules.overlap * (areas[first] + areas[others] - shared)]
-    return anchors[kept], classes[kept]

@@ -31,7 +31,8 @@ from handlers.config import parse
 from handlers.engines import available_threads, pad_array
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.text.encoders import find_token_limit, load_encoder
+from handlers.text.encoder_modules import load_encoder
+from handlers.text.encoders import find_token_limit
 from handlers.text.inputs import round_length
 from load.bench import gpu_loops, samples
 from load.results import Latencies

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.client.script import Script, Server, client, failed, ok, predictions
@@ -44,6 +44,7 @@ def inputs_of_items(draw: st.DrawFn) -> Inputs:
 
 @settings(max_examples=60)
 @given(inputs_of_items(), st.integers(1, 50), st.integers(1, 200))
+@example(["ab", "cd"], 2, 4)  # exactly max_bytes
 def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
     inputs: Inputs, max_items: int, max_bytes: int
 ) -> None:

@@ -1,4 +1,5 @@
 import threading
+import weakref
 from concurrent.futures import as_completed
 
 from tests.client.script import Server, client
@@ -61,3 +62,12 @@ def test_cancelled_future_frees_its_place() -> None:
         kept = futures.submit("m", "c")
         gate.opened.set()
         assert kept.result(10) == "c"
+
+
+def test_result_is_kept_only_by_its_future() -> None:
+    with FuturesClient(client(Server(lambda _: Response(200, b"1")))) as futures:
+        future = futures.submit("m", "a")
+        kept = weakref.ref(future)
+    assert future.result() == 1
+    del future
+    assert kept() is None

@@ -1,13 +1,16 @@
 """Real servers with certificates of a private authority: trusted ones, others, and no retries."""
 
+import ssl
 from typing import Any
 
 import pytest
+import urllib3
 
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
 from tests.client.listener import Listener, answering
-from torchserve_client import Client, RetryPolicy, TLSFailed
+from torchserve_client import Client, NoConnection, RetryPolicy, TLSFailed
+from torchserve_client.transport import Request, Transport
 
 # Retries at once and often, unless an error excludes a retry.
 EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
@@ -70,3 +73,15 @@ def test_client_without_a_certificate_or_with_a_strangers_is_refused(
     refused(asking, "alert certificate required", verify=ca)
     strange = certificates.pem("strange-client"), certificates.key("strange-client")
     refused(asking, "alert unknown ca", verify=ca, cert=strange)
+
+
+@pytest.mark.parametrize("error", [ssl.SSLZeroReturnError, ssl.SSLEOFError])
+def test_end_of_tls_by_a_server_that_exits_is_a_lost_connection(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise error("ended")
+
+    monkeypatch.setattr(urllib3.PoolManager, "urlopen", end)
+    with pytest.raises(NoConnection):
+        Transport().send(Request("POST", "https://127.0.0.1:9/predictions/m", b"x"), 5)

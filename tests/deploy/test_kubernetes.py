@@ -52,6 +52,17 @@ def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_
     assert wholes == 6
 
 
+def test_node_is_unready_after_half_a_minute_and_its_alerts_are_those_of_prometheus() -> None:
+    probes = [each["readinessProbe"] for document in objects() for each in below(document) if "readinessProbe" in each]
+    assert all(each["failureThreshold"] * each.get("periodSeconds", 10) <= 30 for each in probes)
+    assert len(probes) >= 2
+    rules = sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))
+    originals = [group for path in rules for group in yaml.safe_load(path.read_text())["groups"]]
+    rules_of = [each["spec"]["groups"] for each in objects() if each.get("kind") == "PrometheusRule"]
+    copies = [group for groups in rules_of for group in groups]
+    assert sorted(copies, key=str) == sorted(originals, key=str)
+
+
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     assert set(selector) <= {"matchLabels"}
     return dict(selector.get("matchLabels", {})).items() <= dict(labels).items()

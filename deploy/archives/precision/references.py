@@ -18,7 +18,8 @@ from deploy.archives.precision.inputs import fit_sample
 from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
-from handlers.text.encoders import SEGMENTS, Encoder
+from handlers.text.encoder_modules import Encoder
+from handlers.text.encoders import SEGMENTS
 from handlers.text.sentence_files import read_json
 
 # Samples that are compared from their text on; rows of other lengths are compared by their tokens.
@@ -108,7 +109,7 @@ def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_c
         pair = [(str(value["query"]), str(value["document"]))]
         logits = model.predict(pair, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         score = float(model.predict(pair, show_progress_bar=False)[0])
-        own = float(task.activation(torch.from_numpy(logits)).flatten()[0])
+        own = float(task.activation(logits).flatten()[0])
         if abs(own - score) > SCORE_TOLERANCE:
             raise InvalidConfig(
                 f"reranking: sentence-transformers scores a pair {score:.4g}, not {own:.4g}; write a task"

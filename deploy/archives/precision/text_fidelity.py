@@ -21,7 +21,7 @@ from deploy.archives.precision.inputs import make_sample_payloads
 from deploy.archives.sources import Source
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, Unfaithful, reason
-from handlers.text.encoders import Encoder, LastTokenClassifier, load_encoder
+from handlers.text.encoder_modules import Encoder, LastTokenClassifier, load_encoder
 from handlers.warm_up import decode_items
 
 # Lengths of rows in tokens, beside the longest that the model accepts.

@@ -20,7 +20,8 @@ from handlers.config import parse
 from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
-from handlers.text.encoders import Encoder, Head, load_encoder, prepare_tokenizer
+from handlers.text.encoder_modules import Encoder, load_encoder
+from handlers.text.encoders import Head, prepare_tokenizer
 from handlers.text.sentence_modules import read_modules
 
 # A configuration's names for the window of attention.

@@ -64,14 +64,18 @@ async def drain(request: web.Request) -> web.Response:
 
 
 def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
-    found = [on[name] for on in (endpoints or {}).values() if name in on]
+    found = {cluster: on[name] for cluster, on in (endpoints or {}).items() if name in on}
+    # A version that the node could not restore receives no requests there, and the others do.
+    models = [key for key, replica in gateway.watches[name].models.items() if not replica.is_missing]
+    served = {name_cluster(*key) for key in models} | {name_cluster(model) for model, _ in models}
+    routed = [each for cluster, each in found.items() if cluster in served]
     return {
         "name": name,
         "management": gateway.fleet.nodes[name].management,
         "state": "up" if gateway.watches[name].is_up else "down",
         "is_draining": name in gateway.fleet.draining,
-        "is_routed": bool(found) and all(each.is_healthy for each in found),
-        "in_flight": None if endpoints is None else sum(each.in_flight for each in found),
+        "is_routed": bool(routed) and all(each.is_healthy for each in routed),
+        "in_flight": None if endpoints is None else sum(each.in_flight for each in found.values()),
     }
 
 

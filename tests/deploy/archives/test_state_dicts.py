@@ -18,7 +18,7 @@ from deploy.archives.stagers.text import read_head
 from deploy.archives.state_dicts import read_state
 from deploy.archives.weights import count_classes, read_shapes
 from deploy.models import ModelEntry
-from handlers.text.encoders import load_encoder
+from handlers.text.encoder_modules import load_encoder
 from handlers.vision.pixel_network import load_state
 from tests.tiny_models import checkpoint as tiny_checkpoint
 

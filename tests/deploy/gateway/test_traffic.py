@@ -139,7 +139,8 @@ def test_point_is_what_counters_grew_by(
 ) -> None:
     traffic = Traffic()
     traffic.add({"a": {}}, ONE, 100.0)
-    traffic.add({"a": values}, ONE, 102.0)
+    # The first scrape of another node has counts of its whole life.
+    traffic.add({"a": values, "b": WHOLE}, ONE, 102.0)
     (model,) = summarize(ONE, traffic)["models"]
     (row,) = model["points"]
     point = dict(zip(COLUMNS, row, strict=True))

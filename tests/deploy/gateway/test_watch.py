@@ -165,6 +165,16 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
     assert scene.gateway.decisions.withdrawn == set()
 
 
+def test_what_a_node_no_longer_has_long_after_its_restart_is_forgotten_with_its_metadata(scene: Scene) -> None:
+    restart(scene, "classifier/1.0")
+    scene.look()
+    watches = scene.gateway.watches.values()
+    wait(lambda: all(each.metadata for each in watches))
+    scene.register()
+    assert not scene.gateway.fleet.registered
+    assert not any(each.metadata for each in watches)
+
+
 def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Scene, tmp_path: Path) -> None:
     """As after `make serve`: its folder has `served`, and restore.json with the versions that are not restored."""
     restore = tmp_path / "node" / "restore.json"

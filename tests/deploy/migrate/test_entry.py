@@ -185,7 +185,7 @@ def test_archive_that_cannot_be_moved_is_one_line_with_the_way_out_and_nothing_i
 @pytest.mark.parametrize(
     ("manifest", "handler", "reason"),
     [
-        ({"modelVersion": "../../x"}, IRIS, "'../../x' is not a valid name: .*; change its MANIFEST.json"),
+        ({"modelVersion": "../../x"}, IRIS, "'../../x' is not a valid name: .*; change it in its MANIFEST.json"),
         ({"modelVersion": "1.0 rc1"}, IRIS, "'1.0 rc1' is not a valid name"),
         ({"modelName": "../x"}, IRIS, "'../x' is not a valid name"),
         ({"modelName": "models.yaml"}, IRIS, "models.yaml may be a file that my needs; add another name"),

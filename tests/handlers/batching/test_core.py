@@ -4,6 +4,7 @@ import asyncio
 import threading
 from concurrent.futures import CancelledError, Future
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +18,7 @@ from handlers.continuous.exchanges import OpenRequest, select_complete
 from handlers.metrics import ABANDONED, Recorder
 from handlers.protocol.requests import Cost, Payload, Request, Slot
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
 
 HEADERS = {"host": "localhost"}
 
@@ -89,6 +90,35 @@ def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropp
     assert handler.module.batches == [[2], [8]]
     assert split == [[8]]
     assert count_abandoned(handler) == len(futures)
+
+
+def test_request_that_is_cancelled_before_its_reply_is_written_leaves_nothing(handler: GatedHandler) -> None:
+    request = unpack(handler.core, b"2")
+    handler.core.submit(request).result(TIMEOUT_S)
+    assert not handler.forgets()
+    handler.core.cancel(request)
+    assert handler.forgets()
+
+
+def test_time_of_a_micro_batch_that_was_halved_is_not_that_of_its_size(start: Start) -> None:
+    handler = start(GatedHandler, {"max_batch_items": 2})
+    core, typical, forward = handler.core, list[bool](), handler.forward
+
+    def failing(inputs: Any, items: Any) -> Any:
+        if len(items) > 1:
+            raise LookupError("a bug")
+        return forward(inputs, items)
+
+    finish = Scheduler.finish
+
+    def noting(*given: Any, is_typical: bool) -> None:
+        typical.append(is_typical)
+        finish(*given, is_typical=is_typical)
+
+    with patch.object(handler, "forward", failing), patch.object(Scheduler, "finish", noting):
+        for body in (b"2", write_list(4, 6)):
+            core.submit(unpack(core, body)).result(TIMEOUT_S)
+    assert typical == [True, False]
 
 
 def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
@@ -183,3 +213,9 @@ def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded()
     arrivals.end_decoding(first.slots)
     arrivals.admit(later)
     assert later.work == 202
+    # The latest item has a tenth of the weight: 2 tokens a byte become 1.9.
+    first.slots[0].cost = Cost(length=10)
+    arrivals.end_decoding(first.slots)
+    again = Request((), slots=[Slot(Payload(b"x" * 100))])
+    arrivals.admit(again)
+    assert again.work == pytest.approx(190)

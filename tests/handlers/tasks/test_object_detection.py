@@ -17,7 +17,7 @@ from deploy.archives.sources import source
 from deploy.archives.stagers.detection import stage
 from deploy.models import ModelEntry, model
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
-from handlers.vision.pixel_ssd import RULES
+from handlers.vision.boxes import RULES
 from tests import exports, tiny_detector
 from tests.handlers.serving import serve, started
 from tests.photographs import path, photograph

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import CrossEncoder
 
 from handlers.errors import InvalidConfig, ItemError
@@ -181,9 +180,11 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
 def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
     files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
     handler = start(tiny_archive, {**RERANKER, "files": files})
-    assert isinstance(handler.activation, torch.nn.Identity)
+    assert isinstance(handler, RerankingHandler)
+    assert handler.activation(np.array([3.0], np.float32)) == [3.0]
     trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
-    assert isinstance(trusted.activation, torch.nn.Sigmoid)
+    assert isinstance(trusted, RerankingHandler)
+    assert trusted.activation(np.array([0.0], np.float32)) == [0.5]
 
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:

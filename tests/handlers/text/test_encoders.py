@@ -8,8 +8,10 @@ import pytest
 
 from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
-from handlers.text.encoders import find_token_limit, load_encoder
-from handlers.text.sentence_modules import SentenceModules, check_reranker
+from handlers.text.encoder_modules import load_encoder
+from handlers.text.encoders import find_token_limit
+from handlers.text.sentence_modules import check_reranker
+from handlers.text.sentence_network import SentenceModules
 from tests.tiny_models import checkpoint
 
 BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}

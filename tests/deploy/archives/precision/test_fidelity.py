@@ -132,6 +132,6 @@ def test_graph_without_the_segments_of_its_model_is_refused(
 ) -> None:
     weights = checkpoint(archive_sh.folder / "weights", "bert", "question_answering")
     archive_sh.write_list("own", "question_answering", config={"threads": 1})
-    monkeypatch.setattr("handlers.text.encoders.INPUT_NAMES", ("input_ids", "attention_mask"))
+    monkeypatch.setattr("handlers.text.encoder_modules.INPUT_NAMES", ("input_ids", "attention_mask"))
     line = archive_sh.refused("own", "--weights", str(weights))
     assert line.startswith("own: OpenVINO differs from transformers by ")

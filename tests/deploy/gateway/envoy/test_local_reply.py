@@ -35,10 +35,12 @@ def test_handlers_own_errors_are_left_as_they_are(gateway: Gateway) -> None:
     for node in gateway.nodes:
         node.answers["corrupt"], node.answers["own"] = (422, JSON, body), (422, own, b"")
         node.answers["no-status"] = (507, JSON, b"{}")
+        node.answers["limited"] = (429, JSON, b"{}")
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "corrupt"})
     assert (answer.status_code, answer.content) == (422, body)
     assert gateway.refused("ModelInfer", INFER, x_do="own") == (3, "broken")
     assert gateway.refused("ModelInfer", INFER, x_do="no-status")[0] == 13
+    assert gateway.refused("ModelInfer", INFER, x_do="limited")[0] == 14
 
 
 def test_calls_that_no_node_can_take_are_unavailable(gateway: Gateway) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.clusters import make_clusters
+from deploy.gateway.envoy.clusters import Upstream, make_clusters, make_endpoints
 from deploy.gateway.envoy.listeners import bootstrap, make_listeners
 from deploy.gateway.envoy.process import find_program
 from deploy.gateway.envoy.routes import make_routes
@@ -28,6 +29,28 @@ VERSIONS = {
 MODELS = {"m-1_x.y": ServedModel("m-1_x.y", VERSIONS, "1.0")}
 NODES = {"a": node("a", token_file="none"), "b": node("b", "[::1]")}  # noqa: S106
 FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0", 33.3, ("X-A", "b"))})
+
+
+@pytest.mark.parametrize(
+    ("missing", "version", "status"),
+    [
+        ("", None, "UNKNOWN"),
+        ("1", None, "UNKNOWN"),
+        ("12", None, "DRAINING"),
+        ("1", "1.0", "DRAINING"),
+        ("1", "2.0", "UNKNOWN"),
+    ],
+)
+def test_node_that_lacks_a_version_is_left_by_that_version_and_without_any_by_the_model(
+    missing: str, version: str | None, status: str
+) -> None:
+    versions = {
+        name: ServedVersion(name, {"a": replace(REPLICA, is_missing=name[0] in missing)}) for name in ("1.0", "2.0")
+    }
+    fleet = Fleet(nodes=NODES, registered={"m": ServedModel("m", versions, "1.0")})
+    made = make_endpoints(fleet, Upstream("m", version, ["a"]), lambda host: host, {})
+    (found,) = made["endpoints"][0]["lb_endpoints"]
+    assert found["health_status"] == status
 
 
 @pytest.mark.parametrize("unresponsive_s", [1.0, 5.0])

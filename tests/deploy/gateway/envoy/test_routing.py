@@ -118,6 +118,8 @@ def test_compressed_bodies_that_are_cut_off_are_refused(gateway: Gateway) -> Non
         ("ModelInfer", b"\x1a\x02id\x3a\x03\x0a\x01x\x0a\x01m", "/predictions/m"),
         ("ModelInfer", b"\x0a\x07unknown", "/predictions/unknown"),
         ("ModelInfer", b"\x0a\x03a/b\x12\x011", "/predictions/a%2Fb/1"),
+        # The longest name.
+        ("ModelInfer", b"\x0a\x80\x08" + b"n" * 1024, f"/predictions/{'n' * 1024}"),
         ("ModelMetadata", b"\x0a\x01m", "/inference.GRPCInferenceService/ModelMetadata"),
         ("/grpc.health.v1.Health/Check", b"", "/grpc.health.v1.Health/Check"),
     ],

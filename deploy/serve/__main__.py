@@ -1,0 +1,105 @@
+"""The command `python -m deploy.serve NAME.mar`: one archive in one process.
+
+the port is bound -> the archive is loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from deploy.command import CommandParser, run_command
+from deploy.serve.settings import Limits
+
+
+class NotServed(Exception):
+    """The archive cannot be served; the message is one line."""
+
+
+def main() -> int:
+    """Serve the archive of the command line."""
+    parser = CommandParser(
+        prog="python -m deploy.serve",
+        description="Serve one archive in this process, without TorchServe and Java.",
+        examples=[
+            "python -m deploy.serve model_store/language-id.mar",
+            "python -m deploy.serve M.mar --grpc-port 8001 --threads 2",
+        ],
+    )
+    parser.add_argument("archive", type=Path, help="NAME.mar, which ./archive.sh builds")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
+    parser.add_argument("--port", type=int, default=8080, help="port of HTTP; 8080 by default")
+    parser.add_argument("--grpc-port", type=int, help="port of the Open Inference Protocol's gRPC; off by default")
+    parser.add_argument("--threads", type=int, default=0, help="processor threads; the archive's own by default")
+    parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
+    parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
+    options = parser.parse_args()
+    return run_command("serve", lambda: _serve(options), NotServed)
+
+
+def _serve(options: Any) -> None:
+    limits = _limits(options.config)
+    if not options.archive.exists():
+        raise NotServed(f"no archive {options.archive}; ./archive.sh builds archives")
+    listener = _bind(options.host, options.port)
+    from deploy.ray.replica import Replica  # noqa: PLC0415
+    from deploy.serve.metrics import Metrics  # noqa: PLC0415
+
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
+    # Its one line about a failure is the command's.
+    logging.getLogger("handlers.base").setLevel(logging.CRITICAL)
+    metrics = Metrics()
+    try:
+        replica = Replica(str(options.archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+    except Exception as error:
+        raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
+    # These import `handlers`, which is the archive's own now.
+    from deploy.serve.app import Host  # noqa: PLC0415
+    from deploy.serve.life import run  # noqa: PLC0415
+
+    host = Host(replica, options.archive, metrics, most_requests=limits.requests)
+    _print_summary(host.summary(), options)
+    asyncio.run(run(host, listener, options, limits))
+    # Threads of an engine may still run.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _limits(path: Path | None) -> Limits:
+    if path is None:
+        return Limits()
+    try:
+        return TypeAdapter(Limits).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, yaml.YAMLError) as error:
+        raise NotServed(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise NotServed(f"{path.name}: {wrong}") from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise NotServed(f"cannot listen on {host}:{port}: {error.strerror}; set --port to a free one") from None
+    return listener
+
+
+def _print_summary(rows: dict[str, str], options: Any) -> None:
+    url = f"http://{options.host}:{options.port}"
+    path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
+    for name, value in {**rows, "URL": path, "Try": f"curl -T FILE {path}", "Stop": f"kill {os.getpid()}"}.items():
+        print(f"{name:10} {value}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""The limits of the host, which --config may change."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Limits:
+    """Limits. A body's bytes are the archive's `max_body_bytes`, and its seconds those of deploy.frontend.http."""
+
+    connections: Annotated[int, Field(ge=1)] = 1024  # of HTTP; one more is closed
+    requests: Annotated[int, Field(ge=1)] = 1024  # that run or wait; one more gets 503
+    head_bytes: Annotated[int, Field(ge=1024)] = 65_536  # of a request's line and headers
+    head_s: Seconds = 30.0  # in which they must come
+    keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
+    notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
+    drain_s: Seconds = 60.0  # from SIGTERM to the end

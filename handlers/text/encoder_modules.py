@@ -1,0 +1,89 @@
+"""Hugging Face encoders as modules with named inputs and outputs: exported for OpenVINO, or run by PyTorch.
+
+folder (config.json, model.safetensors, ...) -> load_encoder -> Encoder: (B, T) ids -> the task's outputs
+"""
+
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from handlers.checkpoints import load_strictly, load_tokenizer
+from handlers.errors import InvalidConfig
+from handlers.text.encoders import ENCODER_DECODERS, INPUT_NAMES, SEGMENTS, UNCERTAIN_SEGMENTS, Head, takes_segments
+from handlers.text.sentence_files import read_json
+from handlers.text.sentence_network import SentenceModules
+
+
+class Encoder(torch.nn.Module):
+    """A model behind the names that the handlers use; it is always called with keyword arguments."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        input_names: tuple[str, ...],
+        output_names: tuple[str, ...],
+        pooling: SentenceModules | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names, self.output_names, self.pooling = input_names, output_names, pooling
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model on (B, T) int64 inputs: one tensor per output name, (B, ...); vectors are in fp32."""
+        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        others = {name: tensor for name, tensor in given.items() if tensor is not None}
+        result = self.model(input_ids=input_ids, return_dict=True, **others)
+        if self.pooling is None:
+            return tuple(result[name] for name in self.output_names)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return (self.pooling(result["last_hidden_state"], mask),)
+
+
+def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # Padding may be on either side.
+    places = torch.arange(mask.shape[1], device=mask.device) * mask
+    last = places.argmax(1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
+    return states.gather(1, last).squeeze(1)
+
+
+class LastTokenClassifier(torch.nn.Module):
+    """A decoder's classifier whose configuration has no padding token.
+
+    transformers finds the last token of each text by the padding, and so accepts only one text.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+        states = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask, **options)[0]
+        return {"logits": _last_token(self.model.score(states), attention_mask)}
+
+
+def load_encoder(head: Head, folder: Path, *, trust_remote_code: bool = False) -> Encoder:
+    """Load a task's model in fp32 from a folder; InvalidConfig if the folder does not contain such a model."""
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    is_encoder_only = head.is_pooled and read_json(folder / "config.json").get("model_type") in ENCODER_DECODERS
+    auto_class = "AutoModelForTextEncoding" if is_encoder_only else head.auto_class
+    # The pooler's vector is not the one of the token states.
+    model = load_strictly(auto_class, folder, unused=r"(^|\.)pooler\." if head.is_pooled else "(?!)", **options)
+    taken = signature(model.forward).parameters
+    inputs = tuple(name for name in INPUT_NAMES if name in taken)
+    has_segments = takes_segments(tokenizer, model.config, folder) if SEGMENTS in inputs else False
+    if head.is_paired and has_segments is None:
+        raise InvalidConfig(UNCERTAIN_SEGMENTS)
+    inputs = inputs if has_segments else tuple(name for name in inputs if name != SEGMENTS)
+    # There is no next token to cache keys and values for, and a graph cannot return them.
+    model.config.use_cache = False
+    if hasattr(model, "score") and getattr(model.config, "pad_token_id", None) is None:
+        model = LastTokenClassifier(model)
+    return Encoder(model, inputs, head.outputs, SentenceModules(folder) if head.is_pooled else None)
