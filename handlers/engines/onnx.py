@@ -6,7 +6,6 @@ onnx/model.onnx, its external data beside it -> session -> outputs that are tens
 import ctypes
 import re
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ WHERE = re.compile(
 )
 # A part of ONNX Runtime's error, and languages whose upper and lower case are their own.
 NO_LOCALE = "Failed to construct locale"
-UNLIKE = (b"tr", b"az", b"lt")
+UNLIKE = (b"tr", b"az", b"crh", b"ku", b"tt", b"lt")
 # The number of STRING in onnx.proto's AttributeProto.AttributeType, and fields of its messages: number and type.
 STRING = 3
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
@@ -108,26 +107,30 @@ class OnnxEngine:
         return {name: _array(value) for name, value in zip(self._outputs, values, strict=True)}
 
 
-def _session(path: Path, options: Any) -> Any:
-    """Open a file; change what only this version of ONNX Runtime, or this machine, rejects.
+def _session(path: Path, options: Any, data: bytes | None = None, changes: int = 2) -> Any:
+    """Open a file, or its changed `data`; change at most twice what this machine or ONNX Runtime rejects."""
+    try:
+        return onnxruntime().InferenceSession(
+            str(path) if data is None else data, sess_options=options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        changed = _change(path.read_bytes() if data is None else data, str(error)) if changes else None
+        if changed is None:
+            raise InvalidConfig(f"ONNX Runtime cannot read it: {_cause(error)}") from error
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return _session(path, options, changed, changes - 1)
+
+
+def _change(data: bytes, error: str) -> bytes | None:
+    """Change what an error names; None for another error.
 
     A newer version of the format becomes the newest known one, and a missing locale of StringNormalizer C.UTF-8, which
     each machine has, and whose upper and lower case differ only from those of UNLIKE.
     """
-    open_with = partial(onnxruntime().InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
-    try:
-        try:
-            return open_with(str(path))
-        except Exception as error:
-            newest, data = NEWER.search(str(error)), path.read_bytes()
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            if newest is not None and data[:1] == VERSION:
-                return open_with(VERSION + bytes([int(newest[1])]) + data[2:])
-            if NO_LOCALE not in str(error) or (changed := _replace_locales(data)) is None:
-                raise
-            return open_with(changed)
-    except Exception as error:
-        raise InvalidConfig(f"ONNX Runtime cannot read it: {_cause(error)}") from error
+    newest = NEWER.search(error)
+    if newest is not None and data[:1] == VERSION:
+        return VERSION + bytes([int(newest[1])]) + data[2:]
+    return _replace_locales(data) if NO_LOCALE in error else None
 
 
 def _replace_locales(data: bytes) -> bytes | None:

@@ -29,13 +29,14 @@ from deploy.archives.tensors.graphs import (
     Unreadable,
     apply_signature,
     computes_fp64,
-    find_sizing_inputs,
+    find_large_inputs,
     read_graph,
     read_shape,
 )
 from deploy.archives.tensors.onnx import ZIPMAP, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, read_program
-from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, make_rows, prove
+from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove
+from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
@@ -90,8 +91,13 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         raise InvalidConfig(f"{place}: {error}") from error
 
 
-def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> DeclaredSignature:
-    """Write a graph and its signature, after runs as in a worker; return the completed description."""
+def _stage_graph(
+    graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path, owner: str | None = None
+) -> DeclaredSignature:
+    """Write a graph and its signature, after runs as in a worker; return the completed description.
+
+    InvalidConfig if the graph computes in FP64, and another library owns the file.
+    """
     signature = _sign(said, config)
     model = apply_signature(graph, signature, _name_outputs(said))
     # For TorchScript only the graph has the outputs' shapes.
@@ -104,6 +110,8 @@ def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, f
         raise Mixed(
             f"it keeps state of earlier requests ({min(found)}); export it with its state as inputs and outputs"
         )
+    if owner is not None and computes_fp64(model):
+        raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
     run = OpenVinoEngine(folder / GRAPH, precision="fp32").run
     prove(run, _sign(said, config), config, is_random=bool(operations & RANDOM))
@@ -114,13 +122,11 @@ def _stage_graph(graph: Graph, said: DeclaredSignature, config: TensorsConfig, f
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
     """Compare a graph with the runtime that owns the file, and write the result."""
     engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
-    if computes_fp64(engine.model):
-        raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:
-        signature, sizing = _sign(said, config), find_sizing_inputs(engine.model)
+        signature, large = _sign(said, config), find_large_inputs(engine.model)
         worst, count = compare_runtimes(
-            engine.run, run, signature, config, owner=owner, sizing=sizing, is_random=is_random
+            engine.run, run, signature, config, owner=owner, large=large, is_random=is_random
         )
     except NotRun as error:
         _write_fidelity(
@@ -169,7 +175,7 @@ def _stage_onnx(model: ModelEntry, path: Path, config: TensorsConfig, engine: En
         return
 
     def make() -> None:
-        known = _stage_graph(*read_graph(path), config, folder)
+        known = _stage_graph(*read_graph(path), config, folder, "ONNX Runtime")
         _compare(own.run, "ONNX Runtime", known, config, folder)
 
     try:
@@ -204,26 +210,41 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
     if said.outputs is None:
         said = _with_outputs(program, said, config)
     run = _engine(program, _sign(said, config), _name_outputs(said)).run
+    versions = _count_writes(program)
 
     def make() -> None:
         nonlocal said
-        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder)
+        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder, "PyTorch")
         _compare(run, "PyTorch", said, config, folder)
 
     if engine != "torch":
         _stage_or_name(make, run, said, config, "torch")
+        _check_state(program, versions)
     if engine == "openvino":
         return
     try:
         prove(run, _sign(said, config), config)
     except InvalidConfig as error:
-        if engine == "torch":
+        if engine == "torch" or isinstance(error, Mixed):
             raise
         # A graph's batch dimension can become free, a program's cannot.
         print(f"{model.name}: {path.name} is left out, so that OpenVINO runs its graph on a GPU's machine too: {error}")
         return
+    _check_state(program, versions)
     shutil.copyfile(path, folder / f"model{path.suffix}")
     (folder / SIGNATURE).write_text(said.to_json())
+
+
+def _count_writes(program: Program) -> list[int]:
+    return [each._version for each in program.module.buffers()]
+
+
+def _check_state(program: Program, before: list[int]) -> None:
+    if _count_writes(program) != before:
+        raise Mixed(
+            "it writes to its buffers, so it keeps state of earlier requests, or it was exported for training; export "
+            "it without state, in eval()"
+        )
 
 
 def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> ProgramEngine:

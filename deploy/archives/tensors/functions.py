@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.archives.tensors.files import ModelFile
-from deploy.archives.tensors.proof import NotRun, make_rows, prove
+from deploy.archives.tensors.proof import NotRun, prove
+from deploy.archives.tensors.samples import make_rows
 from deploy.models import ModelEntry
 from handlers.engines.function import FOLDER, FunctionEngine, load_function
 from handlers.errors import InvalidConfig, reason

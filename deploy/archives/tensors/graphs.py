@@ -4,7 +4,7 @@
 graph + Signature -> apply_signature -> a graph with named ports, a free batch dimension, and no port in BF16
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import openvino
 import openvino.opset8
 from openvino.frontend import FrontEndManager
 
+from deploy.archives.tensors.proof import OTHER_AXIS
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor
@@ -34,6 +35,8 @@ READERS = {".onnx": "onnx", ".xml": "ir"}
 # Operations with random results, and those that keep state between runs.
 RANDOM = frozenset({"RandomUniform", "Multinomial"})
 STATEFUL = frozenset({"ReadValue", "Assign"})
+# Types of whole numbers that OpenVINO computes in 32 bits with a sign.
+WIDE = (openvino.Type.i64, openvino.Type.u64, openvino.Type.u32)
 
 
 class Unreadable(InvalidConfig):
@@ -118,7 +121,7 @@ def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) 
         graph.model.validate_nodes_and_infer_types()
     except RuntimeError as error:
         raise InvalidConfig(
-            f"its batch dimension is fixed inside it: {reason(error)}; export it with a free one"
+            f"its batch dimension is fixed inside it: {reason(error)}; export it with a free one{OTHER_AXIS}"
         ) from error
     # The graph may lack an input that nothing reads; requests still have it.
     nodes = [node or _make_parameter(tensor) for node, tensor in zip(found, signature.arguments.values(), strict=True)]
@@ -142,29 +145,46 @@ def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) 
 
 
 def computes_fp64(model: openvino.Model) -> bool:
-    """Whether a graph uses an input in FP64 as it is; OpenVINO does so in FP32, even to copy it."""
-    fp64 = openvino.Type.f64
-    ports = [port.node.output(0) for port in model.inputs if port.element_type == fp64]
-    users = [target.get_node() for port in ports for target in port.get_target_inputs()]
-    return any(node.get_type_name() != "Convert" or node.get_output_element_type(0) == fp64 for node in users)
+    """Whether a graph makes numbers in FP64 of its inputs'; OpenVINO does so in FP32, even to copy them."""
+    found = (target.get_node() for port in model.inputs for target in _follow(port.node.output(0)))
+    return any(output.get_element_type() == openvino.Type.f64 for node in found for output in node.outputs())
 
 
-def find_sizing_inputs(model: openvino.Model) -> set[str]:
-    """Name the inputs whose numbers may decide the size of a tensor, or the runs of a loop."""
-    return {port.any_name for port in model.inputs if _is_sizing(port.node.output(0))}
+def find_large_inputs(model: openvino.Model) -> set[str]:
+    """Name the inputs that may have large whole numbers, or large numbers that the graph makes whole.
+
+    Not those whose numbers may decide the size of a tensor, or the runs of a loop.
+    """
+    found = {port.any_name: [*_follow(port.node.output(0))] for port in model.inputs}
+    kinds = {port.any_name: port.element_type for port in model.inputs}
+    return {
+        name
+        for name, targets in found.items()
+        if (kinds[name].is_integral() or any(map(_makes_whole, targets))) and not any(map(_is_sizing, targets))
+    }
 
 
-def _is_sizing(output: Any) -> bool:
+def _makes_whole(target: Any) -> bool:
+    node = target.get_node()
+    kinds = target.get_element_type(), node.get_output_element_type(0) if node.get_output_size() else None
+    return node.get_type_name() == "Convert" and kinds[0].is_real() and kinds[1] in WIDE
+
+
+def _is_sizing(target: Any) -> bool:
+    kind = target.get_node().get_type_name()
+    return kind in SIZED and bool(target.get_index() or kind in ("Range", "Loop"))
+
+
+def _follow(output: Any) -> Iterator[Any]:
+    """Yield the inputs of the nodes that depend on an output's numbers."""
     seen, waiting = set(), [output]
     while waiting:
         for target in waiting.pop().get_target_inputs():
-            node, kind = target.get_node(), target.get_node().get_type_name()
-            if kind in SIZED and (target.get_index() or kind in ("Range", "Loop")):
-                return True
-            if kind != "ShapeOf" and node.friendly_name not in seen:
+            node = target.get_node()
+            yield target
+            if node.get_type_name() != "ShapeOf" and node.friendly_name not in seen:
                 seen.add(node.friendly_name)
                 waiting += node.outputs()
-    return False
 
 
 def _make_parameter(tensor: Tensor) -> Any:

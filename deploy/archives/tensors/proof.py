@@ -8,7 +8,7 @@ A model with a fixed batch, or one that mixes its rows, must never run other cli
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.archives.differences import relative_error
+from deploy.archives.tensors.samples import WIDE, make_others, make_rows
 from handlers.errors import InvalidConfig, WrongOutput, reason
-from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import check_outputs
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.rows import make_sample_rows
 from handlers.tensor_models.signature import Signature, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -28,18 +27,14 @@ Run = Callable[[Arrays], Arrays]
 
 # Rows that run together; an odd number, at which few models are fixed.
 ROWS = 3
-# The most sizes of `warm_up` that run; the list may be long, and the model slow.
-MOST_SIZES = 2
 # The largest error of a row among others, as a share of the largest number: other shapes change the order of sums.
 TOLERANCE = 1e-4
 # The same by datatype, for those of few bits.
 TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
 # The largest error of OpenVINO against the runtime that owns the file, which computes in the file's own datatypes.
 FAITHFUL = 1e-3
-# The deviation of wide numbers, many of which are negative or saturate an activation.
-SPREAD = 8.0
-# Ranges of integers that fit 32 bits but not float32.
-LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2**31)
+# The way out for a model such as Silero VAD, whose state is (2, rows, 128).
+OTHER_AXIS = "; if rows are along another dimension, set it, as in batch_dim: 1, for each such input and output"
 
 
 class NotRun(InvalidConfig):
@@ -72,7 +67,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
         except Exception as error:
             raise NotRun(
                 f"it does not run on one row, {sizes}: {_find_cause(error)}; export it with a free batch dimension, or "
-                "name sizes that it accepts under warm_up"
+                f"name sizes that it accepts under warm_up{OTHER_AXIS}"
             ) from error
         for outputs in alone:
             _check_outputs(outputs, signature, 1)
@@ -82,11 +77,25 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
         except Exception as error:
             raise InvalidConfig(
                 f"it runs on one row, {sizes}, and not on {count} together: {_find_cause(error)}; its batch dimension "
-                "is fixed inside it; max_batch_items: 1 serves rows one by one"
+                f"is fixed inside it; max_batch_items: 1 serves rows one by one{OTHER_AXIS}"
             ) from error
         _check_outputs(together, signature, count)
         changed = _find_changed(run, batch, signature, (together, again), is_random=is_random)
         _compare_rows(alone, {name: together[name] for name in together.keys() - changed}, signature)
+        _compare_wide(run, given, signature, changed)
+
+
+def _compare_wide(run: Run, given: Sequence[Arrays], signature: Signature, changed: Collection[str]) -> None:
+    """Compare rows of which one has negative and large numbers, unless the model refuses it; rounding may reorder."""
+    rows = [dict(make_others(given[0], signature))[WIDE], *given[1:]]
+    try:
+        alone = [_run_copies(run, row, signature) for row in rows]
+        together = _run_copies(run, _join(rows, signature.inputs), signature)
+    except Exception:  # Not a valid input of the model.
+        return
+    floats = {name: array for name, array in together.items() if array.dtype.kind == "f" and name not in changed}
+    if all(np.isfinite(array).all() for array in floats.values()):
+        _compare_rows(alone, floats, signature, FAITHFUL)
 
 
 def _find_changed(
@@ -129,7 +138,7 @@ def compare_runtimes(
     config: TensorsConfig,
     *,
     owner: str,
-    sizing: Collection[str],
+    large: Collection[str],
     is_random: bool,
 ) -> tuple[float, int]:
     """Compare OpenVINO with the runtime that owns the file: rows one by one, and all of them together.
@@ -140,7 +149,7 @@ def compare_runtimes(
         signature: see `prove`.
         config: see `prove`.
         owner: the name of the other runtime.
-        sizing: inputs without large numbers, since they decide the amount of work.
+        large: inputs that get large whole numbers, too.
         is_random: see `prove`.
 
     Returns:
@@ -173,7 +182,7 @@ def compare_runtimes(
         changed = _find_changed(other, first, signature, answers, is_random=is_random)
         compared = [(first, answers[0])]
         compare(*compared[0], "a random row")
-        for words, row in _make_others(first, signature, sizing):
+        for words, row in make_others(first, signature, large):
             try:
                 expected = _run_copies(other, row, signature)
             except Exception:  # noqa: S112 # Not a valid input of the model, such as an index outside its table.
@@ -199,43 +208,13 @@ def _run_first(run: Run, row: Arrays, signature: Signature) -> Arrays:
         raise NotRun(_find_cause(error)) from error
 
 
-def _make_others(
-    row: Mapping[str, NDArray[Any]], signature: Signature, sizing: Collection[str]
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
-    """Make rows of equal sizes with other numbers, each with its description."""
-    noise = np.random.default_rng(1)
-    numbers = {name: array for name, array in row.items() if array.dtype.kind in "fiu" and name not in signature.masks}
-    yield "a row of zeros", {**row, **{name: np.zeros_like(array) for name, array in numbers.items()}}
-    wide = {name: _make_wide(array, noise) for name, array in numbers.items()}
-    yield "a row of negative and large numbers", {**row, **wide}
-    for name, array in numbers.items():
-        if array.dtype.kind in "iu" and array.itemsize >= 4 and name not in sizing:
-            for least, most in LARGE:
-                if least > 0 or array.dtype.kind == "i":
-                    large = noise.integers(least, most, array.shape) | 1
-                    yield f"whole numbers from {least} on in {name}", {**row, name: large.astype(array.dtype)}
-
-
-def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
-    if array.dtype.kind == "f":
-        return (noise.standard_normal(array.shape) * SPREAD).astype(array.dtype)
-    if array.itemsize > 1:
-        return array
-    return noise.integers(*(np.iinfo(array.dtype).min, np.iinfo(array.dtype).max), array.shape, array.dtype, True)
-
-
-def make_rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dict[str, NDArray[Any]]]:
-    """Make a row of each of the first sizes of `warm_up`; none if a row's datatypes or shapes are unknown."""
-    return [_make_row(sample, signature, seed) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
-
-
-def _compare_rows(alone: list[Arrays], together: Arrays, signature: Signature) -> None:
+def _compare_rows(alone: list[Arrays], together: Arrays, signature: Signature, least: float = 0) -> None:
     for name, array in together.items():
         expected = _join([{name: outputs[name]} for outputs in alone], signature.outputs or {})[name]
-        if relative_error(array, expected) > _tolerance(name, signature):
+        if relative_error(array, expected) > max(least, _tolerance(name, signature)):
             raise Mixed(
                 f"outputs.{name}: {len(alone)} rows together have other values than each by itself, so it cannot be "
-                "batched; max_batch_items: 1 serves rows one by one"
+                f"batched; max_batch_items: 1 serves rows one by one{OTHER_AXIS}"
             )
 
 
@@ -248,27 +227,7 @@ def _check_outputs(outputs: Any, signature: Signature, rows: int) -> None:
             if rows > 1
             else " An output must have one row for each row of the inputs: export the file without a step such as NMS"
         )
-        raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}{way_out}") from error
-
-
-def _make_row(sample: Arrays, signature: Signature, seed: int) -> dict[str, NDArray[Any]]:
-    """Make a random row of a sample's sizes, with the masks that a worker adds."""
-    noise = np.random.default_rng(seed)
-    row = {name: _make_noise(array, noise) for name, array in sample.items()}
-    for mask, padded in signature.masks.items():
-        if mask not in row:
-            tensor, other = signature.inputs[mask], signature.inputs[padded]
-            sizes = [row[padded].shape[dimension] for dimension in other.free]
-            row[mask] = np.expand_dims(np.ones(sizes, DTYPES[str(tensor.datatype)]), tensor.batch_dim)
-    return {name: row[name] for name in signature.inputs}
-
-
-def _make_noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
-    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers 0 and 1, which each vocabulary has."""
-    digits = noise.integers(0, 2, array.shape)
-    if array.dtype.kind == "O":
-        return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
-    return (noise.random(array.shape) if array.dtype.kind == "f" else digits).astype(array.dtype)
+        raise InvalidConfig(f"run on {rows} row{'s' * (rows > 1)}: {error}{way_out}{OTHER_AXIS}") from error
 
 
 def _run_copies(run: Run, arrays: Arrays, signature: Signature) -> Arrays:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto as Types
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from sklearn.feature_extraction.text import CountVectorizer
 
 from deploy.archives.fingerprint import read_build
 from deploy.archives.tensors.proof import compare_runtimes
@@ -102,6 +103,11 @@ LOG = [helper.make_node("Log", ["X"], ["log"]), helper.make_node("Relu", ["log"]
 UNREAD = "OpenVINO cannot read it: "
 # Seconds since 1970, of which FP32 has steps of 128.
 TIMES = [helper.make_node("Sub", ["x", "mean"], ["late"]), helper.make_node("Div", ["late", "hour"], ["y"])]
+LATE = [
+    helper.make_node("Sub", ["wide", "mean"], ["late"]),
+    helper.make_node("Cast", ["late"], ["narrow"], to=Types.FLOAT),
+    helper.make_node("Relu", ["narrow"], ["y"]),
+]
 SECONDS = np.array([[1.7e9 + 60], [1.7e9 + 90], [1.7e9 + 3600]])
 
 CASES: dict[str, tuple[list[onnx.NodeProto], Any, Any, Any, dict[str, Any], str]] = {
@@ -131,6 +137,23 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Any, Any, Any, dict[str, Any], str]
         {"mean": np.array([1.7e9]), "hour": np.array([3600.0])},
         {"x": SECONDS},
         "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64",
+    ),
+    "whole times": (
+        [helper.make_node("Cast", ["x"], ["wide"], to=Types.DOUBLE), *LATE],
+        {"x": (Types.INT64, [None, 1])},
+        {"y": (Types.FLOAT, [None, 1])},
+        {"mean": np.array([1.7e9])},
+        {"x": SECONDS.astype(np.int64)},
+        "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64",
+    ),
+    # OpenVINO's whole numbers end at 2**31.
+    "floats made whole": (
+        [helper.make_node("Cast", ["x"], ["y"], to=Types.INT64)],
+        {"x": (Types.FLOAT, [None, 1])},
+        {"y": (Types.INT64, [None, 1])},
+        {},
+        {"x": np.array([[3e9], [5e9], [-3.0]], F32)},
+        "outputs.y: OpenVINO computes other values than ONNX Runtime, on whole numbers from 4293918720 on in x",
     ),
     # Of the logarithm of a negative number, OpenVINO's Relu makes 0.
     "nan": (
@@ -184,6 +207,39 @@ def test_row_that_onnx_runtime_refuses_fails_alone(archive_sh: ArchiveSh) -> Non
     broken = inference({"at": np.array([1, 2]), "text": np.array([b"a", b"\xff"], object)}, True)
     answer = ask(handler, *broken)
     assert b"A text is not valid UTF-8" in answer.body
+
+
+def test_texts_are_counted_on_machines_without_the_files_locale_unless_its_lower_case_differs(
+    archive_sh: ArchiveSh,
+) -> None:
+    """As skl2onnx writes a vectorizer; sklearn counts the words, too."""
+    words = ["ölaf", "привет", "fox"]
+    counted: dict[str, Any] = {
+        "mode": "TF",
+        "min_gram_length": 1,
+        "max_gram_length": 1,
+        "max_skip_count": 0,
+        "ngram_counts": [0],
+    }
+    for language in ("xx", "tr"):
+        lower: dict[str, Any] = {"case_change_action": "LOWER", "locale": f"{language}_XX.UTF-8"}
+        nodes = [
+            helper.make_node("StringNormalizer", ["text"], ["lower"], **lower),
+            helper.make_node("Unsqueeze", ["lower", "last"], ["rows"]),
+            helper.make_node(
+                "TfIdfVectorizer", ["rows"], ["y"], pool_strings=words, ngram_indexes=[0, 1, 2], **counted
+            ),
+        ]
+        texts = {"text": (Types.STRING, ["rows"])}
+        write(archive_sh.folder / "m.onnx", nodes, texts, {"y": (Types.FLOAT, ["rows", 3])}, {"last": np.array([1])})
+        archive_sh.write_list("m", "tensors", "m.onnx")
+        if language == "tr":
+            assert "Failed to construct locale with name:tr_XX.UTF-8" in archive_sh.refused("m")
+            return
+        archive_sh("m")
+        sent = ["FOX", "ÖLAF", "ПРИВЕТ", "fox", "İ"]
+        got = columns(ask(worker(archive_sh), *inference({"text": np.array(sent, object)})))
+        np.testing.assert_array_equal(got["y"], CountVectorizer(vocabulary=words).transform(sent).toarray())
 
 
 # -- inputs that all rows share --------------------------------------------------------------------------------------
@@ -290,7 +346,7 @@ def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
     path = archive_sh.folder / "m.onnx"
     write(path, [linear(classlabels_ints=[0, 1, 2])], {"X": (Types.FLOAT, [1, 4])}, ONE_ROW)
     archive_sh.write_list("m", "tensors", "m.onnx")
-    assert archive_sh.refused("m").endswith("; max_batch_items: 1 serves rows one by one")
+    assert "; max_batch_items: 1 serves rows one by one; if rows" in archive_sh.refused("m")
     built(archive_sh, {"max_batch_items": 1})
     assert ask(worker(archive_sh), instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
     mod = CASES["mod"]
@@ -338,4 +394,4 @@ def test_number_that_only_openvino_does_not_have_is_a_difference() -> None:
         return {"y": arrays["x"]}
 
     with pytest.raises(InvalidConfig, match="other values than ONNX Runtime, on a random row"):
-        compare_runtimes(broken, whole, signature, TensorsConfig(), owner="ONNX Runtime", sizing=(), is_random=False)
+        compare_runtimes(broken, whole, signature, TensorsConfig(), owner="ONNX Runtime", large=(), is_random=False)

@@ -27,6 +27,7 @@ from tests.tensor_files import (
     infer_py,
     ir,
     one_node,
+    onnx_file,
     pt2_of_bessel,
     said,
     scaled_onnx,
@@ -151,6 +152,13 @@ def test_program_that_openvino_computes_otherwise_runs_on_pytorch(
     assert archive_sh("scaled")[0].startswith("scaled: PyTorch runs it: m.pt2: OpenVINO cannot convert it: OpConv")
 
 
+def test_rows_along_the_second_dimension_are_served_if_batch_dim_says_so(tmp_path: Path) -> None:
+    settings = {"inputs": {"state": {"batch_dim": 1}}}
+    engine, _ = engine_of(staged(states_second(tmp_path / "m.onnx"), settings), settings)
+    x, state = np.ones((3, 3), np.float32), np.arange(18, dtype=np.float32).reshape(2, 3, 3)
+    np.testing.assert_array_equal(engine.run({"x": x, "state": state})["y"], x + state[0])
+
+
 def test_torchscript_that_returns_a_dictionary_in_a_tuple_is_refused(tmp_path: Path) -> None:
     class Nested(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -184,6 +192,47 @@ two_rows = partial(one_node, operation="Reshape", shape=[2, 3], out=[2, 3], cons
 mixed = partial(one_node, operation="Softmax", axis=0)
 
 
+def over_largest(path: Path) -> Path:
+    """Divides by the largest number of all rows, if it is more than 1."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Max", ["largest", "one"], ["most"]),
+        helper.make_node("Div", ["x", "most"], ["y"]),
+    ]
+    x = {name: (TensorProto.FLOAT, ["rows", 3]) for name in "xy"}
+    return onnx_file(path, nodes, {"x": x["x"]}, {"y": x["y"]}, {"one": np.array(1, np.float32)})
+
+
+class Counting(torch.nn.Module):
+    """Counts its runs, which no output shows yet."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x * 2 + (self.count > 1000)
+
+
+def counting(path: Path) -> Path:
+    return exported(path, Counting(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
+
+
+def states_second(path: Path) -> Path:
+    """Has rows along the second dimension of its states, as Silero VAD has."""
+    nodes = [
+        helper.make_node("Split", ["state", "sizes"], ["h", "c"], axis=0),
+        helper.make_node("Squeeze", ["h", "first"], ["flat"]),
+        helper.make_node("Add", ["x", "flat"], ["y"]),
+    ]
+    inputs = {"x": (TensorProto.FLOAT, ["rows", 3]), "state": (TensorProto.FLOAT, [2, "rows", 3])}
+    constants = {"sizes": np.array([1, 1]), "first": np.array([0])}
+    return onnx_file(path, nodes, inputs, {"y": inputs["x"]}, constants)
+
+
 def trained(path: Path) -> Path:
     """A normalisation in training: ONNX Runtime keeps its averages between runs."""
     ones = {name: np.ones(3, np.float32) for name in ("scale", "bias", "mean", "variance")}
@@ -204,6 +253,9 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] lacks batch_dim 0"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
         ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
+        ("m.onnx", over_largest, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
+        ("m.pt2", counting, None, "m.pt2: it writes to its buffers, so it keeps state of earlier requests"),
+        ("m.onnx", states_second, None, "along another dimension, set it, as in batch_dim: 1, for each such input"),
         ("m.onnx", trained, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
         ("m.onnx", trained, {"max_batch_items": 1}, "two equal runs have other values, and the model has no random"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),

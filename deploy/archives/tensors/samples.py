@@ -1,0 +1,78 @@
+"""Rows to try a model of tensors with. Pure.
+
+signature + warm_up sizes -> make_rows   -> random rows
+a row                     -> make_others -> rows of equal sizes with zeros, wide and large numbers
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from handlers.protocol.tensors import DTYPES, make_objects
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.rows import make_sample_rows
+from handlers.tensor_models.signature import Signature
+
+# The most sizes of `warm_up` that run; the list may be long, and the model slow.
+MOST_SIZES = 2
+# The deviation of wide numbers, many of which are negative or saturate an activation.
+SPREAD = 8.0
+# Ranges of integers that fit 32 bits but not float32.
+LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2**31)
+# Those of UINT32, and of floats that a graph makes whole; requests with more than INT32 of other types are rejected.
+LARGEST = (2**32 - 2**20, 2**32)
+
+WIDE = "a row of negative and large numbers"
+
+
+def make_rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dict[str, NDArray[Any]]]:
+    """Make a row of each of the first sizes of `warm_up`; none if a row's datatypes or shapes are unknown."""
+    return [_make_row(sample, signature, seed) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
+
+
+def make_others(
+    row: Mapping[str, NDArray[Any]], signature: Signature, large: Collection[str] = ()
+) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    """Make rows of equal sizes with other numbers, each with its description."""
+    noise = np.random.default_rng(1)
+    numbers = {name: array for name, array in row.items() if array.dtype.kind in "fiu" and name not in signature.masks}
+    yield "a row of zeros", {**row, **{name: np.zeros_like(array) for name, array in numbers.items()}}
+    wide = {name: _make_wide(array, noise) for name, array in numbers.items()}
+    yield WIDE, {**row, **wide}
+    for name, array in numbers.items():
+        if name in large and array.itemsize >= 4:
+            is_wider = array.dtype.kind == "f" or array.dtype == np.uint32
+            for least, most in (*LARGE, LARGEST)[: None if is_wider else len(LARGE)]:
+                if least > 0 or array.dtype.kind != "u":
+                    whole = noise.integers(least, most, array.shape) | 1
+                    yield f"whole numbers from {least} on in {name}", {**row, name: whole.astype(array.dtype)}
+
+
+def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
+    if array.dtype.kind == "f":
+        return (noise.standard_normal(array.shape) * SPREAD).astype(array.dtype)
+    if array.itemsize > 1:
+        return array
+    return noise.integers(*(np.iinfo(array.dtype).min, np.iinfo(array.dtype).max), array.shape, array.dtype, True)
+
+
+def _make_row(sample: Mapping[str, NDArray[Any]], signature: Signature, seed: int) -> dict[str, NDArray[Any]]:
+    """Make a random row of a sample's sizes, with the masks that a worker adds."""
+    noise = np.random.default_rng(seed)
+    row = {name: _make_noise(array, noise) for name, array in sample.items()}
+    for mask, padded in signature.masks.items():
+        if mask not in row:
+            tensor, other = signature.inputs[mask], signature.inputs[padded]
+            sizes = [row[padded].shape[dimension] for dimension in other.free]
+            row[mask] = np.expand_dims(np.ones(sizes, DTYPES[str(tensor.datatype)]), tensor.batch_dim)
+    return {name: row[name] for name in signature.inputs}
+
+
+def _make_noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
+    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers 0 and 1, which each vocabulary has."""
+    digits = noise.integers(0, 2, array.shape)
+    if array.dtype.kind == "O":
+        return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
+    return (noise.random(array.shape) if array.dtype.kind == "f" else digits).astype(array.dtype)
