@@ -1,23 +1,24 @@
 """A server whose start is interrupted."""
 
-import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from deploy.run.processes import wait_until
 from deploy.run.server import Server
 from deploy.sandbox import make_settings
 
-# It starts Java, and writes its id a moment later.
+# It interrupts its parent, and writes its id a moment later.
 LAUNCHER = """#!/bin/sh
-[ "$1" = --stop ] || { echo begun > "$TMPDIR/begun"; sleep 1; }
+[ "$1" = --stop ] || { kill -ALRM $PPID; sleep 1; }
 echo done > "$TMPDIR/launched"
 """
+
+
+class Interrupt(BaseException):
+    """An interrupt that would not end the test's process."""
 
 
 def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(
@@ -31,19 +32,12 @@ def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
     def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    def send() -> None:
-        if wait_until((tmp_path / "begun").exists, 60):
-            os.kill(os.getpid(), signal.SIGALRM)
+        raise Interrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        sender = threading.Thread(target=send)
-        sender.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupt):
             Server(config, directory=tmp_path, temporary=tmp_path).start()
     finally:
-        sender.join()
         signal.signal(signal.SIGALRM, before)
     assert (tmp_path / "launched").exists()
