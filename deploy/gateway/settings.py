@@ -24,6 +24,7 @@ from pydantic.dataclasses import dataclass
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.run.node import Node, read_nodes
+from deploy.yaml_text import describe_problems
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -147,14 +148,6 @@ class GatewaySettings:
         if self.management and not self.keys:
             raise ValueError("management: true without keys lets every client load and unload models: set keys")
         return self
-
-
-def describe_problems(error: ValidationError, whole: str) -> str:
-    """Return every problem with its field (`whole` without one); never a value, which may be an API key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False, include_url=False)
-    )
 
 
 def read_settings(path: Path = CONFIG) -> GatewaySettings:

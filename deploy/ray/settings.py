@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from deploy.gateway.settings import Port, describe_problems, parse_yaml
+from deploy.gateway.settings import Port, parse_yaml
 from deploy.loader import manifest_of, settings_of
+from deploy.yaml_text import describe_problems
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
 
