@@ -42,8 +42,12 @@ NEIGHBOURS: dict[str, set[str]] = {
     "deploy": {"deploy", "handlers", "torchserve_client"},
     "load": {"load", "torchserve_client"},
 }
-# Package of deploy/ -> those of it that import this one, and that it therefore does not import.
-ABOVE = {"run": ("gateway", "container"), "gateway": ("container",)}
+# Package of deploy/ -> those of it that import this one, or have what it does without: it imports none of them.
+ABOVE = {
+    **{"run": ("gateway", "container"), "gateway": ("container",)},
+    **{"protocol": ("gateway", "frontend"), "frontend": ("gateway", "run", "ray", "serve", "archives")},
+    "serve": ("gateway", "run", "archives"),
+}
 # Commands, which may use what stands above them.
 TYPED = {"__main__.py"}
 HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
