@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.run.node import Node, read_nodes
+from deploy.settings_file import Port, describe_problems, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -38,7 +38,6 @@ NO_KEYS = "none"
 # Seconds after a file's change in which its time may not show another change.
 RECENT_S = 2.0
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 # A header of HTTP: a token, and a value without control characters at its ends.
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
@@ -149,14 +148,6 @@ class GatewaySettings:
         return self
 
 
-def describe_problems(error: ValidationError, whole: str) -> str:
-    """Return every problem with its field (`whole` without one); never a value, which may be an API key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False, include_url=False)
-    )
-
-
 def read_settings(path: Path = CONFIG) -> GatewaySettings:
     """Read the settings; an InvalidConfig lists every problem, and no API key."""
     document = _read_document(path)
@@ -178,28 +169,18 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
 
 def _read_document(path: Path) -> Any:
     """Parse the settings, with the keys of `key_file` as `keys`; `keys: none` are none."""
-    document = parse_yaml(path) or {}
+    document = read_yaml(path) or {}
     if not isinstance(document, dict):
         return document
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := parse_yaml(ROOT / name)):
+        if not (keys := read_yaml(ROOT / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
     elif document.get("keys") == NO_KEYS:
         document["keys"] = []
     return document
-
-
-def parse_yaml(path: Path) -> Any:
-    """Return a document of YAML; an InvalidConfig names the line that cannot be read."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise InvalidConfig(f"{path.name}{where}: not valid YAML") from None
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
@@ -273,7 +254,7 @@ class Configuration:
         before = self._stat_files()
         if self._parsed is not None and before == self._parsed[0]:
             return self._parsed[1]
-        content, document = self._config.read_bytes(), parse_yaml(self._config) or {}
+        content, document = self._config.read_bytes(), read_yaml(self._config) or {}
         sections = {*document} if isinstance(document, dict) else set()
         if (lost := self._sections - sections) and content != self._reduced:
             # An editor may have emptied the file before it writes: its content must be equal at the next read.
