@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.settings import describe_problems
 from deploy.protocol.errors import RequestError
+from deploy.settings_file import describe_problems
 from handlers.protocol.responses import PROTOBUF
 
 logger = logging.getLogger(__name__)
