@@ -4,6 +4,7 @@ commands.md, client-commands.md: every command with its options, from its argpar
 settings.md, model-families.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
+    <!-- results: results.json -->                    the table of docs/results.json, which `make bench` measures
     <!-- end -->
 """
 
@@ -39,7 +40,7 @@ COMMANDS = (
 )
 CLIENT_COMMANDS = ("torchserve_client.cli", "load.__main__")
 # The pages of docs/reference with blocks between markers, beside those of the tasks.
-FILLED = ("settings.md", "model-families.md")
+FILLED = ("settings.md", "model-families.md", "results.md")
 
 
 class ParserFound(Exception):
@@ -213,7 +214,26 @@ def write_families(name: str) -> str:
     return "\n".join(lines)
 
 
-BLOCK = re.compile(r"(<!-- (fields|families): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+def write_results(name: str) -> str:
+    """Return the table of a list of benchmarks, one for each processor: both medians, and the ratio of each round."""
+    tables = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    head = [f"{table['name']}, ours:theirs | by round" for table in tables]
+    lines = [f"| measured, against | {' | '.join(head)} |", f"|{'---|' * (1 + 2 * len(tables))}"]
+    for rows in zip(*(table["rows"] for table in tables), strict=True):
+        against = " or ".join(dict.fromkeys(row["against"] for row in rows))
+        cells = [f"{rows[0]['measured']}, against {against}"]
+        for row in rows:
+            ours, theirs = (
+                f"{float(format(row[key]['median'], '.3g')):g}" if row[key] else "" for key in ("ours", "theirs")
+            )
+            middle, least, most = (f"{row['ratio'][key]:.2f}" for key in ("median", "min", "max"))
+            cells += [f"{ours}:{theirs}".strip(":"), middle if least == most else f"{middle} ({least}..{most})"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+WRITERS = {"fields": lambda words: write_fields(*words.split()), "families": write_families, "results": write_results}
+BLOCK = re.compile(r"(<!-- (fields|families|results): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A cell of docs/model-families.json: the engine and the padding, then the largest error.
 ERROR = re.compile(r"(.+), (\de-\d+|0e\+00)")
 
@@ -222,8 +242,7 @@ def fill_page(path: Path) -> str:
     """Return a page with its blocks written again."""
 
     def fill(block: re.Match[str]) -> str:
-        written = write_families(block[3]) if block[2] == "families" else write_fields(*block[3].split())
-        return f"{block[1]}\n{written}\n\n{block[4]}"
+        return f"{block[1]}\n{WRITERS[block[2]](block[3])}\n\n{block[4]}"
 
     return BLOCK.sub(fill, path.read_text(encoding="utf-8"))
 
