@@ -1,7 +1,7 @@
-"""Write the reference pages that the code's own data determines: python -m docs.generate [--check]
+"""Write the reference pages that the code's own data determines: python -m docs.generate [--check | --site FOLDER]
 
-commands.md, client-commands.md: every command with its options, from its argparse parser
-settings.md, model-families.md, tasks/*.md: the blocks between markers
+commands.md, client-commands.md in FOLDER: every command with its options, from its argparse parser; not in git
+settings.md, model-families.md, results.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
     <!-- results: results.json -->                    the table of docs/results.json, which `make bench` measures
@@ -23,22 +23,23 @@ from pydantic import TypeAdapter
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-NOTE = "<!-- Written by docs/generate.py. Change the code, then run `make docs`. -->\n"
 # A field that changes only the default has the meaning that it has here.
 EVERY_TASK = "handlers.config:HandlerConfig"
 # The most characters of a default; that of a section is `{}`.
 LONGEST_DEFAULT = 40
 # The fewest arguments that have a separate list if several subcommands share them.
 LEAST_SHARED = 3
-# Each module has a `main` that parses its arguments. load.bench is missing: it imports torch and every peer.
-COMMANDS = (
-    "deploy.archives.__main__",
-    "deploy.run.__main__",
-    "deploy.gateway.__main__",
-    "deploy.container.__main__",
-    "deploy.ray.__main__",
-)
-CLIENT_COMMANDS = ("torchserve_client.cli", "load.__main__")
+# Page of the site -> its title, and modules whose `main` parses arguments. load.bench is missing: it imports peers.
+COMMANDS = {
+    "commands.md": (
+        "Commands of the server",
+        tuple(f"deploy.{name}.__main__" for name in ("archives", "run", "gateway", "container", "ray")),
+    ),
+    "client-commands.md": (
+        "Commands of the client and the load generator",
+        ("torchserve_client.cli", "load.__main__"),
+    ),
+}
 # The pages of docs/reference with blocks between markers, beside those of the tasks.
 FILLED = ("settings.md", "model-families.md", "results.md")
 
@@ -110,7 +111,7 @@ def group_rows(rows: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[
 
 def write_commands(title: str, modules: Sequence[str]) -> str:
     """Return the page of all commands; arguments that several subcommands share are printed once."""
-    lines = [NOTE, f"# {title}", ""]
+    lines = [f"# {title}", ""]
     for module in modules:
         command, *subcommands = list_parsers(find_parser(module))
         lines += [f"## {command.prog}", "", *describe_command(command), ""]
@@ -248,12 +249,7 @@ def fill_page(path: Path) -> str:
 
 
 def write_pages() -> Iterator[tuple[Path, str]]:
-    """Yield every generated page with its text."""
-    yield REFERENCE / "commands.md", write_commands("Commands of the server", COMMANDS)
-    yield (
-        REFERENCE / "client-commands.md",
-        write_commands("Commands of the client and the load generator", CLIENT_COMMANDS),
-    )
+    """Yield every page with generated blocks, with its text."""
     for path in (*map(REFERENCE.joinpath, FILLED), *sorted((REFERENCE / "tasks").glob("*.md"))):
         yield path, fill_page(path)
 
@@ -262,7 +258,13 @@ def main() -> int:
     """Write each page; with --check, return 1 if a page is stale."""
     parser = argparse.ArgumentParser(description="Write the generated pages of docs/reference.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
-    is_check = parser.parse_args().check
+    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write only the pages of commands, into FOLDER")
+    options = parser.parse_args()
+    if options.site:
+        for name, (title, modules) in COMMANDS.items():
+            (options.site / name).write_text(write_commands(title, modules), encoding="utf-8")
+        return 0
+    is_check = options.check
     stale = []
     for path, text in write_pages():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
