@@ -462,4 +462,4 @@ def test_precision_of_fp32_is_not_torchserves_choice() -> None:
     assert (torch.get_float32_matmul_precision(), torchserve.STOCK_PRECISION) == ("highest", "high")
     assert not torch.backends.cudnn.allow_tf32
     # It plans for every shape.
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
