@@ -3,7 +3,6 @@
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 # Values of a file with aliases expanded, levels of nesting, and characters of a number.
 MOST_NODES, MOST_LEVELS, MOST_DIGITS = 100_000, 50, 40
@@ -51,11 +50,3 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except (ValueError, RecursionError, MemoryError) as error:
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
-
-
-def describe_problems(error: ValidationError, whole: str) -> str:
-    """Return every problem with its field (`whole` without one); never a value, which may be an API key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False, include_url=False)
-    )

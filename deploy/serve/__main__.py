@@ -38,11 +38,11 @@ def _serve(options: Any, process: Process) -> None:
 
     try:
         limits = read_limits(options.config)
-    except ValueError as error:
-        raise NotServed(str(error)) from None
+    except (OSError, ValueError) as error:
+        raise NotServed(f"--config: {error}") from None
     if not options.archive.exists():
         raise NotServed(f"no archive {options.archive}; ./archive.sh builds archives")
-    listener = _bind(options.host, options.port, "--port")
+    listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
         # gRPC binds it itself, after minutes perhaps.
         _bind(options.host, options.grpc_port, "--grpc-port").close()
@@ -55,11 +55,13 @@ def _serve(options: Any, process: Process) -> None:
     run(host, listener, options, limits, process)
 
 
-def _bind(host: str, port: int, option: str) -> socket.socket:
+def _bind(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: a response is two writes, and the second would wait 40 ms for the client's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
     except (OSError, OverflowError) as error:
         raise NotServed(f"cannot listen on {host}:{port}: {error}; set {option} to a free port") from None

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from deploy.yaml_text import describe_problems, parse_yaml
+from deploy.settings_file import read_settings, read_yaml
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
@@ -27,10 +26,5 @@ class Limits:
 
 
 def read_limits(path: Path | None) -> Limits:
-    """Read the limits of a file; a ValueError has one line."""
-    try:
-        return TypeAdapter(Limits).validate_python((parse_yaml(path.read_text("utf-8")) or {}) if path else {})
-    except ValidationError as error:
-        raise ValueError(f"{path}: {describe_problems(error, 'it')}") from None
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    """Read the limits of a file, or the default ones; see `read_settings`."""
+    return Limits() if path is None else read_settings(Limits, path, read_yaml(path) or {})

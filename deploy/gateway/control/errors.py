@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.protocol.errors import RequestError
-from deploy.yaml_text import describe_problems
+from deploy.settings_file import describe_problems
 from handlers.protocol.responses import PROTOBUF
 
 logger = logging.getLogger(__name__)
