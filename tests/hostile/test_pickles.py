@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # `make fuzz` reads ten files for each of its examples, 20,000 by default.
-PARTS, COUNT = (8, int(os.environ["EXAMPLES"]) * 10) if "EXAMPLES" in os.environ else (1, 300)
+PARTS, COUNT = (8, int(os.environ["EXAMPLES"]) * 10) if "EXAMPLES" in os.environ else (1, 100)
 
 
 @pytest.mark.parametrize("seed", range(PARTS))

@@ -19,6 +19,8 @@ from tests.deploy.serve.conftest import Served, command
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.waiting import until
 
+pytestmark = pytest.mark.builds
+
 Serve = Callable[..., Served]
 PATH = "/predictions/colours"
 
