@@ -26,7 +26,8 @@ SERVED = re.compile(
     r"config\.json|generation_config\.json|modules\.json|sentence_[^/]*config\.json|config_sentence_transformers\.json|"
     r"(pre)?processor_config\.json|"
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
-    r"model[^/]*\.safetensors|model\.safetensors\.index\.json|chat_template\.jinja)"
+    r"model[^/]*\.safetensors|model\.safetensors\.index\.json|"
+    r"chat_template\.jinja|chat_template\.json|additional_chat_templates/[^/]+\.jinja)"
     # A module of sentence-transformers.
     r"|\d+_\w+/pytorch_model\.bin"
 )

@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 
 from deploy.frontend.http import GRPC_METHODS, Answer, off_loop, refusal
 from deploy.frontend.routes import Models
-from deploy.gateway.control import messages_pb2
-from deploy.gateway.control.errors import RequestError
-from deploy.gateway.control.protocol import SERVICE
+from deploy.protocol import messages_pb2
+from deploy.protocol.description import SERVICE
+from deploy.protocol.errors import RequestError
 from handlers.errors import InvalidInput
 from handlers.protocol.grpc_inference import parse
 from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of

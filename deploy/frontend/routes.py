@@ -1,13 +1,12 @@
 """The routes of all archives at /: each finds the model and calls its replicas.
 
 /v2/models/M/infer, /v1/embeddings, /rerank, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
-/v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> the gateway's
+/v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> deploy.protocol
 """
 
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -23,11 +22,8 @@ from deploy.frontend.http import (
     read_body,
     refusal,
 )
-from deploy.gateway.control import description
-from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
-from deploy.gateway.control.protocol import METHODS, list_models
-from deploy.gateway.envoy.routes import APIS
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.protocol.description import APIS, configuration, describe_server, list_models, metadata, strip_zeros
+from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.errors import BodyTooLarge, InvalidInput
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.grpc_inference import decompress
@@ -69,26 +65,32 @@ class Models:
         Raises:
             RequestError: there is no such model or version, or it is not ready.
         """
-        asked = [name] if name in self._replicas else [] if name else self.names
-        registered = {each: await self._model(each) for each in asked if method not in ("ServerLive", "ServerMetadata")}
-        gateway: Any = SimpleNamespace(
-            fleet=Fleet(registered=registered, is_up=True), settings=SimpleNamespace(management=False)
-        )
+        if method == "ServerLive":
+            return {"live": True}
+        if method == "ServerMetadata":
+            return describe_server()
+        if method == "ServerReady":
+            return {"ready": all([await self._metadata(each) for each in self.names])}
         if method == "ModelStatistics":
-            description.find(gateway.fleet, name, version)
             raise RequestError(400, "Prometheus has the statistics; here they are not supported", UNIMPLEMENTED)
-        found: dict[str, Any] = METHODS[method](gateway, SimpleNamespace(name=name, version=version))
-        if "extensions" in found:
-            # Prometheus has the statistics.
-            found["extensions"].remove("statistics")
-        return found
+        if name not in self._replicas:
+            raise unknown_model(name)
+        document = await self._metadata(name)
+        own = str(document.get("version") or "")
+        if document and version and strip_zeros(version) != strip_zeros(own):
+            raise unknown_version(name, version, own)
+        if method == "ModelReady":
+            return {"ready": bool(document)}
+        if not document:
+            raise not_ready(name, version)
+        is_config = method == "ModelConfig"
+        return {"config": configuration(name, document)} if is_config else metadata(name, [own], document)
 
-    async def _model(self, name: str) -> ServedModel:
+    async def _metadata(self, name: str) -> dict[str, Any]:
+        """Return a model's metadata; empty if no replica answers."""
         answer = await self._replicas[name]("", {METADATA_HEADER: "1"}, b"", "")
-        metadata = json.loads(answer.body) if answer is not None and answer.status == 200 else None
-        version = str(metadata["version"] or "") if metadata else ""
-        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True, was_ready=True)
-        return ServedModel(name, {version: ServedVersion(version, {"serve": replica}, metadata)}, version)
+        found: dict[str, Any] = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
+        return found
 
 
 class Routes(Application):

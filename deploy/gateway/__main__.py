@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from deploy.command import CommandParser, run_command
+from deploy.gateway.configuration import GUARDED
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import CONFIG, KEYED, STATE_DIR, GatewaySettings, Ports, read_settings
+from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())
     with hold_pid_file(state_dir / PID):
-        (state_dir / KEYED).unlink(missing_ok=True)
+        (state_dir / GUARDED).unlink(missing_ok=True)
         (state_dir / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
         supervise(settings, options.config, options.nodes_file, state_dir, is_ending)
 

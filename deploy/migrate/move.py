@@ -16,16 +16,15 @@ import yaml
 
 from deploy.archives.old_archives import OldArchive
 from deploy.archives.state_dicts import StateDict
+from deploy.archives.tasks import BUILT_IN, import_quietly
 from deploy.archives.weights import count_classes
 from deploy.migrate.custom import draft_task, find_problems
 from deploy.migrate.weights import find_arch, read_weights
 from deploy.models import STOCK, ModelEntry
 from handlers.config import FRONTEND_NAMES
 from handlers.errors import InvalidConfig
-from handlers.vision.boxes import RULES
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from handlers.vision.pixel_classifier import WITHOUT_HEADS
-from handlers.vision.pixel_ssd import load_ssd
 
 LABELS = "index_to_name.json"
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
@@ -166,11 +165,11 @@ def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[s
     def move_vision(name: str, archive: OldArchive) -> Move:
         arch, state = _network(name, archive, package)
         old = archive.manifest["handler"]
-        if handler == "object_detection" and arch not in RULES:
-            raise InvalidConfig(
-                f"{arch}: it chooses boxes inside the network, so images cannot share a forward pass; {WAY_OUT}, or "
-                f"train one of {', '.join(RULES)}, or RT-DETR of transformers"
-            )
+        if package is torchvision.models.detection:
+            classes = import_quietly(BUILT_IN[handler].builder).count_classes(arch, state, WAY_OUT)
+        else:
+            options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
+            classes = count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
         move = Move(handler, "model.pt", state=state)
         move.add({"arch": arch}, "names and shapes of the weights")
         move.add(settings, f"TorchServe's {old}")
@@ -179,19 +178,12 @@ def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[s
             move.files[LABELS] = archive.folder / LABELS
             move.sources.append(("labels", LABELS, LABELS))
         else:
-            numbers = map(str, range(_count_classes(name, arch, state, package)))
+            numbers = map(str, range(classes))
             move.files[LABELS] = json.dumps({number: number for number in numbers})
             move.notes.append(f"fill in {LABELS}: the archive has no names, so classes are numbers as before")
         return move
 
     return move_vision
-
-
-def _count_classes(name: str, arch: str, state: StateDict, package: Any) -> int:
-    if package is torchvision.models.detection:
-        return load_ssd(state, arch)[1]
-    options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
-    return count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
 
 
 def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all

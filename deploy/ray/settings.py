@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from deploy.gateway.settings import Port, describe_problems, parse_yaml
 from deploy.loader import manifest_of, settings_of
+from deploy.settings_file import Port, describe_problems, read_yaml
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
 
@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     try:
-        settings = TypeAdapter(Settings).validate_json(json.dumps(parse_yaml(path), default=str))
+        settings = TypeAdapter(Settings).validate_json(json.dumps(read_yaml(path), default=str))
     except ValidationError as error:
         raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
     archives = [Path(each.archive).resolve() for each in settings.models]

@@ -7,7 +7,7 @@ from grpc import aio
 
 from deploy.frontend.grpc import Service
 from deploy.frontend.http import GRPC_METHODS
-from deploy.gateway.control.protocol import SERVICE
+from deploy.protocol.description import SERVICE
 from deploy.serve.app import Host
 
 # HealthCheckResponse: its one field, as bytes.

@@ -144,7 +144,7 @@ class Trial:
             # An untried candidate may be the best on a machine with less load: the next start tries again.
             logger.warning("Candidates not measured for lack of time: %s", ", ".join(map(str, untried)))
         elif self._path:
-            measurements.write(self._path, self._known)
+            measurements.write(self._path, [*self._known.items()])
         return arrangements[self._best()]
 
     def _measure(

@@ -21,11 +21,11 @@ from aiohttp import web
 
 from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
+from deploy.gateway.configuration import Configuration
 from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import Configuration
 from deploy.gateway.watch import read_known
 from handlers.errors import InvalidConfig
 

@@ -19,11 +19,12 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from deploy.gateway.configuration import resolve_host
 from deploy.gateway.envoy.clusters import list_upstreams, make_clusters, make_endpoints
 from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, make_listeners, make_secrets
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, make_routes, shut_routes
-from deploy.gateway.settings import GatewaySettings, resolve_host
+from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.run.node import read_tokens
 

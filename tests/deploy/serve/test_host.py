@@ -15,17 +15,17 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from tests.deploy.serve.conftest import Served, command
 from tests.e2e.test_smuggling import ATTACKS, send
+from tests.hosts import Host, command
 from tests.waiting import until
 
 pytestmark = pytest.mark.builds
 
-Serve = Callable[..., Served]
+Serve = Callable[..., Host]
 PATH = "/predictions/colours"
 
 
-def ask(served: Served, number: int) -> requests.Response:
+def ask(served: Host, number: int) -> requests.Response:
     return requests.post(served.url + PATH, json={"x": number}, timeout=30)
 
 
@@ -108,7 +108,7 @@ def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serv
     assert served.process.wait(30) == 1
 
 
-def _waiting(served: Served) -> int:
+def _waiting(served: Host) -> int:
     document = requests.get(f"{served.url}/models/colours", timeout=9).json()
     return int(document[0]["jobQueueStatus"]["pendingRequests"])
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -91,19 +92,28 @@ def test_no_round_begins_that_would_end_too_late(
     assert (len(passed_s), bool(bench.remarks)) == (made, made < 3)
 
 
+def broken(_bench: Bench) -> Iterator[Row]:
+    raise LoadError("no such peer")
+
+
+def whole(bench: Bench) -> Iterator[Row]:
+    assert 0 < bench.ends_s - bench.clock() <= 60
+    yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
+        "1 client, images/s", "1 client", "a", "b"
+    )
+
+
+def test_every_part_names_a_function() -> None:
+    for part in PARTS.values():
+        module, _, name = part.place.partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
 def test_part_that_cannot_be_measured_leaves_the_others_and_the_table_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_bench: Bench) -> Iterator[Row]:
-        raise LoadError("no such peer")
-
-    def whole(bench: Bench) -> Iterator[Row]:
-        assert 0 < bench.ends_s - bench.clock() <= 60
-        yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
-            "1 client, images/s", "1 client", "a", "b"
-        )
-
-    monkeypatch.setattr(program, "PARTS", PARTS | {"resnet": Part(broken), "texts": Part(whole)})
+    parts = {"resnet": Part(f"{__name__}:broken"), "texts": Part(f"{__name__}:whole")}
+    monkeypatch.setattr(program, "PARTS", PARTS | parts)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     table, image = tmp_path / "build" / "bench.json", tmp_path / "bench.svg"
     words = ["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown", "--json", str(table)]
