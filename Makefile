@@ -84,8 +84,9 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams
 	@$(BIN)/python -m docs.generate
 	@rm -rf build/pages build/site && mkdir -p build/pages
-	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v CHANGELOG \
+	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v -e CHANGELOG -e load/bench \
 		| xargs cp --parents -t build/pages
+	@$(BIN)/python -m docs.generate --site build/pages/docs/reference
 	@$(BIN)/zensical build --strict --clean
 
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
