@@ -37,11 +37,13 @@ Oracle = Callable[[Image.Image], NDArray[np.uint8]]
 Archives = Callable[..., Path]
 
 
+@cache
 def smooth(name: str) -> Image.Image:
     """A photograph without its details: logits of random weights follow every one of them."""
     return Image.open(path(name)).convert("RGB").filter(ImageFilter.GaussianBlur(60))
 
 
+@cache
 def sent(name: str) -> bytes:
     with io.BytesIO() as file:
         smooth(name).save(file, "PNG")
