@@ -93,7 +93,7 @@ def test_every_way_to_send_an_image_is_answered_as_torchvision_does(
     wrapped = "\n".join([b64(cat)[:76], b64(cat)[76:]])
     url_safe = base64.urlsafe_b64encode(cat).decode().rstrip("=")
     rows: list[Any] = [cat, bytearray(cat), {"data": cat}, {"photo": cat}, {"body": {"b64": b64(cat)}}]
-    rows += [{"body": {"b64": each}} for each in (f"data:image/jpeg;base64,{b64(cat)}", url_safe)]
+    rows += [{"body": {"b64": each}} for each in (f"Data:image/jpeg;BASE64,{b64(cat)}", url_safe)]
     rows += [json.dumps({"b64": wrapped}).encode(), *(photograph(name) for name in NAMES)]
     answers = serve(handler, rows)
     for name, answer in zip(["chelsea"] * 8 + [*NAMES], answers, strict=True):

@@ -132,7 +132,9 @@ def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
     assert upright is not None
     for geometry in (FULL, SCALED):
-        assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
+        pixels, own = images.decode_image(body, geometry, SQUARE)
+        assert own == upright.size
+        assert np.abs(pixels.astype(int) - torchvision_square(upright)).mean() < 2.0
 
 
 SIDE = 1800
