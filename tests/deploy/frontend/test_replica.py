@@ -13,6 +13,8 @@ import yaml
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, ModelEntry
 
+pytestmark = pytest.mark.builds
+
 # It waits, and notes what it runs for. A number above 1000 finds no memory, and the sample neither if so it is told.
 INFER = """
 import os, pathlib, time
