@@ -107,4 +107,4 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         gateway.drain(find_name(gateway, local), is_draining=False)
         mark.unlink()
     except ManagementError as error:
-        print(f"{local.title}: still drained: {error.message}; run python -m deploy.run drain NODE --undo")
+        print(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")

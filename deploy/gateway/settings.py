@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -23,15 +23,17 @@ from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
+from deploy.places import HOME
 from deploy.run.node import Node, read_nodes
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-CONFIG = ROOT / "deploy" / "gateway.yaml"
+# The user's own settings in the folder of the state, or else the built-in ones.
+CONFIG = own if (own := HOME / "gateway.yaml").is_file() else ROOT / "deploy" / "gateway.yaml"
 # The folder of Envoy and the control process: configuration, logs, saved state.
-STATE_DIR = ROOT / ".gateway"
+STATE_DIR = HOME / ".gateway"
 # A file of that folder: the gateway has had keys since its start. Without keys it then needs `keys: none`.
 KEYED = "keyed"
 NO_KEYS = "none"
@@ -167,13 +169,27 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
         raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
     except (TypeError, ValueError):
         raise InvalidConfig(f"{path.name}: contains a key that is not text, or itself") from None
-    secret = ROOT / settings.key_file if settings.key_file else path
+    settings = _anchor(settings, path.resolve().parent)
+    secret = Path(settings.key_file or path)
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
     if settings.keys and not secret.read_bytes().endswith(b"\n"):
         # A file that is cut inside a key contains a shorter key.
         raise InvalidConfig(f"{secret.name}: its last line is incomplete: end the file with a newline")
     return settings
+
+
+def _anchor(settings: GatewaySettings, folder: Path) -> GatewaySettings:
+    """Make the paths of files absolute, which count from the settings' folder."""
+
+    def at(path: str | None) -> Any:
+        return path and str(folder / path)
+
+    tls = settings.tls and replace(settings.tls, **{name: at(path) for name, path in asdict(settings.tls).items()})
+    nodes = tuple(
+        replace(node, token_file=at(node.token_file), restore_file=at(node.restore_file)) for node in settings.nodes
+    )
+    return replace(settings, key_file=at(settings.key_file), tls=tls, nodes=nodes)
 
 
 def _read_document(path: Path) -> Any:
@@ -184,7 +200,7 @@ def _read_document(path: Path) -> Any:
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := parse_yaml(ROOT / name)):
+        if not (keys := parse_yaml(path.parent / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
     elif document.get("keys") == NO_KEYS:
@@ -293,7 +309,7 @@ class Configuration:
     def _stat_files(self) -> Any:
         """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
         named = self._parsed[1].key_file if self._parsed else None
-        found = [path.stat() for path in (self._config, *([ROOT / named] if named else []))]
+        found = [path.stat() for path in (self._config, *([Path(named)] if named else []))]
         if time.time() - max(each.st_mtime for each in found) < RECENT_S:
             return object()
         return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from deploy.gateway.settings import Port, describe_problems, parse_yaml
 from deploy.loader import manifest_of, settings_of
+from deploy.places import ARCHIVE
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
 
@@ -63,7 +64,7 @@ def read(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
     archives = [Path(each.archive).resolve() for each in settings.models]
     if missing := [str(each) for each in archives if not each.exists()]:
-        raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; ./archive.sh builds archives")
+        raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; {ARCHIVE} builds archives")
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):
         raise InvalidConfig(f"{path.name}: expected different models, and invocations to be one; they are {names}")

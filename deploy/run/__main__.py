@@ -26,7 +26,7 @@ def start(options: argparse.Namespace) -> None:
     """Start all nodes, register models, and print one prediction or the commands that predict (make serve)."""
     layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.folder)
     nodes = serve.prepare(layout, options.folder)
-    serve.start(nodes)
+    serve.start(nodes, is_own=layout.config.resolve().parent != ROOT)
     for node in nodes:
         undrain_local(node, options.gateway_config)
 
@@ -48,6 +48,15 @@ def run(options: argparse.Namespace) -> None:
     if is_stopped.is_set():
         drain_local(node, options.gateway_config)
         stop_node(node, is_for_good=False)
+
+
+def status(options: argparse.Namespace) -> None:
+    """Print whether each node runs, its process and its URL."""
+    nodes = all_nodes(serve.find_config(options.config), options.folder)
+    for each in [each for each in nodes if not each.is_single or each.server.pid()] or nodes[:1]:
+        pid, server = each.server.pid(), each.server
+        state = f"process {pid}, {server.settings.inference_url}" if pid else server.describe_death() or "not running"
+        print(f"{each.title}: {state}")
 
 
 def stop(options: argparse.Namespace) -> None:
@@ -77,7 +86,7 @@ def drain(options: argparse.Namespace) -> None:
         print(f"{name}: process {watcher} watches it; stop that process by its supervisor, such as systemctl")
     else:
         stop_node(local, is_for_good=False)
-        print(f"{name}: stopped; after its next start run: python -m deploy.run drain {name} --undo")
+        print(f"{name}: stopped; after its next start run: torchserve-batching drain {name} --undo")
 
 
 def restart(options: argparse.Namespace) -> None:
@@ -113,26 +122,27 @@ def find_running(options: argparse.Namespace) -> list[LocalNode]:
 
 def make_parser() -> CommandParser:
     parser = CommandParser(
-        prog="python -m deploy.run",
+        prog="torchserve-batching",
         description="Start, watch, drain and stop the TorchServes of this machine.",
-        examples=["python -m deploy.run start --config production --node-count 4", "python -m deploy.run drain node-2"],
+        examples=["torchserve-batching start --config production --node-count 4", "torchserve-batching drain node-2"],
         renamed=RENAMED,
     )
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     examples = {
         "start": ["start --config production", "start --node-count 4"],
         "run": ["run --config production", "run --node-count 4 --node node-2"],
+        "status": ["status", "status --config production"],
         "stop": ["stop", "stop --config production"],
         "drain": ["drain node-2 --timeout 300", "drain node-2 --undo"],
         "restart": ["restart", "restart --gateway-config my/gateway.yaml"],
     }
-    for command in (start, run, stop, drain, restart):
+    for command in (start, run, status, stop, drain, restart):
         name, words = command.__name__, (command.__doc__ or "").partition("\n")[0]
         lines = [f"{parser.prog} {each}" for each in examples[name]]
         added = commands.add_parser(name, help=words, description=words, examples=lines)
         added.set_defaults(function=command)
         files = added.add_argument_group("configuration")
-        default = str(ROOT / "config.properties")
+        default = str(serve.default_config())
         words = "name or path of a config.properties; default: config.properties"
         files.add_argument("--config", default=default, metavar="NAME|PATH", help=words)
         words = "folder of the nodes' files; default: .nodes"

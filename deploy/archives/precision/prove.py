@@ -37,6 +37,7 @@ from deploy.archives.precision.inputs import (
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import load_task, task_of
 from deploy.models import ROOT, ModelEntry
+from deploy.places import INSTALL_INT8
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
 from handlers.engines import Engine
@@ -168,7 +169,7 @@ def find_interpreter() -> Path:
     if find_spec("nncf") is not None:
         return Path(sys.executable)
     if not (EXTRA / ".installed").is_file():
-        raise InvalidConfig("--precision int8 needs NNCF; install it once with deploy/extras/environment.sh int8")
+        raise InvalidConfig(f"--precision int8 needs NNCF; install it once with {INSTALL_INT8}")
     return EXTRA / "bin" / "python"
 
 

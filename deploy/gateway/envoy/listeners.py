@@ -5,6 +5,7 @@ in the settings.
 """
 
 import math
+from pathlib import Path
 
 from deploy.gateway.envoy.local_reply import make_local_reply
 from deploy.gateway.envoy.resources import (
@@ -18,7 +19,6 @@ from deploy.gateway.envoy.resources import (
 )
 from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
-from deploy.models import ROOT
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
@@ -141,9 +141,7 @@ def make_secrets(tls: Tls) -> dict[str, Resource]:
     """Return Envoy's files of certificates: name -> secret; Envoy reads one secret from a file."""
 
     def secret(name: str, path: str, key: str = "") -> Resource:
-        # Relative paths are relative to the repository.
-        file = ROOT / path
-        made: Resource = fill_template("listener", name, file=str(file), key=str(ROOT / key), folder=str(file.parent))
+        made: Resource = fill_template("listener", name, file=path, key=key, folder=str(Path(path).parent))
         return made
 
     certificate = {"secret-certificate.json": secret("certificate", tls.certificate, tls.key)}
