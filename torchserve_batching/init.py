@@ -1,4 +1,4 @@
-"""The command `torchserve-batching init DIR`: a project of your own, with one task."""
+"""The command `torchserve-batching init DIR`: your own project, with one task."""
 
 import argparse
 import shutil

@@ -31,8 +31,8 @@ Item = TypeVar("Item")
 class Hooks(abc.ABC, Generic[Config, Item]):
     """Hooks that a task implements, on `BatchHandler`. B is the number of items of a micro-batch."""
 
-    config_class: ClassVar[type[HandlerConfig]]  # its settings: a plain class or a dataclass with fields of its own
-    options_class: ClassVar[Any] = NoOptions  # the options of one item, likewise
+    config_class: ClassVar[type[HandlerConfig]]  # its settings: a plain class or a dataclass
+    options_class: ClassVar[Any] = NoOptions  # the options of one item: such a class, too
     # Whether `decode` reads the options as the client sent them; else it gets a checked `options_class`.
     reads_options: ClassVar[bool] = False
     inputs: frozenset[str]  # the JSON fields of its input; other fields are options
