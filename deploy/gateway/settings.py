@@ -3,18 +3,18 @@
 docs/reference/gateway.md explains each setting, and deploy/gateway.yaml lists all of them with their defaults.
 """
 
-import json
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.run.node import Node
+from deploy.settings_file import Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -25,7 +25,6 @@ STATE_DIR = ROOT / ".gateway"
 GUARDS = ("tls", "keys", "limits")
 NONE = "none"
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 # A header of HTTP: a token, and a value without control characters at its ends.
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
@@ -136,14 +135,6 @@ class GatewaySettings:
         return self
 
 
-def describe_problems(error: ValidationError, whole: str) -> str:
-    """Return every problem with its field (`whole` without one); never a value, which may be an API key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False, include_url=False)
-    )
-
-
 def read_settings(path: Path = CONFIG) -> GatewaySettings:
     """Read the settings; an InvalidConfig lists every problem, and no API key."""
     return make_settings(path, read_document(path))
@@ -151,13 +142,13 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
 
 def read_document(path: Path) -> dict[str, Any]:
     """Parse the settings, with the keys of `key_file` as `keys`."""
-    document = parse_yaml(path) or {}
+    document = read_yaml(path) or {}
     if not isinstance(document, dict):
         raise InvalidConfig(f"{path.name}: not a mapping of settings")
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := parse_yaml(ROOT / name)):
+        if not (keys := read_yaml(ROOT / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
     return document
@@ -165,14 +156,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
     """Check the document of a file."""
-    try:
-        # In JSON mode a list may become a tuple and an object a dataclass; nothing else is converted.
-        text = json.dumps(_omit_none(document), default=str)
-        settings = TypeAdapter(GatewaySettings).validate_json(text)
-    except ValidationError as error:
-        raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
-    except (TypeError, ValueError):
-        raise InvalidConfig(f"{path.name}: contains a key that is not text, or itself") from None
+    settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
     secret = ROOT / settings.key_file if settings.key_file else path
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
@@ -192,13 +176,3 @@ def _omit_none(document: dict[str, Any]) -> dict[str, Any]:
     guards = {name: document[name] for name in GUARDS if document.get(name, NONE) != NONE}
     guards = {name: [*map(omit, part)] if isinstance(part, list) else omit(part) for name, part in guards.items()}
     return {name: each for name, each in document.items() if name not in GUARDS} | guards
-
-
-def parse_yaml(path: Path) -> Any:
-    """Return a document of YAML; an InvalidConfig names the line that cannot be read."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise InvalidConfig(f"{path.name}{where}: not valid YAML") from None

@@ -19,7 +19,6 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from deploy.gateway.control.errors import RequestError
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import LISTENERS
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
@@ -28,6 +27,7 @@ from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
 from deploy.gateway.watch import Watch, merge_models, read_known, read_saved, write_known
+from deploy.protocol.errors import RequestError
 from deploy.run.node import Node, replace_file
 from handlers.config import SETTINGS
 

@@ -18,9 +18,10 @@ from deploy.gateway.envoy.resources import (
     make_lua_filter,
     make_source,
 )
-from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
+from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
 from deploy.models import ROOT
+from deploy.protocol.description import APIS
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"

@@ -112,12 +112,7 @@ class Envoy:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
 
     def keep(self, document: Resource, *options: str) -> None:
-        """Serve its endpoints, start Envoy if it does not run, and wait until it answers.
-
-        Raises:
-            OSError: its folder cannot be written now.
-            EnvoyError: Envoy is not installed, ends at once, or has died DEATHS times; the message quotes its log.
-        """
+        """Serve its endpoints, start Envoy if it does not run, and wait until it answers."""
         if self._discovery is None:
             self._discovery = Discovery(self._state_dir)
         if self.pid() is not None:
