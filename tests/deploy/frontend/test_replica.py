@@ -29,8 +29,8 @@ def infer(x):
 """
 PROGRAM = """
 import asyncio, json, pathlib, sys, threading
-from deploy.ray import replica as module
-from deploy.ray.replica import Replica, Unhealthy, row_of
+from deploy.frontend import replica as module
+from deploy.frontend.replica import Replica, Unhealthy, row_of
 assert not [name for name in sys.modules if name.partition(".")[0] == "handlers"]
 
 class Total:
