@@ -97,14 +97,18 @@ def test_connections_beyond_the_limit_of_open_files_are_refused_in_one_line(tmp_
 
 
 def test_logs_are_put_aside_as_they_grow_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOG_BYTES", 4)
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 300)
+    # A container's own output, behind a link of few bytes.
+    (tmp_path / "out").write_text("x" * 1000)
+    (tmp_path / "linked.log").symlink_to("out")
     with Gateway(tmp_path, GatewaySettings()) as gateway, (tmp_path / "own.log").open("a") as own:
         for word in ("first", "second"):
-            own.write(word)
+            own.write(word * 100)
             own.flush()
             gateway.ask("GET", f"/{word}")
             gateway.logged(path=f"/{word}")
             supervisor._rotate_logs(tmp_path, gateway.envoy)
             wait((tmp_path / "access.log").exists)
             assert f'"/{word}"' in (tmp_path / "access.log.1").read_text()
-            assert (tmp_path / "own.log.1").read_text() == word
+            assert (tmp_path / "own.log.1").read_text() == word * 100
+            assert (tmp_path / "linked.log").read_text() == "x" * 1000
