@@ -3,6 +3,7 @@
 Each diagram is a list of boxes, bars and arrows in pixels, on a white card that a dark page keeps.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -176,12 +177,41 @@ def draw_states() -> str:
     return card(870, 200, "The states of a request: admission, decoding, queued, running, answered", parts)
 
 
+def draw_results() -> str:
+    """Draw the rates of results.json as bars, relative to each baseline's; grey means a baseline without a server."""
+    rows = json.loads((IMAGES.parent / "results.json").read_bytes())["rows"]
+    rates = [row for row in rows if row["measured"].endswith("/s") and row["ours"]]
+    left, unit = 430, 380 / max(row["ratio"]["median"] for row in rates)
+    parts = []
+    for number, row in enumerate(rates):
+        what, _, unit_name = row["measured"].rpartition(", ")
+        ratio, ours, theirs = (row[name]["median"] for name in ("ratio", "ours", "theirs"))
+        y, width = 14 + 30 * number, ratio * unit
+        fill = GREY if "in process" in (row["against"] + what) else BLUE
+        parts += [
+            text(left - 8, y + 12, what, size=12, anchor="end"),
+            text(left - 8, y + 24, f"against {row['against']}", size=10, anchor="end", fill=GREY),
+            f'<rect x="{left}" y="{y + 2}" width="{width:.1f}" height="20" fill="{fill}"/>',
+            text(
+                left + width + 8, y + 16, f"{ratio:.3g}x  ({ours:g} : {theirs:g} {unit_name})", size=11, anchor="start"
+            ),
+        ]
+    end = 18 + 30 * len(rates)
+    parts.append(f'<path d="M{left + unit:.1f},8 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
+    parts.append(text(left + unit, end + 14, "equal", size=11))
+    parts.append(
+        text(left + 2 * unit, end + 14, "grey: in process, without a server", size=11, anchor="start", fill=GREY)
+    )
+    return card(1000, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
+
+
 DIAGRAMS = {
     "request-path": draw_request_path,
     "stock": draw_stock,
     "modes": draw_modes,
     "threads": draw_threads,
     "states": draw_states,
+    "results": draw_results,
 }
 
 
