@@ -178,31 +178,30 @@ def draw_states() -> str:
 
 
 def draw_results() -> str:
-    """Draw the rates of results.json as bars, relative to each baseline's; grey means a baseline without a server."""
-    rows = json.loads((IMAGES.parent / "results.json").read_bytes())["rows"]
-    rates = [row for row in rows if row["measured"].endswith("/s") and row["ours"]]
-    left, unit = 430, 380 / max(row["ratio"]["median"] for row in rates)
-    parts = []
-    for number, row in enumerate(rates):
-        what, _, unit_name = row["measured"].rpartition(", ")
-        ratio, ours, theirs = (row[name]["median"] for name in ("ratio", "ours", "theirs"))
-        y, width = 14 + 30 * number, ratio * unit
-        fill = GREY if "in process" in (row["against"] + what) else BLUE
-        parts += [
-            text(left - 8, y + 12, what, size=12, anchor="end"),
-            text(left - 8, y + 24, f"against {row['against']}", size=10, anchor="end", fill=GREY),
-            f'<rect x="{left}" y="{y + 2}" width="{width:.1f}" height="20" fill="{fill}"/>',
-            text(
-                left + width + 8, y + 16, f"{ratio:.3g}x  ({ours:g} : {theirs:g} {unit_name})", size=11, anchor="start"
-            ),
-        ]
-    end = 18 + 30 * len(rates)
-    parts.append(f'<path d="M{left + unit:.1f},8 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
-    parts.append(text(left + unit, end + 14, "equal", size=11))
+    """Draw the titled rows of results.json: a bar for each processor, the quotient of both medians."""
+    tables = json.loads((IMAGES.parent / "results.json").read_bytes())
+    columns = [[row for row in table["rows"] if "title" in row] for table in tables]
+    most = max(row["ours"]["median"] / row["theirs"]["median"] for rows in columns for row in rows)
+    left, unit, parts = 320, 400 / most, []
+    for index, (table, fill) in enumerate(zip(tables, (BLUE, ORANGE), strict=True)):
+        parts += [f'<rect x="{left + 200 * index}" y="12" width="12" height="12" fill="{fill}"/>']
+        parts += [text(left + 18 + 200 * index, 22, table["name"], size=12, anchor="start")]
+        for number, row in enumerate(columns[index]):
+            ours, theirs = (row[name]["median"] for name in ("ours", "theirs"))
+            y, width = 36 + 60 * number + 24 * index, ours / theirs * unit
+            words = f"{ours / theirs:.3g}x  ({ours:.3g} : {theirs:.3g} {row['measured'].rpartition(', ')[2]})"
+            parts += [f'<rect x="{left}" y="{y}" width="{width:.1f}" height="22" fill="{fill}"/>']
+            parts += [text(left + width + 8, y + 16, words, size=12, anchor="start")]
+    for number, row in enumerate(columns[0]):
+        for line, words in enumerate(row["title"].splitlines()):
+            fill = GREY if line else INK
+            parts.append(text(left - 10, 56 + 60 * number + 16 * line, words, size=13 - line, anchor="end", fill=fill))
+    end = 38 + 60 * len(columns[0])
+    parts.append(f'<path d="M{left + unit:.1f},32 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
     parts.append(
-        text(left + 2 * unit, end + 14, "grey: in process, without a server", size=11, anchor="start", fill=GREY)
+        text(left, end + 14, "times the rate of the baseline (dashed: equal)", size=11, anchor="start", fill=GREY)
     )
-    return card(1000, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
+    return card(980, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
 
 
 DIAGRAMS = {

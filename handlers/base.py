@@ -16,6 +16,7 @@ from typing import Any, cast
 from handlers import archive_files
 from handlers.batching import measurements
 from handlers.batching.core import Core
+from handlers.batching.engine import LatencyModel
 from handlers.batching.guard import Guard
 from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
@@ -145,7 +146,10 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         return resolve_mode(config, settings)
 
     def _start_classic(self, window: int, trial: Trial) -> None:
-        self.engine = trial.choose().arrangement.whole
+        (self.engine, _), (whole, _) = trial.choose()
+        if self.device.type != "cpu" and whole:
+            line = LatencyModel(whole).line
+            self.overhead = self.overhead.measured(line.fixed_s, line.token_s)
         prepare(self, self.sample(), min(window, self.config.max_batch_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)

@@ -1,6 +1,7 @@
 """The command line: flags as checked values; an error is one line."""
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,9 +88,11 @@ def parser() -> Parser:
 
 def _server(command: argparse.ArgumentParser) -> None:
     default, add = Served(""), command.add_argument_group("server").add_argument
-    add("-u", "--url", type=address, default=default.url, help="inference API; default: %(default)s")
-    words = "management API; default: %(default)s"
-    add("--management-url", type=address, default=default.management_url, metavar="URL", help=words)
+    urls = {"TORCHSERVE_URL": default.url, "TORCHSERVE_MANAGEMENT_URL": default.management_url}
+    url, management_url = (os.environ.get(name, value) for name, value in urls.items())
+    add("-u", "--url", type=address, default=url, help="inference API; default: $TORCHSERVE_URL or port 8080")
+    words = "management API; default: $TORCHSERVE_MANAGEMENT_URL or port 8081"
+    add("--management-url", type=address, default=management_url, metavar="URL", help=words)
     add("--token", help="inference key, if the server requires tokens")
     add("--management-token", metavar="TOKEN", help="management key, if the server requires tokens")
     words = "time for one request, such as 120, 120s or 2m; default: %(default)gs"

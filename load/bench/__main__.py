@@ -55,6 +55,7 @@ PARTS = {
     "vision": Part("load.bench.vision:measure", is_plain=False),
     "gateway": Part("load.bench.gateway:measure", is_plain=False),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
+    "hosts": Part("load.bench.hosts:measure", is_plain=False),
     "default": Part("load.bench.modes:measure_default", is_plain=False),
     "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
 }

@@ -1,4 +1,4 @@
-"""Three models behind one gateway, each on a node of its own: two processes of deploy.serve and one TorchServe.
+"""Two processes of deploy.serve and one TorchServe, each with one model, behind one gateway.
 
 One site for the module, in the order of its tests: asked, drained, killed.
 """

@@ -26,6 +26,7 @@ from tritonclient.grpc import service_pb2
 from handlers import base, torchserve
 from handlers.archive_files import CONFIG, Build, hash_files
 from handlers.base import BatchHandler
+from handlers.batching import trial
 from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
@@ -447,9 +448,18 @@ def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_
     ]
 
 
+def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "measure", lambda *_: [(1, 0.005), (20, 0.005)])
+    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 250
+    monkeypatch.setattr(base, "_device", lambda _: Gpu("cpu"))
+    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 2**31
+
+
 def test_precision_of_fp32_is_not_torchserves_choice() -> None:
     """On a GPU that has TF32, TorchServe's module sets "high" as it is imported; stock handlers keep it."""
     torch.set_float32_matmul_precision("high")
     reload(torchserve)
     assert (torch.get_float32_matmul_precision(), torchserve.STOCK_PRECISION) == ("highest", "high")
     assert not torch.backends.cudnn.allow_tf32
+    # It plans for every shape.
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

@@ -15,9 +15,12 @@ import pytest
 import requests
 
 from deploy.models import ROOT
+from deploy.serve.__main__ import _bind
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
+
+pytestmark = pytest.mark.builds
 
 Serve = Callable[..., Host]
 PATH = "/predictions/colours"
@@ -44,6 +47,12 @@ def test_routes_are_those_of_a_node(serve: Serve) -> None:
     with grpc.insecure_channel(served.grpc) as channel:
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"") == b"\x08\x01"
+
+
+def test_response_does_not_wait_for_the_receipt_of_its_head() -> None:
+    """uvicorn writes both by themselves, and Nagle's algorithm would keep the body for 40 ms."""
+    with _bind("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_process_imports_neither_torch_nor_ts(serve: Serve) -> None:
