@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from handlers import archive_files
+from handlers.batching import measurements
 from handlers.batching.core import Core
+from handlers.batching.engine import LatencyModel
 from handlers.batching.guard import Guard
 from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
@@ -31,7 +33,7 @@ from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
-from handlers.warm_up import measure_change, prepare
+from handlers.warm_up import free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +146,10 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         return resolve_mode(config, settings)
 
     def _start_classic(self, window: int, trial: Trial) -> None:
-        self.engine = trial.choose().arrangement.whole
+        (self.engine, _), (whole, _) = trial.choose()
+        if self.device.type != "cpu" and whole:
+            line = LatencyModel(whole).line
+            self.overhead = self.overhead.measured(line.fixed_s, line.token_s)
         prepare(self, self.sample(), min(window, self.config.max_batch_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
@@ -152,12 +157,26 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.keeper = None if connection is None else ConnectionKeeper(connection)
 
     def _log_change(self) -> None:
-        """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot."""
+        """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.
+
+        The first load measures it, with a second model in fp32; later ones read the result.
+        """
         if not self.engine.description.startswith("torch"):
             return
-        change = measure_change(self)
-        advice = "precision: fp32 in model-config.yaml avoids the change"
-        logger.info("%s changes outputs by up to %.1e of their largest; %s", self.engine.description, change, advice)
+        path = measurements.path_for(self, f"change {self.engine.description}") if self.fingerprint else None
+        with measurements.lock(path):
+            if (change := measurements.load(path)) is None:
+                try:
+                    change = measure_change(self)
+                except Exception as error:
+                    logger.warning("Change by %s not measured: %s", self.engine.description, reason(error))
+                free_memory(self.device)
+                if path and change is not None:
+                    measurements.write(path, change)
+        if change is not None:
+            advice = "precision: fp32 in model-config.yaml avoids the change"
+            words = "%s changes outputs by up to %.1e of their largest; %s"
+            logger.info(words, self.engine.description, change, advice)
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -1,5 +1,6 @@
 """Run a model before its first request, so that no request pays for a first time."""
 
+import gc
 import time
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from handlers.engines import Device
 from handlers.errors import ItemError
 from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
@@ -56,3 +58,12 @@ def measure_change(task: Task) -> float:
                 scale = float(np.abs(array).max()) or 1.0
                 changes.append(float(np.abs(found[name] - array).max()) / scale)
     return float(np.max(changes))
+
+
+def free_memory(device: Device) -> None:
+    """Return the memory of models that are no longer used to a GPU, whose other workers may need it."""
+    import torch  # noqa: PLC0415 - a worker on OpenVINO has no GPU
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

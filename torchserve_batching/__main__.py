@@ -23,6 +23,8 @@ class Command(NamedTuple):
 
     module: str
     words: str
+    # Another package without which it does not exist.
+    needs: str = "deploy"
 
 
 TABLE = {
@@ -37,8 +39,8 @@ TABLE = {
         "status": Command(RUN, "print whether each node runs, its process and its URL"),
         "stop": Command(RUN, "stop all nodes"),
         "run": Command(RUN, "run one node in the foreground, for systemd"),
-        "drain": Command(RUN, "send a node no new requests, and stop it"),
-        "restart": Command(RUN, "drain, stop and start each node"),
+        "drain": Command(RUN, "send a node no new requests, and stop it", "deploy.gateway"),
+        "restart": Command(RUN, "drain, stop and start each node", "deploy.gateway"),
         "gateway": Command("deploy.gateway", "start, check or stop Envoy in front of the nodes"),
         "ray": Command("deploy.ray", "configure Ray Serve for archives"),
     },
@@ -66,7 +68,7 @@ EXAMPLES = f"""examples:
 def find_commands() -> dict[str, Command]:
     """Return the subcommands whose packages exist."""
     rows = {name: row for group in TABLE.values() for name, row in group.items()}
-    return {name: row for name, row in rows.items() if _exists(row.module)}
+    return {name: row for name, row in rows.items() if _exists(row.module) and _exists(row.needs)}
 
 
 def _exists(module: str) -> bool:

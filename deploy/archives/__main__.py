@@ -18,13 +18,13 @@ from deploy.archives.archive import (
     find_classic_cause,
     report,
 )
-from deploy.archives.arguments import parse_arguments
+from deploy.archives.arguments import PRECISION, parse_arguments
 from deploy.archives.fingerprint import handler_files, read_build, read_packed
 from deploy.archives.names import prune
-from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import TENSORS, ModelEntry, UnknownModel, model, models
 from deploy.progress import printable
+from deploy.rooms import open_room
 from handlers.archive_files import hash_files
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
@@ -42,11 +42,11 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
     cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
         if options.source is not None:
-            # Seconds, which no other command needs.
-            from deploy.migrate.entry import write_entry  # noqa: PLC0415
-
             asked, name = options.names[0] if options.names else None, str(options.source)
-            moved, is_whole = write_entry(options.source, asked, options.models, is_stock=options.stock)
+            # Its import takes seconds, which no other command needs.
+            moved, is_whole = open_room("migrate").write_entry(
+                options.source, asked, options.models, is_stock=options.stock
+            )
             options.names = [moved] if is_whole else []
         recipes = []
         # All are checked before the first is built.
@@ -59,7 +59,7 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
                 options.export_path.resolve(),
                 cache_path,
                 options.min_chrf,
-                PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement),
+                PRECISION.read_options(options) if PRECISION else None,
             )
             try:
                 recipe.check(with_code=options.all or len(options.names) > 1)
@@ -129,12 +129,7 @@ def find_needed() -> set[str]:
 
 
 def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task.
-
-    Args:
-        entry: its settings add to the model's own description.
-        path: the archive, of any format.
-    """
+    """Describe the inputs and outputs of a model of tensors; None for another task."""
     if entry.handler != TENSORS:
         return None
     try:

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import get_args
 
 from deploy.archives.archive import SUFFIXES
-from deploy.archives.precision.inputs import FEWEST, MOST
 from deploy.models import MODEL_LIST, Engine
-from deploy.places import HOME, INSTALL_INT8, MINE, OWN_LIST, ROOT, STORE
+from deploy.places import HOME, MINE, OWN_LIST, ROOT, STORE
+from deploy.rooms import ROOMS, open_room
 from torchserve_client.arguments import number
+
+# deploy.archives.precision.request; None without comparisons.
+PRECISION = open_room("precision")
 
 CHECK = "build nothing; list the archives with handlers of another version, and return 1 if there are any"
 KEEP = "after a build, keep the newest N versions and those that nodes serve (default: all)"
@@ -34,10 +37,11 @@ def parse_arguments(arguments: list[str], program: str = "archive.sh") -> argpar
     group.add_argument("--all", action="store_true", help="build every model of the list")
     words = "read this model list (default: models.yaml of the current folder, or else examples/models.yaml)"
     group.add_argument("--models", type=Path, metavar="FILE", help=words)
-    words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
-    group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
-    words = "serve the handler of --from unchanged: its code runs in the worker"
-    group.add_argument("--stock", action="store_true", help=words)
+    if "migrate" in ROOMS:
+        words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
+        group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
+        words = "serve the handler of --from unchanged: its code runs in the worker"
+        group.add_argument("--stock", action="store_true", help=words)
     words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
     group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
     words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
@@ -55,21 +59,13 @@ def parse_arguments(arguments: list[str], program: str = "archive.sh") -> argpar
     group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
     group.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
-    group = parser.add_argument_group("precision", "Add int8 beside fp32. Each build prints how near the answers are.")
-    words = f"add an int8 graph; requires {INSTALL_INT8}"
-    group.add_argument("--precision", choices=["int8"], help=words)
-    words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
-    group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = (
-        "compare precisions with fp32 on these inputs, optionally one folder per class "
-        "(default: a quarter of --calibrate, or the examples' samples)"
-    )
-    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
-    group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
+    group = parser.add_argument_group("precision", "Each build prints how near the answers are to the model's own.")
+    if PRECISION:
+        PRECISION.add_options(group)
     words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
     group.add_argument("--min-chrf", type=float, metavar="N", help=words)
 
+    parser.set_defaults(source=None, stock=False)
     options = parser.parse_args(arguments)
     _check(parser, options)
     return options
@@ -93,17 +89,5 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("name models or use --all, and not both")
     if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
         parser.error("--weights PATH belongs to one model: name only that model")
-    if options.calibrate is not None and options.precision is None:
-        parser.error("--calibrate belongs to --precision int8: use both")
-    if options.all and (options.precision or options.validate):
-        parser.error("--precision and --validate belong to models of one kind: name them instead of --all")
-
-
-def _parse_share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value
+    if PRECISION:
+        PRECISION.check_options(parser, options)

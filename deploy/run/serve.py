@@ -35,11 +35,7 @@ def default_config() -> Path:
 
 
 def choose_layout(config: Path, nodes: int | None, folder: Path) -> Layout:
-    """Return the layout to run: the requested one, or the running one if `nodes` is None.
-
-    Raises:
-        ServerError: another layout runs.
-    """
+    """Return the layout to run: the requested one, or the running one if `nodes` is None."""
     single, *several = [each.server for each in all_nodes(config, folder)]
     pid = single.pid()
     if (other := single.running_config()) not in (None, config.resolve()):
@@ -66,10 +62,6 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
     """Start the nodes that do not run, wait until all answer predictions, and print a summary.
 
     With a user's own configuration (`is_own`) nothing is built, and only its models are served.
-
-    Raises:
-        ServerError: a node or model failed. Without the model API the nodes that this call started are stopped;
-            otherwise the models that are already served stay.
     """
     for node in nodes:
         # Before archives are built. The ports of a dead server may be taken until its workers have ended.

@@ -1,10 +1,8 @@
 """The command `python -m deploy.serve NAME.mar`: one archive in one process.
 
-the port is bound -> the archive is loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
+ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """
 
-import asyncio
-import logging
 import os
 import socket
 import subprocess
@@ -12,16 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import TypeAdapter, ValidationError
-
 from deploy.command import CommandParser, run_command
 from deploy.places import ARCHIVE, HOME, OWN_LIST, PLACE, ROOT, STORE
-from deploy.serve.settings import Limits
-
-
-class NotServed(Exception):
-    """The archive cannot be served; the message is one line."""
+from deploy.serve.process import NotServed, Process
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,34 +34,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
     options = parser.parse_args(arguments)
-    return run_command("serve", lambda: _serve(options), NotServed)
+    # A build runs before this process takes the signals.
+    if code := run_command("serve", lambda: setattr(options, "archive", _find_archive(options.archive)), NotServed):
+        return code
+    process = Process()
+    return process.end(run_command("serve", lambda: _serve(options, process), NotServed))
 
 
-def _serve(options: Any) -> None:
-    limits = _limits(options.config)
-    options.archive = _find_archive(options.archive)
-    listener = _bind(options.host, options.port)
-    from deploy.ray.replica import Replica  # noqa: PLC0415
-    from deploy.serve.metrics import Metrics  # noqa: PLC0415
+def _serve(options: Any, process: Process) -> None:
+    from deploy.serve.limits import read_limits  # noqa: PLC0415
 
-    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
-    # Its one line about a failure is the command's.
-    logging.getLogger("handlers.base").setLevel(logging.CRITICAL)
-    metrics = Metrics()
     try:
-        replica = Replica(str(options.archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        limits = read_limits(options.config)
+    except (OSError, ValueError) as error:
+        raise NotServed(f"--config: {error}") from None
+    listener = _bind(options.host, options.port)
+    if options.grpc_port is not None:
+        # gRPC binds it itself, after minutes perhaps.
+        _bind(options.host, options.grpc_port, "--grpc-port").close()
+    from deploy.serve.server import load, run  # noqa: PLC0415
+
+    try:
+        host = load(options, limits)
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
-    # These import `handlers`, which is the archive's own now.
-    from deploy.serve.app import Host  # noqa: PLC0415
-    from deploy.serve.life import run  # noqa: PLC0415
-
-    host = Host(replica, options.archive, metrics, most_requests=limits.requests)
-    _print_summary(host.summary(), options)
-    asyncio.run(run(host, listener, options, limits))
-    # Threads of an engine may still run.
-    sys.stdout.flush()
-    os._exit(0)
+    run(host, listener, options, limits, process)
 
 
 def _find_archive(text: str) -> Path:
@@ -82,6 +70,8 @@ def _find_archive(text: str) -> Path:
         return path
     if not OWN_LIST.is_file():
         raise NotServed(f"no models.yaml in {HOME}; name an archive, or write a project: torchserve-batching init DIR")
+    import yaml  # noqa: PLC0415
+
     listed = yaml.safe_load(OWN_LIST.read_text(encoding="utf-8"))
     name = text or next(iter(listed), "") if isinstance(listed, dict) else ""
     command = [sys.executable, "-m", "torchserve_batching", "archive", name or "--all"]
@@ -91,34 +81,17 @@ def _find_archive(text: str) -> Path:
     return STORE / f"{name}.mar"
 
 
-def _limits(path: Path | None) -> Limits:
-    if path is None:
-        return Limits()
-    try:
-        return TypeAdapter(Limits).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, yaml.YAMLError) as error:
-        raise NotServed(f"{path} cannot be read: {error}") from None
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise NotServed(f"{path.name}: {wrong}") from None
-
-
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: a response is two writes, and the second would wait 40 ms for the client's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-    except OSError as error:
-        raise NotServed(f"cannot listen on {host}:{port}: {error.strerror}; set --port to a free one") from None
+    except (OSError, OverflowError) as error:
+        raise NotServed(f"cannot listen on {host}:{port}: {error}; set {option} to a free port") from None
     return listener
-
-
-def _print_summary(rows: dict[str, str], options: Any) -> None:
-    url = f"http://{options.host}:{options.port}"
-    path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
-    for name, value in {**rows, "URL": path, "Try": f"curl -T FILE {path}", "Stop": f"kill {os.getpid()}"}.items():
-        print(f"{name:10} {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,9 @@ class Limits:
     @classmethod
     def of(cls, policy: Policy, line: Line) -> "Limits":
         """Return the limits by the settings and by time, if micro-batches take the times of `line`."""
-        overhead, allowed = policy.overhead, inf
+        # The task's own number was measured on another machine, or on this one with less load.
+        overhead, allowed = policy.overhead.measured(line.fixed_s, line.token_s), inf
         if line.token_s > 0:
-            # The task's own number was measured on another machine, or on this one with less load.
-            overhead = replace(overhead, tokens=max(overhead.tokens, round(line.fixed_s / line.token_s)))
             allowed = (LONGEST_SHARE * policy.max_latency_s - line.fixed_s) / line.token_s
         configured = inf if policy.max_tokens is None else policy.max_tokens
         return cls(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)

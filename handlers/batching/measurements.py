@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from math import inf
@@ -45,12 +45,16 @@ class Measurement(NamedTuple):
 
 
 def path_for(task: Task, key: str) -> Path:
-    """Return the file for this archive, processor, engine and settings."""
+    """Return the file for this archive, processor, GPU, engine and settings."""
     processor = ""
     with suppress(OSError):
         lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
         # Virtual machines show different flags of one processor.
         processor = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    if task.device.type == "cuda":
+        import torch  # noqa: PLC0415 - a worker on OpenVINO has no GPU
+
+        processor += torch.cuda.get_device_name(task.device)
     identity = [task.fingerprint, key, processor, available_threads(0), *map(version, ("openvino", "torch"))]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return cache_dir(task.model_dir) / f"measured-{name}.json"
@@ -72,26 +76,31 @@ def lock(path: Path | None) -> Iterator[None]:
         yield
 
 
-def write(path: Path, measurements: Mapping[Candidate, Measurement]) -> None:
-    """Store measurements; no effect in a folder that cannot be written to."""
+def write(path: Path, content: Any) -> None:
+    """Store JSON; no effect in a folder that cannot be written to."""
     with suppress(OSError):
         # Another server may read the file now: replace it in one step.
         own = path.with_suffix(f".{os.getpid()}")
-        own.write_text(json.dumps(list(measurements.items())), encoding="utf-8")
+        own.write_text(json.dumps(content), encoding="utf-8")
         own.replace(path)
+
+
+def load(path: Path | None) -> Any:
+    """Return the stored JSON; None if the file is missing or invalid."""
+    with suppress(OSError, ValueError, RecursionError):
+        return path and json.loads(path.read_bytes())
+    return None
 
 
 def read(path: Path | None) -> dict[Candidate, Measurement]:
     """Return the stored measurements; none if the file is missing or invalid."""
-    if path is None:
-        return {}
     try:
         return {
             Candidate(str(precision), int(streams)): Measurement(_check(whole), _check(stream))
-            for (precision, streams), (whole, stream) in json.loads(path.read_bytes())
+            for (precision, streams), (whole, stream) in load(path) or ()
             if whole
         }
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return {}
 
 

@@ -8,7 +8,7 @@ on all streams side by side; in adaptive mode beside a thread that decodes. A pa
 that shares its core: on two cores with AVX2, MobileNetV2 took 1.85 times as long beside a decoder, and 1.45 times in
 two streams. A worker has one precision and one number of streams for micro-batches of all sizes, since a result must
 not depend on other requests. So the trial chooses the candidate with the least product of both times of an item, single
-and concurrent. Its measurements seed the latency models. A single candidate is measured in adaptive mode only.
+and concurrent. Its measurements seed the latency models. A single candidate is measured in adaptive mode or on a GPU.
 """
 
 import logging
@@ -79,6 +79,7 @@ class Trial:
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"
         self._most_items: int = min(window, config.max_batch_items)
+        self._is_on_gpu = task.device.type != "cpu"
         self._first_s: float | None = None
         # Decoded beside full micro-batches; None in classic mode.
         self._decoded_beside: Payload | None = None
@@ -111,7 +112,7 @@ class Trial:
     def _choose(self) -> Choice:
         sample = self._task.sample()
         has_choice = len(self._precisions) * len(self._counts) > 1
-        if sample is None or not (self._known or has_choice or self._is_adaptive):
+        if sample is None or not (self._known or has_choice or self._is_adaptive or self._is_on_gpu):
             return Choice(self._arrange(Candidate(self._precisions[0], self._counts[0])), Measurement([], []))
         (item,) = decode_items(self._task, [sample])
         self._decoded_beside = sample if self._is_adaptive else None
@@ -144,7 +145,7 @@ class Trial:
             # An untried candidate may be the best on a machine with less load: the next start tries again.
             logger.warning("Candidates not measured for lack of time: %s", ", ".join(map(str, untried)))
         elif self._path:
-            measurements.write(self._path, self._known)
+            measurements.write(self._path, [*self._known.items()])
         return arrangements[self._best()]
 
     def _measure(

@@ -13,6 +13,8 @@ from handlers.errors import InvalidConfig, OutOfMemory, reason
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 # PyTorch's default rounds the factors of convolutions in fp32 to TF32's 10 bits of mantissa.
 torch.backends.cudnn.allow_tf32 = False
+# cuDNN's attention, the default on Hopper and newer, plans for every new shape in every thread: tens of milliseconds.
+torch.backends.cuda.enable_cudnn_sdp(False)
 # The message of a failed allocation by cuBLAS or cuDNN contains one of these.
 ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -5,11 +5,14 @@ costs, one per item -> by group -> by length -> micro-batches under max_items an
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from handlers.protocol.requests import Cost
 
 __all__ = ["OVERHEAD", "Cost", "Overhead", "plan_micro_batches"]
+
+# The most tokens of an overhead: more than any plan has.
+MOST_OVERHEAD = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class Overhead:
 
     tokens: int = 250
     items: int = 0
+
+    def measured(self, fixed_s: float, token_s: float) -> "Overhead":
+        """Return the overhead for micro-batches of fixed_s + token_s * tokens seconds, if it is more than this one.
+
+        A GPU that waits for its kernels to be started takes as long for one token as for thousands.
+        """
+        tokens = fixed_s / token_s if token_s * MOST_OVERHEAD > fixed_s else MOST_OVERHEAD * (fixed_s > 0)
+        return replace(self, tokens=max(self.tokens, round(tokens)))
 
 
 # The overhead of a model that runs once for a micro-batch.

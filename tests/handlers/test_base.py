@@ -1,10 +1,12 @@
 """One batch through `handle`: every row gets its own answer or error, and no other client's data."""
 
+import gc
 import json
 import re
 import socket
 import time
 import traceback
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import reload
@@ -24,6 +26,7 @@ from tritonclient.grpc import service_pb2
 from handlers import base, torchserve
 from handlers.archive_files import CONFIG, Build, hash_files
 from handlers.base import BatchHandler
+from handlers.batching import trial
 from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
@@ -412,9 +415,52 @@ def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
     ]
 
 
+class Gpu(str):
+    """A device that torch computes on, and the handler takes for a GPU."""
+
+    type = "gpu"
+
+
+def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CACHE_DIR", raising=False)
+    monkeypatch.setattr(base, "_device", lambda _: Gpu("cpu"))
+    (tmp_path / "build.json").write_text(Build("0123", "none", False, {}).to_json())
+    models = []
+
+    def fail(_: object) -> float:
+        module: Any = torch.nn.Linear(1, 1)
+        module.cycle = [module]
+        models.append(weakref.ref(module))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    gc.disable()
+    for measure in (fail, lambda _: 0.25, fail):
+        monkeypatch.setattr(base, "measure_change", measure)
+        assert started(DoublingHandler(), tmp_path, {}).initialized
+    assert models[0]() is None
+    gc.enable()
+    told = [message.removeprefix("torch cpu float32 ") for message in caplog.messages if "hange" in message]
+    assert told == [
+        "Change by torch cpu float32 not measured: OutOfMemoryError: CUDA out of memory.",
+        *["changes outputs by up to 2.5e-01 of their largest; precision: fp32 in model-config.yaml avoids the change"]
+        * 2,
+    ]
+
+
+def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "measure", lambda *_: [(1, 0.005), (20, 0.005)])
+    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 250
+    monkeypatch.setattr(base, "_device", lambda _: Gpu("cpu"))
+    assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 2**31
+
+
 def test_precision_of_fp32_is_not_torchserves_choice() -> None:
     """On a GPU that has TF32, TorchServe's module sets "high" as it is imported; stock handlers keep it."""
     torch.set_float32_matmul_precision("high")
     reload(torchserve)
     assert (torch.get_float32_matmul_precision(), torchserve.STOCK_PRECISION) == ("highest", "high")
     assert not torch.backends.cudnn.allow_tf32
+    # It plans for every shape.
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

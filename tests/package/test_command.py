@@ -11,6 +11,9 @@ import torchserve_batching.__main__ as command
 from deploy.models import ROOT
 from torchserve_client.version import VERSION
 
+# Each call of the program starts Python.
+pytestmark = pytest.mark.builds
+
 
 def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}

@@ -13,6 +13,7 @@ from tests.pages import blocks
 from torchserve_batching.init import PROJECT, main
 from torchserve_batching.testing import run_task
 
+pytestmark = pytest.mark.builds
 PAGE = "docs/tutorials/own-project.md"
 
 

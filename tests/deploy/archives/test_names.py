@@ -14,6 +14,7 @@ from deploy.models import ROOT
 from tests.deploy.archives.conftest import ArchiveSh
 from torchserve_client.archives import describe, find_version
 
+pytestmark = pytest.mark.builds
 MAR = ("colours", "--archive-format", "zip-store")
 
 

@@ -55,3 +55,12 @@ def test_plan_with_an_overhead_in_items_splits_only_where_shorter_runs_save_more
     lengths = [Cost(10)] * 30 + [Cost(50)] * 10
     assert [len(batch) for batch in plan_micro_batches(lengths, 64, overhead=Overhead(items=12))] == [30, 10]
     assert [len(batch) for batch in plan_micro_batches(lengths, 64, overhead=Overhead(items=200))] == [40]
+
+
+def test_overhead_follows_the_measured_line_if_a_run_costs_more_than_the_tokens_that_it_saves() -> None:
+    measured = [((0.005, 1e-6), 5000), ((0.001, 1e-4), 250), ((0.005, 0.0), 2**31), ((0.0, 0.0), 250)]
+    assert [Overhead().measured(*line).tokens for line, _ in measured] == [tokens for _, tokens in measured]
+    # A GPU takes as long for all of them.
+    lengths = [Cost(8)] * 60 + [Cost(500)] * 4
+    assert len(plan_micro_batches(lengths, 64, overhead=Overhead().measured(0.005, 0.0))) == 1
+    assert len(plan_micro_batches(lengths, 64)) == 2
