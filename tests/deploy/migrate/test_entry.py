@@ -282,6 +282,12 @@ def test_draft_of_a_custom_handler_is_a_task_that_answers_as_the_handler_did(
     draft = tmp_path / "my" / "task_iris.py"
     assert entry.handler == "task_iris.py" and draft.read_text().count("BATCHING") >= 6
     assert "complete task_iris.py" in capsys.readouterr().err
+    # TorchServe would run the archive's own file of this name.
+    own = archive(tmp_path / "own.mar", "image_classifier", {"image_classifier.py": IRIS})
+    assert move(own)[0].handler == "task_own.py"
+    Path("my/taken").mkdir()
+    with pytest.raises(InvalidConfig, match="my/taken has it already"):
+        move(own, "taken")
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     handler = started(import_task(draft)(), folder, {})
     network: Any = torch.jit.load(folder / "iris.pt")  # type: ignore[no-untyped-call]
