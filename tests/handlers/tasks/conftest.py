@@ -16,7 +16,7 @@ def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     """
     made: dict[str, Path] = {}
 
-    def make(kind: str, task: str, engine: str = "openvino", **config: Any) -> Path:
+    def make(kind: str, task: str, engine: Engine = "openvino", **config: Any) -> Path:
         key = f"{kind} {task} {engine} {config}"
         if key not in made:
             staged: Engine = "torch" if engine == "torch" else "auto"
