@@ -94,7 +94,7 @@ class SchedulingConfig:
         "all others.",
     )
     max_queue_items: Count = Field(default=512, description="Maximum items that may wait.")
-    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a request that is rejected.")
+    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a rejected request.")
     streams: Count | Literal["auto"] = Field(
         default="auto",
         description="Number of micro-batches that may run side by side, each with its share of the engine's threads; "

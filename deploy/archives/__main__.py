@@ -155,12 +155,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task.
-
-    Args:
-        entry: its settings add to the model's own description.
-        path: the archive, of any format.
-    """
+    """Describe the inputs and outputs of a model of tensors; None for another task."""
     if entry.handler != TENSORS:
         return None
     try:

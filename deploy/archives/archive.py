@@ -109,11 +109,7 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk.
-
-        Raises:
-            WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
-        """
+        """Build the archive, and replace the one on disk."""
         self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
@@ -220,11 +216,7 @@ def _is_unpacked(folder: str) -> bool:
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
-    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first.
-
-    Raises:
-        ArchiverFailed: with its last line.
-    """
+    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first."""
     finished = subprocess.run(
         [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -256,11 +248,7 @@ def complete_config(entry: ModelEntry) -> dict[str, Any]:
 
 
 def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay.
-
-    Raises:
-        InvalidConfig: TorchServe cannot serve `mode: adaptive` with the other keys.
-    """
+    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
             f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "

@@ -65,16 +65,7 @@ class Source:
 
 
 def source(model: ModelEntry, choice: str | None) -> Source:
-    """Find the source of the weights.
-
-    Args:
-        model: its entry names the default.
-        choice: a path, a hub id if the task supports them, `random`, or None for the default.
-
-    Raises:
-        WeightsNotMade, WeightsUnavailable: a file or package is missing.
-        InvalidConfig: no task serves the model.
-    """
+    """Find the source of the weights: `choice` is a path, a hub id, `random`, or None for the list's default."""
     task = task_of(model)
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")

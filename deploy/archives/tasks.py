@@ -200,11 +200,7 @@ def find_in_package(package: str, file: str) -> Path | None:
 
 
 def find_named_file(model: ModelEntry, setting: str) -> Path | None:
-    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for other values.
-
-    Raises:
-        InvalidConfig: the package or file is missing.
-    """
+    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for others."""
     value: Any = model.settings().get(setting)
     path: Path | None
     if isinstance(value, str):
@@ -260,15 +256,7 @@ def run_items(
     max_items: int,
     max_tokens: int | None = None,
 ) -> list[Any]:
-    """Run items in micro-batches, and return one answer for each, in order.
-
-    Args:
-        task: loaded.
-        items: decoded.
-        read: the task, the outputs of a micro-batch and its items -> an answer for each item.
-        max_items: the most items of a micro-batch.
-        max_tokens: the most padded tokens of a micro-batch.
-    """
+    """Run items in micro-batches, and return one answer for each, in order."""
     answers: dict[int, Any] = {}
     for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
         some = [items[index] for index in indices]

@@ -72,11 +72,7 @@ class NodeProcess:
         self._is_stopping = threading.Event()
 
     def run(self) -> None:
-        """Serve until a SIGTERM or Ctrl-C, and end in order.
-
-        Raises:
-            ServerError, ManagementError, EnvoyError: TorchServe, a model or Envoy did not start, or has died.
-        """
+        """Serve until a SIGTERM or Ctrl-C, and end in order."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
         try:
@@ -123,12 +119,7 @@ class NodeProcess:
         print(f"{where}: serves {served}", flush=True)
 
     def _check(self) -> None:
-        """Check both processes and publish the status.
-
-        Raises:
-            EnvoyError: Envoy has died repeatedly.
-            ServerError: Java has died, or hangs.
-        """
+        """Check both processes and publish the status."""
         self._keep_envoy()
         server = self._local.server
         if server.pid() is None:

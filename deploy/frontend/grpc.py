@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import GRPC_METHODS, Answer, off_loop, refusal
+from deploy.frontend.http import GRPC_METHODS, Answer, log_bug, off_loop, refusal
 from deploy.frontend.routes import Models
 from deploy.protocol import messages_pb2
 from deploy.protocol.description import SERVICE
@@ -49,6 +49,9 @@ def _method(name: str) -> Any:
             return _failed(grpc_context, code_of(error.code), str(error))
         except DecodeError:
             return _failed(grpc_context, code_of(400), f"The message is not a valid {name}Request.")
+        except Exception as error:
+            log_bug(error)
+            return _failed(grpc_context, code_of(500), "The server failed.")
 
     call.__name__ = name
     return call

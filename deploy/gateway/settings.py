@@ -3,18 +3,18 @@
 docs/reference/gateway.md explains each setting, and deploy/gateway.yaml lists all of them with their defaults.
 """
 
-import json
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.run.node import Node
-from deploy.settings_file import Port, describe_problems, read_yaml
+from deploy.settings_file import Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -156,14 +156,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
     """Check the document of a file."""
-    try:
-        # In JSON mode a list may become a tuple and an object a dataclass; nothing else is converted.
-        text = json.dumps(_omit_none(document), default=str)
-        settings = TypeAdapter(GatewaySettings).validate_json(text)
-    except ValidationError as error:
-        raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
-    except (TypeError, ValueError):
-        raise InvalidConfig(f"{path.name}: contains a key that is not text, or itself") from None
+    settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
     secret = ROOT / settings.key_file if settings.key_file else path
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")

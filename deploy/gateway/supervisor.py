@@ -66,12 +66,7 @@ class Control:
         self._alive_s = self._retry_s = 0.0
 
     def keep(self) -> None:
-        """Start the process if it does not run, and kill it if it hangs; never wait.
-
-        Raises:
-            GatewayFailed: it ended before its first heartbeat.
-            OSError: it cannot be started now.
-        """
+        """Start the process if it does not run, and kill it if it hangs; never wait."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._retry_s:
@@ -114,11 +109,7 @@ class Control:
 def supervise(
     settings: GatewaySettings, config: Path, nodes_file: Path, state_dir: Path, is_ending: threading.Event
 ) -> None:
-    """Keep all processes alive until `is_ending` is set, and end them in order: Envoy first, after its last response.
-
-    Raises:
-        GatewayFailed: one of them did not start, or Envoy keeps dying.
-    """
+    """Keep all processes alive until `is_ending` is set, and end them: Envoy first, after its last response."""
     control, envoy = Control(config, nodes_file, state_dir), Envoy(state_dir)
     threading.Thread(target=_keep_nodes, args=(nodes_file.parent, is_ending), name="nodes", daemon=True).start()
     try:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from handlers.protocol.retrieval import error_document
-
 NAME = "torchserve-batching"
 SERVICE = "inference.GRPCInferenceService"
 # Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
@@ -92,6 +90,9 @@ def configuration(
 
 def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
     """Return OpenAI's list of models, or the model of that name, with the status."""
+    # It may be an archive's own, which is not on the path yet.
+    from handlers.protocol.retrieval import error_document  # noqa: PLC0415
+
     # Clients expect a time; no node reports one.
     found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
     if not name:

@@ -69,11 +69,7 @@ class PrecisionRequest:
     def make(
         self, model: ModelEntry, origin: Source, engine: Engine, folder: Path, *, exports: Exports, key: str | None
     ) -> None:
-        """Compare the files of an archive in `folder` with the model, in fp32 and other precisions.
-
-        Raises:
-            InvalidConfig: no engine runs the model exactly, or a precision is not near enough.
-        """
+        """Compare the files of an archive in `folder` with the model, in fp32 and other precisions."""
 
         def compare(empty: Path) -> None:
             with step(f"{model.name}: comparing with the original model"):
@@ -140,15 +136,7 @@ def _parse_share(text: str) -> float:
 def precision_fingerprint(
     model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
 ) -> str:
-    """Hash all inputs of an archive's precisions and their proofs.
-
-    Args:
-        model: the entry of the list.
-        samples: files of the examples on which answers are compared, by any names.
-        export: the fingerprint of the graph in fp32.
-        facts: the request with the identity of its inputs, and the processor's arithmetic, to which a proof applies.
-        root: the folder of deploy/ and handlers/.
-    """
+    """Hash all inputs of an archive's precisions and their proofs."""
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
     return digest({**find_modules(root, *programs, *DECODING), **samples}, export, facts, settings)

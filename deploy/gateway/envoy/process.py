@@ -110,12 +110,7 @@ class Envoy:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
 
     def keep(self, document: Resource, *options: str) -> None:
-        """Start Envoy if it does not run, and wait until it answers.
-
-        Raises:
-            OSError: its folder cannot be written now.
-            EnvoyError: Envoy is not installed, ends at once, or has died DEATHS times; the message quotes its log.
-        """
+        """Start Envoy if it does not run, and wait until it answers."""
         if self.pid() is not None:
             return
         if self._child is not None:

@@ -19,6 +19,8 @@ from handlers.archive_files import check
 from tests.deploy.archives.conftest import ArchiveSh
 from tests.tensor_files import scaled_onnx
 
+pytestmark = pytest.mark.builds
+
 EXAMPLE = ROOT / "examples" / "custom-task"
 # shutil's names of what each format is.
 UNPACKED = {"zip-store": "zip", "tgz": "gztar"}

@@ -19,6 +19,8 @@ from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.waiting import until
 
+pytestmark = pytest.mark.builds
+
 READY = NodeStatus(words="ready")
 
 

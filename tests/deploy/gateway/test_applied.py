@@ -20,6 +20,8 @@ from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of, run
 from tests.deploy.gateway.scene import Scene
 
+pytestmark = pytest.mark.builds
+
 KEYS = json.dumps([{"client": "a", "key": "k" * 16}]) + "\n"
 
 

@@ -20,6 +20,8 @@ from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
 
+pytestmark = pytest.mark.builds
+
 Serve = Callable[..., Host]
 PATH = "/predictions/colours"
 
