@@ -64,12 +64,16 @@ def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 
 def _shown(runs: Sequence[Run]) -> list[list[Step]]:
-    """Return the steps of each run to draw distributions of: those of the highest common load, or the best step."""
+    """Return the steps of each run to draw distributions of: the repeats of the highest common load, or of the best."""
     answered = [[step for step in run.steps if step.latency_ms] for run in runs]
     common = set.intersection(*({(step.value, step.name) for step in steps} for steps in answered))
     if len(runs) > 1 and common:
         return [[step for step in steps if step.name == max(common)[1]] for steps in answered]
-    return [sorted(steps, key=lambda step: step.throughput_per_s)[-1:] for steps in answered]
+    best = [max(steps, key=lambda step: step.throughput_per_s, default=None) for steps in answered]
+    return [
+        [step for step in steps if step.name == top.name] if top else []
+        for steps, top in zip(answered, best, strict=True)
+    ]
 
 
 def curve(run: Run) -> list[Step]:

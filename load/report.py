@@ -45,7 +45,7 @@ def _ms(value: float | None) -> str:
 
 
 def ratios(base: Run, other: Run) -> Rows:
-    """Return a row for each quantity of each common load: medians of the repeats that are valid in both, and their ratio."""
+    """Return a row for each quantity of each common load, from the repeats that are valid in both."""
     rows = []
     for load in dict.fromkeys(step.name for step in base.steps):
         theirs = {step.repeat: step for step in other.steps if step.name == load and step.is_valid}
