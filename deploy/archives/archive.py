@@ -33,7 +33,7 @@ from handlers.proofs import Proof, read_proofs
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
 # weights gain nothing by it.
-SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES = {"zip-store": ".mar", "no-archive": ""}
 
 # TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
 # worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
