@@ -89,7 +89,7 @@ def build(recipe: Recipe, options: argparse.Namespace) -> None:
     archive = (None if options.force else recipe.find()) or recipe.build()
     report(archive, time.monotonic() - started)
     place = os.path.relpath(archive.path)
-    for path in prune(archive.path, options.keep, find_needed()) if options.keep else ():
+    for path in prune(archive.path, options.keep) if options.keep else ():
         print(f"{os.path.relpath(path)}: removed")
     if cause := find_classic_cause(recipe.entry.config()):
         print(f"{place}: classic mode, since model-config.yaml has {cause}")
@@ -116,16 +116,6 @@ def list_outdated(folder: Path) -> int:
                 f"{len(changed)} modules differ: {some}; CHANGELOG.md says why; to upgrade, build it again"
             )
     return code
-
-
-def find_needed() -> set[str]:
-    """Return the names of the archives that a node of this machine serves or restores."""
-    from deploy.run.machine import all_nodes  # noqa: PLC0415
-    from deploy.run.restore import Record  # noqa: PLC0415
-    from deploy.run.serve import default_config  # noqa: PLC0415
-
-    known = [each for node in all_nodes(default_config()) for each in Record(node).read()]
-    return {each.archive for each in known} | {f"{each.model}-{each.version}.mar" for each in known}
 
 
 def describe_signature(entry: ModelEntry, path: Path) -> str | None:

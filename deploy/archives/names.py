@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.places import HOME
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import describe
 from torchserve_client.errors import InvalidPayload
@@ -31,14 +31,28 @@ def check_names(name: str, *paths: Path) -> None:
                 raise InvalidConfig(f"{name}: {path.name} is an archive of {other}: rename one of the models")
 
 
-def prune(newest: Path, count: int, needed: Collection[str]) -> list[Path]:
-    """Remove older versions beside NAME.mar, except the last `count` and those `needed`; return their paths."""
-    own = []
+def prune(newest: Path, count: int, home: Path = HOME) -> list[Path]:
+    """Remove older versions beside NAME.mar, except the last `count` and those that nodes serve; return their paths."""
+    own, records = [], _read_records(home)
     found = newest.parent.glob(f"{newest.stem}-*.mar")
     for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         with suppress(InvalidPayload):
-            own += [path] if path.is_file() and describe(path).name == newest.stem else []
-    removed = [path for path in own[count:] if path.name not in needed and not path.samefile(newest)]
-    for path in removed:
+            description = describe(path)
+            own += [(path, description.version)] if description.name == newest.stem else []
+
+    def is_served(path: Path, version: str) -> bool:
+        # As registered: NAME-VERSION.mar, or NAME.mar when it led to this version.
+        return f'"{path.name}"' in records or all(f'"{each}"' in records for each in (newest.name, version))
+
+    older = [path for path, version in own[count:] if not is_served(path, version) and not path.samefile(newest)]
+    for path in older:
         path.unlink()
-    return removed
+    return older
+
+
+def _read_records(home: Path) -> str:
+    """Return the records of the models that the nodes of this machine serve, or restore: deploy.run.restore."""
+    logs = [home / "logs" / "config", *home.glob(".nodes/*/logs/config")]
+    last = [max(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns, default=None) for folder in logs]
+    files = [*filter(None, last), *home.glob(".nodes/*/restore.json")]
+    return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)

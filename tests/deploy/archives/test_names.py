@@ -41,10 +41,13 @@ def test_name_leads_to_the_newest_and_the_way_back_needs_no_build(archives: Arch
     assert archives(*MAR) == [f"{os.path.relpath(newest)}: up to date"]
     assert describe(newest).version == "1.0"
     # A served version, and the one that NAME.mar leads to, stay.
-    assert prune(newest, 1, {"colours-2.0.mar"}) == []
-    assert [path.name for path in prune(newest, 1, ())] == []
     os.utime(archives.store / "colours-1.0.mar")
-    assert [path.name for path in prune(newest, 1, ())] == ["colours-2.0.mar"]
+    snapshot = archives.folder / ".nodes" / "node-1" / "logs" / "config" / "1.cfg"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_text(r'model_snapshot={"models"\: {"colours"\: {"2.0"\: {"marName"\: "colours.mar"}}}}')
+    assert prune(newest, 1, archives.folder) == []
+    snapshot.unlink()
+    assert [path.name for path in prune(newest, 1, archives.folder)] == ["colours-2.0.mar"]
 
 
 def test_archive_of_another_model_is_not_overwritten(archives: ArchiveSh) -> None:
