@@ -28,7 +28,6 @@ from deploy.run.server import Server
 from deploy.run.summary import shorten
 from handlers.errors import InvalidConfig
 
-RENAMED = {"--nodes": "--nodes-file", "--run": "--state-dir"}
 PID = "gateway.pid"
 # The settings file of the last start, and its ports, which do not change until the gateway ends.
 STARTED = "started.json"
@@ -179,7 +178,6 @@ def make_parser() -> CommandParser:
         prog="python -m deploy.gateway",
         description="Start, check and stop Envoy in front of the nodes, and the process that configures it.",
         examples=["python -m deploy.gateway start --config my/gateway.yaml", "python -m deploy.gateway stop"],
-        renamed=RENAMED,
     )
     words = (
         "start: in the background, until stop; run: in the foreground, for systemd and containers; "

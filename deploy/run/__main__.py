@@ -18,7 +18,6 @@ from deploy.run.machine import FOLDER
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
-RENAMED = {"--nodes": "--node-count"}
 # deploy.gateway.drain; None without a gateway, which only a stop and two commands need.
 GATEWAY = open_room("gateway")
 
@@ -63,7 +62,6 @@ def make_parser() -> CommandParser:
         prog="python -m deploy.run",
         description="Start, watch, drain and stop the TorchServes of this machine.",
         examples=["python -m deploy.run start --config production --node-count 4", "python -m deploy.run stop"],
-        renamed=RENAMED,
     )
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     examples = {
