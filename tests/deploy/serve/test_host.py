@@ -65,10 +65,10 @@ def test_process_imports_neither_torch_nor_ts(serve: Serve) -> None:
     assert "libtorch" not in mapped
 
 
-def test_no_attack_is_answered_more_often_than_by_torchserve(serve: Serve) -> None:
+def test_no_attack_smuggles_a_request(serve: Serve) -> None:
     served = serve()
-    for name, (attack, most) in ATTACKS.items():
-        assert send(served.url, attack) <= most, name
+    for name, (attack, _) in ATTACKS.items():
+        assert send(served.url, attack) <= 1, name
     assert ask(served, 1).text == '{"y":2}'
 
 
