@@ -110,7 +110,7 @@ lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 
 # grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
 # modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names.
-messages := handlers/protocol/open_inference deploy/protocol/messages
+messages := handlers/protocol/open_inference deploy/protocol/messages deploy/gateway/envoy/discovery
 .PHONY: proto
 proto: # generate the messages of gRPC calls from their .proto files
 	@.uv/bin/uvx --quiet --from grpcio-tools==1.76.0 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
