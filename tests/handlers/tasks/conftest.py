@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from deploy.models import Engine
 from tests import tiny_models
 
 
@@ -15,10 +16,10 @@ def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     """
     made: dict[str, Path] = {}
 
-    def make(kind: str, task: str, engine: str = "openvino", **config: Any) -> Path:
+    def make(kind: str, task: str, engine: Engine = "openvino", **config: Any) -> Path:
         key = f"{kind} {task} {engine} {config}"
         if key not in made:
-            staged = "torch" if engine == "torch" else "auto"
+            staged: Engine = "torch" if engine == "torch" else "auto"
             made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, engine=staged, **config)
         return made[key]
 
