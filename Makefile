@@ -23,7 +23,7 @@ nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES
 serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
 	@$(BIN)/python -m deploy.run start $(config) $(nodes)
 
-gateway: .venv/.installed ## start Envoy before the servers; CONFIG=my/gateway.yaml
+gateway: .venv/.installed ## start Envoy in front of the servers; CONFIG=my/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start $(config)
 
 stop: .venv/.installed ## stop the gateway after its last response, then the servers
