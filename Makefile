@@ -23,7 +23,7 @@ nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES
 serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
 	@$(BIN)/python -m deploy.run start $(config) $(nodes)
 
-gateway: .venv/.installed ## start Envoy before the servers; CONFIG=my/gateway.yaml
+gateway: .venv/.installed ## start Envoy in front of the servers; CONFIG=my/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start $(config)
 
 stop: .venv/.installed ## stop the gateway after its last response, then the servers
@@ -100,8 +100,8 @@ resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 # The second lock, for images, omits the packages of tests; the third is the host's, without torch. All have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
-	@$(resolve) --extra dev -o requirements.lock pyproject.toml
-	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
+	@$(resolve) --extra dev --group weights -o requirements.lock pyproject.toml
+	@$(resolve) --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
 	@$(resolve) --constraints requirements.lock -o deploy/serve/serve.lock deploy/serve/packages.in
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
@@ -111,7 +111,7 @@ lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 
 # grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
 # modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names.
-messages := handlers/protocol/open_inference deploy/protocol/messages
+messages := handlers/protocol/open_inference deploy/protocol/messages deploy/gateway/envoy/discovery
 .PHONY: proto
 proto: # generate the messages of gRPC calls from their .proto files
 	@.uv/bin/uvx --quiet --from grpcio-tools==1.76.0 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \

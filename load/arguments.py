@@ -25,7 +25,7 @@ def address(text: str) -> str:
 
 
 def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]:
-    """Return a parser of numbers above 0: "1,2,4", "10:200:10" (start:end:step, as in perf_analyzer) or "1:64:x2"."""
+    """Return a parser of numbers above 0: "1,2,4", "10:200:10" (start:end:step) or "1:64:x2"."""
 
     def parse(text: str) -> tuple[float, ...]:
         try:
@@ -54,7 +54,7 @@ def _range(start: str, end: str, step: str = "1") -> list[float]:
 
 def parser() -> Parser:
     """Return the parser of every command with its arguments."""
-    program = "python -m load"
+    program = "torchserve-batching load" if "TORCHSERVE_BATCHING_DIR" in os.environ else "python -m load"
     top = Parser(
         prog=program,
         description="Send load to models of a TorchServe and measure the responses.",
@@ -99,7 +99,7 @@ def _server(command: argparse.ArgumentParser) -> None:
     add("--timeout", type=duration_s, default=TIMEOUT_S, metavar="T", help=words)
     add = command.add_argument_group("requests").add_argument
     words = "files and folders to send"
-    add("-i", "--input", "--input-data", type=Path, nargs="+", required=True, metavar="PATH", help=words)
+    add("-i", "--input", type=Path, nargs="+", required=True, metavar="PATH", help=words)
     add("--content-type", metavar="TYPE", help="media type; default: by the names of the files")
 
 
@@ -122,8 +122,8 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     load = command.add_argument_group("load", f"RANGE is {RANGES}")
     add = load.add_mutually_exclusive_group(required=True).add_argument
     words = "closed loop: number of clients"
-    add("--concurrency", "--concurrency-range", type=numbers(int), metavar="RANGE", help=words)
-    add("--rate", "--request-rate-range", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
+    add("--concurrency", type=numbers(int), metavar="RANGE", help=words)
+    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
     add = load.add_argument
     words = "arrivals of an open loop; default: %(default)s"
     add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)

@@ -18,7 +18,7 @@ from deploy.container import envoy as node_envoy
 from deploy.container.envoy import LISTENER, READY, ROUTES_FILE, NodeStatus
 from deploy.container.settings import NodeSettings
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy.files import make_folders, write_resources
+from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy, NoAnswer
 from deploy.run import production
 from deploy.run.errors import ServerError
@@ -100,7 +100,7 @@ class NodeProcess:
         # A container's log is the output of its process. Log files are rotated, which tail follows.
         words = ["tail", "--quiet", "--lines=0", "--follow=name", "--retry", f"--pid={os.getpid()}"]
         self._logs = subprocess.Popen([*words, *(str(server.logs / name) for name in LOGS)], stderr=subprocess.DEVNULL)
-        make_folders(self._settings.envoy)
+        make_folder(self._settings.envoy)
         self._publish(NodeStatus())
         self._keep_envoy()
         where = f"node: {self._settings.address}:{self._settings.port}"

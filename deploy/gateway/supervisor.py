@@ -89,6 +89,7 @@ class Control:
             self._process.wait()
         if (status := self._process.poll()) is not None:
             self._process = None
+            self._heartbeats.close()
             lines = " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:])
             if not self.has_answered and status > 0:
                 raise GatewayFailed(f"the control process did not start ({self._log}): {lines}")
@@ -104,6 +105,7 @@ class Control:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._heartbeats.close()
 
 
 def supervise(
@@ -115,9 +117,9 @@ def supervise(
     try:
         while not is_ending.wait(CHECK_S):
             try:
+                control.keep()
                 if control.has_answered:
                     envoy.keep(bootstrap(settings))
-                control.keep()
                 _rotate_logs(state_dir, envoy)
             except OSError as error:
                 # A full or read-only disk must not end a running process.

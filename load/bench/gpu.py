@@ -43,7 +43,7 @@ def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None
         contenders: list[Contender] = [register(server, name, OURS, inputs, WINDOW)]
         contenders += [Loop(precision, process, precision, WINDOW) for precision in DTYPES]
         if name == RESNET:
-            stock = archives.build_stock(built, "image_classifier", archives.CLASSIFIERS[name])
+            stock = archives.build_stock(built, archives.CLASSIFIERS[name], "image_classifier")
             contenders.append(register(server, stock, STOCK, inputs, WINDOW))
         loads = [ClosedLoop(clients) for clients in CLIENTS]
         bench.settle(contenders, loads[-1])
