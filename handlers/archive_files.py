@@ -74,7 +74,7 @@ class Build:
         """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
-            raise ValueError("its own sum is another")
+            raise ValueError("its checksum does not match")
         if (found := content.pop("format", 1)) != FORMAT:
             problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
             raise InvalidConfig(f"{problem}: build it again with ./archive.sh")

@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     if options.client_key is not None and options.cert is None:
         root.error("--client-key needs --cert")
     if options.management_url and options.nodes_file:
-        root.error("--management-url and --nodes-file exclude each other: pass one of them")
+        root.error("--management-url and --nodes-file cannot both be set; pass one")
     if getattr(options, "to", None) and options.archive:
-        root.error("--to and --archive exclude each other: pass one of them")
+        root.error("--to and --archive cannot both be set; pass one")
     if getattr(options, "canary_header", None) and options.canary is None:
         root.error("--canary-header needs --canary")
     try:

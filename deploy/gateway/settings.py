@@ -131,7 +131,7 @@ class GatewaySettings:
         if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
             raise ValueError("keys: duplicate client or key")
         if self.nodes and self.discover is not None:
-            raise ValueError("nodes and discover exclude each other")
+            raise ValueError("nodes and discover cannot both be set; remove one")
         filter_headers(self.forward_headers)
         if self.management and not self.keys:
             raise ValueError("management: true without keys lets every client load and unload models: set keys")
@@ -150,7 +150,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"{path.name}: not a mapping of settings")
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
-            raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
+            raise InvalidConfig(f"{path.name}: keys and key_file cannot both be set; remove one")
         if not (keys := read_yaml(path.parent / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys

@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 # Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
 POLL_S = 2.0
-# Seconds until a version is asked again for its metadata.
-FAILED_S = 5.0  # without a response
-OUTPUTS_S = 5.0  # without outputs: a user's function that declares no outputs knows them after its first run
+# Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
+# first run.
+ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,6 @@ class Watch:
         """Ask a version for its metadata until it declares its outputs, or shows that its handler has none."""
         key = model, version
         while True:
-            retry_s = FAILED_S
             if self.is_up and self.models[key].ready_workers:
                 try:
                     found = await fetch_metadata(self._session, self.node, model, version)
@@ -177,10 +176,9 @@ class Watch:
                     self._changed()
                     if found is None or found["outputs"]:
                         return
-                    retry_s = OUTPUTS_S
                 except NodeFailed as error:
                     logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(ASK_S)
 
 
 def _recall(entry: Mapping[str, Any]) -> Replica | None:

@@ -57,7 +57,7 @@ class PrecisionRequest:
                 raise InvalidConfig(f"{model.name}: {option} {path}: expected a folder of images, received a file")
         if len(paths) == 2 and len({path.resolve() for path in paths.values()}) == 1:
             raise InvalidConfig(
-                f"{model.name}: --validate has the inputs of --calibrate: a proof needs inputs that int8 has not seen"
+                f"{model.name}: --validate and --calibrate name the same inputs; name other inputs for --validate"
             )
         for path in paths.values():
             list_inputs(path)
