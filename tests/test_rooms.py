@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.models import ROOT
 from tests.pages import PAGES, prose, read
-from tests.rooms import ROOMS, ROOT, find_leftovers, leave_out, removed_files, with_above
+from tests.rooms import ROOMS, find_leftovers, leave_out, removed_files, with_above
 
 ALL = "core"
 LINK = re.compile(r"\[[^]]+\]\(([^)\s#]+)[^)\s]*\)")
