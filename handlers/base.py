@@ -7,7 +7,7 @@ handle: the connection -> handlers.continuous -> handlers.pipeline.flow in class
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,16 @@ from handlers.continuous.frontend import NewRequest, serve_batches
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import describe, precision_of
-from handlers.engines import CPU, Device, available_threads
+from handlers.engines import CPU, Arrays, Budget, Device, Recordable, available_threads
+from handlers.engines.compilation import attempt
+from handlers.engines.ladder import sizes
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
-from handlers.warm_up import free_memory, measure_change, prepare
+from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +114,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             self.engine = self.load()
             trial = Trial(self, window)
             self.engine = trial.engine
+            self._record_graphs()
             self.shape, self.metadata = describe(self, name, version)
             if self.config.scheduling.mode == "adaptive":
                 claim_worker(name, version)
@@ -155,6 +158,29 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
         self.keeper = None if connection is None else ConnectionKeeper(connection)
+
+    def _record_graphs(self) -> None:
+        """Let a GPU's engine record CUDA graphs; without them, as after any failure, the model runs eagerly."""
+        config = self.config
+        if config.cuda_graphs == "off" or self.device.type == "cpu" or not isinstance(self.engine, Recordable):
+            return
+        try:
+            note = measurements.path_for(self, "graphs").with_suffix(".recording")
+            with attempt(note) as has_ended:
+                if has_ended:
+                    raise RuntimeError("the last worker ended while it recorded")
+                examples = [(each, self._sizes(each)) for each in self.examples(decode_items(self, self.samples()))]
+                budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30)
+                recorded = self.engine.record(examples, budget)
+        except Exception as error:
+            logger.warning("CUDA graphs: none, %s", reason(error))
+            return
+        self.overhead = replace(self.overhead, sizes=tuple(sorted({shape[0] for shape in recorded})))
+        self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
+
+    def _sizes(self, example: Arrays) -> Sequence[int]:
+        (_, *shape) = next(iter(example.values())).shape
+        return sizes(self.config.max_batch_items, self.config.max_batch_tokens, shape[0] if len(shape) == 1 else 1)
 
     def _log_change(self) -> None:
         """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.

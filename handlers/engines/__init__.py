@@ -38,6 +38,17 @@ Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 
 
+# Shapes of an input, (B, ...).
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Budget(NamedTuple):
+    """Limits of recording graphs."""
+
+    seconds: float
+    bytes: float
+
+
 class Engine(Protocol):
     """Runs one micro-batch at a time."""
 
@@ -97,6 +108,22 @@ class Precise(Protocol):
 
     def in_precision(self, precision: str) -> Engine:
         """Return the engine in one of `precisions`."""
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """An engine that can record its kernels as CUDA graphs, which start faster, for micro-batches of certain sizes."""
+
+    def record(self, examples: "Sequence[tuple[Arrays, Sequence[int]]]", budget: Budget) -> Shapes:
+        """Record graphs as the budget allows; every other size, or all of them, runs as before.
+
+        Args:
+            examples: the inputs of one item and the numbers of rows, for each shape that is worth a graph.
+            budget: the limits of time and memory.
+
+        Returns:
+            The shapes of the first input for which there are graphs, (B, ...).
+        """
 
 
 def stream_counts(threads: int) -> list[int]:

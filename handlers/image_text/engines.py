@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from handlers.engines import Arrangement, Arrays, Budget, Engine, Outputs, Recordable, Shapes
 from handlers.engines.openvino import OpenVinoEngine
 
 
@@ -16,6 +16,14 @@ class TowerEngines:
 
     def run(self, inputs: Arrays) -> Outputs:
         return self._by_input[next(iter(inputs))].run(inputs)
+
+    def record(self, examples: Sequence[tuple[Arrays, Sequence[int]]], budget: Budget) -> Shapes:
+        """Record CUDA graphs of every tower with an equal part of the budget; see Recordable."""
+        engines = [each for each in dict.fromkeys(self._by_input.values()) if isinstance(each, Recordable)]
+        part, shapes = Budget(*(each / max(1, len(engines)) for each in budget)), list[tuple[int, ...]]()
+        for engine in engines:
+            shapes += engine.record([each for each in examples if self._by_input[next(iter(each[0]))] is engine], part)
+        return shapes
 
 
 class TowerGraphs(TowerEngines):

@@ -1,9 +1,11 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import tiny_models
 from tests.exports import staged
 
 
@@ -16,5 +18,19 @@ def staged_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
         folder = tmp_path_factory.mktemp(name)
         staged(name, folder)
         return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a tiny checkpoint's archive contents, by kind, task and configuration: made once, and not changed."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str, task: str, **config: Any) -> Path:
+        key = f"{kind} {task} {config}"
+        if key not in made:
+            made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, **config)
+        return made[key]
 
     return make

@@ -19,9 +19,10 @@ from openvino import opset13 as opset
 
 from deploy.models import ROOT
 from handlers.engines import Engine
+from handlers.engines.device_errors import memory_errors
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
-from handlers.engines.torch import TorchEngine, dtype_for, memory_errors
+from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
 

@@ -1,0 +1,189 @@
+"""What only a GPU can show, in ten minutes: python -m load.bench.gpu_check [STEP] [--dry-run]
+
+build -> each step in a process with a limit of time -> a line of JSON for each figure -> build/gpu.json and a table
+
+A step that fails keeps its figures so far. `--dry-run` rehearses on a processor.
+"""
+
+import argparse
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from deploy.archives.tasks import task_class
+from handlers import base
+from handlers.warm_up import decode_items
+from load.bench import archives
+from load.bench.rounds import Bench
+from tests.handlers.cpu_graphs import use_cpu_graphs
+from tests.handlers.serving import started
+
+IS_DRY = "--dry-run" in sys.argv
+TEXTS, IMAGES = MODELS = {"sentence-embedding": "sentence_embedding", "resnet-152": "image_classification"}
+JSON = Path("build/gpu.json")
+# Seconds of all steps.
+TOTAL_S = 570.0
+# Micro-batches of texts of random lengths; items of others, and how often these run.
+SHAPES, ROWS, WARM_UPS, REPEATS = 24, (1, 16, 64), 3, 3 if IS_DRY else 50
+CHANCE = np.random.default_rng(0)
+Figures = Iterator[tuple[str, Any]]
+
+
+def load(store: Path, name: str, cuda_graphs: str = "auto") -> Any:
+    """Load an archive as a worker of the GPU does."""
+    small = {"max_batch_items": 4} if IS_DRY else {}
+    return started(task_class(MODELS[name])(), store / name, {"cuda_graphs": cuda_graphs, **small})
+
+
+def texts(handler: Any, rows: int, length: int) -> Any:
+    """Make random texts, padded to a length of ours."""
+    length = handler.padded_length(length)
+    arrays = {name: np.zeros((rows, length), np.int64) for name in handler.engine.input_names}
+    arrays["input_ids"][:] = CHANCE.integers(0, handler.model_config.vocab_size, (rows, length))
+    arrays["attention_mask"][:] = np.arange(length) < CHANCE.integers(1, length + 1, (rows, 1))
+    return arrays
+
+
+def shapes(handler: Any, count: int) -> list[Any]:
+    return [texts(handler, *CHANCE.integers(1, (handler.config.max_batch_items + 1, 257))) for _ in range(count)]
+
+
+def time_ms(run: Callable[..., object], *arguments: Any) -> float:
+    started_s = time.perf_counter()
+    run(*arguments)
+    return 1000 * (time.perf_counter() - started_s)
+
+
+def free_bytes() -> int:
+    return 0 if IS_DRY else torch.cuda.mem_get_info()[0]
+
+
+def build(store: Path) -> Figures:
+    """Build the archives, with weights for PyTorch only."""
+    for name in MODELS:
+        example = "mobilenet-v2" if IS_DRY and name == IMAGES else name
+        archives.build(Bench(store), example, store, engine="torch").rename(store / name)
+        yield name, "built"
+
+
+def tests(_: Path) -> Figures:
+    """Run the tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/handlers"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    yield "exit code and end", [done.returncode, done.stdout.splitlines()[-3:]]
+
+
+def attention(store: Path) -> Figures:
+    """Time new and known shapes of texts: with cuDNN's attention, without it, and with graphs."""
+    for way, setting in (("cudnn", "off"), ("eager", "off"), ("graphs", "auto")):
+        handler = load(store, TEXTS, setting)
+        torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
+        tried = shapes(handler, SHAPES)
+        for kind in ("new", "known"):
+            times = [time_ms(handler.engine.run, each) for each in tried]
+            yield f"{way}, {kind} shapes, ms p50, most", [median(times), max(times)]
+        with torch.profiler.profile() as profile:
+            handler.engine.run(tried[0])
+        found = {each.key[:60] for each in profile.key_averages() if "ttention" in each.key or "mha" in each.key}
+        yield f"{way}, kernels", sorted(found)
+
+
+def recording(store: Path) -> Figures:
+    """Time loading without and with graphs, and measure their memory."""
+    for name, setting in product(MODELS, ("off", "auto")):
+        free = free_bytes()
+        yield f"{name}, graphs {setting}, s", time_ms(load, store, name, setting) / 1000
+        yield f"{name}, graphs {setting}, GiB", (free - free_bytes()) / 2**30
+
+
+def http(_: Path) -> Figures:
+    """Compare ours over HTTP with loops in process; see load.bench.gpu."""
+    file, options = JSON.with_suffix(".http.json"), ["--rounds", "2", "--seconds", "1", "--minutes", "3"]
+    command = [sys.executable, "-m", "load.bench", "--help" if IS_DRY else "gpu", *options, "--json", str(file)]
+    subprocess.run(command, check=False, stdout=sys.stderr)
+    for row in [] if IS_DRY else orjson.loads(file.read_bytes())["rows"]:
+        yield f"{row['measured']}, over {row['against']}", row["ratio"]["median"]
+
+
+def rates(store: Path) -> Figures:
+    """Time micro-batches in process: eagerly, on graphs, and compiled."""
+    for name in MODELS:
+        eager, recorded = load(store, name, "off"), load(store, name)
+        compiled = load(store, name, "off")
+        compiled.engine._module = torch.compile(eager.engine._module, mode="reduce-overhead", dynamic=False)
+        ways = {"eager": eager, "graphs": recorded, **({} if IS_DRY else {"compiled": compiled})}
+        for (way, handler), rows in product(ways.items(), ROWS):
+            arrays = handler.collate(decode_items(handler, [handler.sample()]) * rows)
+            times = [time_ms(handler.engine.run, arrays) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+            yield f"{name}, {way}, {rows} items, ms", median(times)
+
+
+# Each step and its limit in seconds.
+STEPS = {build: 60, tests: 90, attention: 60, recording: 100, http: 240, rates: 150}
+
+
+def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
+    """Run a step in a process; return its figures, and its error if it failed."""
+    command = [sys.executable, "-m", "load.bench.gpu_check", name, "--store", store, *(["--dry-run"] if IS_DRY else [])]
+    with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as log:
+        try:
+            code: Any = subprocess.run(command, stdout=output, stderr=log, timeout=limit_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = f"over {limit_s:.0f} s"
+        texts = []
+        for file in (output, log):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace").splitlines())
+    found = dict(orjson.loads(line) for line in texts[0] if line.startswith('["'))
+    kept = [line for line in texts[1] if "CUDA graphs" in line or "changes outputs" in line]
+    return {**found, **({"log": kept} if kept else {}), **({"failed": [code, *texts[1][-3:]]} if code else {})}
+
+
+def main() -> int:
+    """Run all steps, or one in this process; return the exit code."""
+    command = argparse.ArgumentParser(prog="python -m load.bench.gpu_check", description=run_step.__doc__)
+    command.add_argument("step", nargs="?")
+    command.add_argument("--dry-run", action="store_true", help="rehearse on a processor")
+    command.add_argument("--store", help="folder of the archives")
+    options = command.parse_args()
+    named = {step.__name__: step for step in STEPS}
+    if options.store:
+        logging.basicConfig()
+        if IS_DRY:
+            use_cpu_graphs(pytest.MonkeyPatch())
+        else:
+            base._device = lambda _: torch.device("cuda", 0)
+        for figure in named[options.step](Path(options.store)):
+            print(orjson.dumps(figure, default=list).decode(), flush=True)
+        return 0
+    report, ends_s = dict[str, Any](), time.monotonic() + TOTAL_S
+    with tempfile.TemporaryDirectory() as store:
+        for step, limit_s in STEPS.items():
+            if options.step in (None, step.__name__) or step is build:
+                started_s = time.monotonic()
+                found = run_step(step.__name__, max(1.0, min(limit_s, ends_s - started_s)), store)
+                word = "FAILED" if "failed" in found else "ok"
+                print(f"gpu: {step.__name__} {word}, {time.monotonic() - started_s:.0f} s", flush=True)
+                report[step.__name__] = found
+                JSON.parent.mkdir(exist_ok=True)
+                JSON.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    for name, found in report.items():
+        for what, value in found.items():
+            print(f"| {name} | {what} | {value} |")
+    return int(any("failed" in found for found in report.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
