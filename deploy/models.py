@@ -59,11 +59,7 @@ class ModelEntry:
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read model-config.yaml; a missing or empty file is an empty mapping.
-
-        Raises:
-            InvalidConfig: the file is not valid YAML or not a mapping, has an unknown name, or another file name.
-        """
+        """Read model-config.yaml; a missing or empty file is an empty mapping."""
         file = self.config_path.name
         if not self.config_path.exists():
             if similar := get_close_matches(file, (path.name for path in self.folder.glob("*.y*ml")), cutoff=0.75):
@@ -88,11 +84,7 @@ class ModelEntry:
 
 
 def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
-    """Read a list: its models by name, in its order. A model's folder lies beside the list and has the model's name.
-
-    Raises:
-        InvalidConfig: the file is not a list of models; the message names the entry.
-    """
+    """Read a list: its models by name, in its order. A model's folder lies beside the list and has the model's name."""
     try:
         entries = parse_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(entries, Mapping):
@@ -128,11 +120,7 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list.
-
-    Raises:
-        UnknownModel: the message names the list's models.
-    """
+    """Find one model of a list."""
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

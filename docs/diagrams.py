@@ -3,6 +3,7 @@
 Each diagram is a list of boxes, bars and arrows in pixels, on a white card that a dark page keeps.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -176,12 +177,40 @@ def draw_states() -> str:
     return card(870, 200, "The states of a request: admission, decoding, queued, running, answered", parts)
 
 
+def draw_results() -> str:
+    """Draw the titled rows of results.json: a bar for each processor, the quotient of both medians."""
+    tables = json.loads((IMAGES.parent / "results.json").read_bytes())
+    columns = [[row for row in table["rows"] if "title" in row] for table in tables]
+    most = max(row["ours"]["median"] / row["theirs"]["median"] for rows in columns for row in rows)
+    left, unit, parts = 320, 400 / most, []
+    for index, (table, fill) in enumerate(zip(tables, (BLUE, ORANGE), strict=True)):
+        parts += [f'<rect x="{left + 200 * index}" y="12" width="12" height="12" fill="{fill}"/>']
+        parts += [text(left + 18 + 200 * index, 22, table["name"], size=12, anchor="start")]
+        for number, row in enumerate(columns[index]):
+            ours, theirs = (row[name]["median"] for name in ("ours", "theirs"))
+            y, width = 36 + 60 * number + 24 * index, ours / theirs * unit
+            words = f"{ours / theirs:.3g}x  ({ours:.3g} : {theirs:.3g} {row['measured'].rpartition(', ')[2]})"
+            parts += [f'<rect x="{left}" y="{y}" width="{width:.1f}" height="22" fill="{fill}"/>']
+            parts += [text(left + width + 8, y + 16, words, size=12, anchor="start")]
+    for number, row in enumerate(columns[0]):
+        for line, words in enumerate(row["title"].splitlines()):
+            fill = GREY if line else INK
+            parts.append(text(left - 10, 56 + 60 * number + 16 * line, words, size=13 - line, anchor="end", fill=fill))
+    end = 38 + 60 * len(columns[0])
+    parts.append(f'<path d="M{left + unit:.1f},32 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
+    parts.append(
+        text(left, end + 14, "times the rate of the baseline (dashed: equal)", size=11, anchor="start", fill=GREY)
+    )
+    return card(980, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
+
+
 DIAGRAMS = {
     "request-path": draw_request_path,
     "stock": draw_stock,
     "modes": draw_modes,
     "threads": draw_threads,
     "states": draw_states,
+    "results": draw_results,
 }
 
 

@@ -1,9 +1,10 @@
-"""Write the reference pages that the code's own data determines: python -m docs.generate [--check]
+"""Write the reference pages that the code's own data determines: python -m docs.generate [--check | --site FOLDER]
 
-commands.md, client-commands.md: every command with its options, from its argparse parser
-settings.md, model-families.md, tasks/*.md: the blocks between markers
+commands.md, client-commands.md in FOLDER: every command with its options, from its argparse parser; not in git
+settings.md, model-families.md, results.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
+    <!-- results: results.json -->                    the table of docs/results.json, which `make bench` measures
     <!-- end -->
 """
 
@@ -22,24 +23,25 @@ from pydantic import TypeAdapter
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-NOTE = "<!-- Written by docs/generate.py. Change the code, then run `make docs`. -->\n"
 # A field that changes only the default has the meaning that it has here.
 EVERY_TASK = "handlers.config:HandlerConfig"
 # The most characters of a default; that of a section is `{}`.
 LONGEST_DEFAULT = 40
 # The fewest arguments that have a separate list if several subcommands share them.
 LEAST_SHARED = 3
-# Each module has a `main` that parses its arguments. load.bench is missing: it imports torch and every peer.
-COMMANDS = (
-    "deploy.archives.__main__",
-    "deploy.run.__main__",
-    "deploy.gateway.__main__",
-    "deploy.container.__main__",
-    "deploy.ray.__main__",
-)
-CLIENT_COMMANDS = ("torchserve_client.cli", "load.__main__")
+# Page of the site -> its title, and modules whose `main` parses arguments. load.bench is missing: it imports peers.
+COMMANDS = {
+    "commands.md": (
+        "Commands of the server",
+        tuple(f"deploy.{name}.__main__" for name in ("archives", "run", "gateway", "container", "ray")),
+    ),
+    "client-commands.md": (
+        "Commands of the client and the load generator",
+        ("torchserve_client.cli", "load.__main__"),
+    ),
+}
 # The pages of docs/reference with blocks between markers, beside those of the tasks.
-FILLED = ("settings.md", "model-families.md")
+FILLED = ("settings.md", "model-families.md", "results.md")
 
 
 class ParserFound(Exception):
@@ -109,7 +111,7 @@ def group_rows(rows: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[
 
 def write_commands(title: str, modules: Sequence[str]) -> str:
     """Return the page of all commands; arguments that several subcommands share are printed once."""
-    lines = [NOTE, f"# {title}", ""]
+    lines = [f"# {title}", ""]
     for module in modules:
         command, *subcommands = list_parsers(find_parser(module))
         lines += [f"## {command.prog}", "", *describe_command(command), ""]
@@ -213,7 +215,26 @@ def write_families(name: str) -> str:
     return "\n".join(lines)
 
 
-BLOCK = re.compile(r"(<!-- (fields|families): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+def write_results(name: str) -> str:
+    """Return the table of a list of benchmarks, one for each processor: both medians, and the ratio of each round."""
+    tables = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    head = [f"{table['name']}, ours:theirs | by round" for table in tables]
+    lines = [f"| measured, against | {' | '.join(head)} |", f"|{'---|' * (1 + 2 * len(tables))}"]
+    for rows in zip(*(table["rows"] for table in tables), strict=True):
+        against = " or ".join(dict.fromkeys(row["against"] for row in rows))
+        cells = [f"{rows[0]['measured']}, against {against}"]
+        for row in rows:
+            ours, theirs = (
+                f"{float(format(row[key]['median'], '.3g')):g}" if row[key] else "" for key in ("ours", "theirs")
+            )
+            middle, least, most = (f"{row['ratio'][key]:.2f}" for key in ("median", "min", "max"))
+            cells += [f"{ours}:{theirs}".strip(":"), middle if least == most else f"{middle} ({least}..{most})"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+WRITERS = {"fields": lambda words: write_fields(*words.split()), "families": write_families, "results": write_results}
+BLOCK = re.compile(r"(<!-- (fields|families|results): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A cell of docs/model-families.json: the engine and the padding, then the largest error.
 ERROR = re.compile(r"(.+), (\de-\d+|0e\+00)")
 
@@ -222,19 +243,13 @@ def fill_page(path: Path) -> str:
     """Return a page with its blocks written again."""
 
     def fill(block: re.Match[str]) -> str:
-        written = write_families(block[3]) if block[2] == "families" else write_fields(*block[3].split())
-        return f"{block[1]}\n{written}\n\n{block[4]}"
+        return f"{block[1]}\n{WRITERS[block[2]](block[3])}\n\n{block[4]}"
 
     return BLOCK.sub(fill, path.read_text(encoding="utf-8"))
 
 
 def write_pages() -> Iterator[tuple[Path, str]]:
-    """Yield every generated page with its text."""
-    yield REFERENCE / "commands.md", write_commands("Commands of the server", COMMANDS)
-    yield (
-        REFERENCE / "client-commands.md",
-        write_commands("Commands of the client and the load generator", CLIENT_COMMANDS),
-    )
+    """Yield every page with generated blocks, with its text."""
     for path in (*map(REFERENCE.joinpath, FILLED), *sorted((REFERENCE / "tasks").glob("*.md"))):
         yield path, fill_page(path)
 
@@ -243,7 +258,13 @@ def main() -> int:
     """Write each page; with --check, return 1 if a page is stale."""
     parser = argparse.ArgumentParser(description="Write the generated pages of docs/reference.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
-    is_check = parser.parse_args().check
+    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write only the pages of commands, into FOLDER")
+    options = parser.parse_args()
+    if options.site:
+        for name, (title, modules) in COMMANDS.items():
+            (options.site / name).write_text(write_commands(title, modules), encoding="utf-8")
+        return 0
+    is_check = options.check
     stale = []
     for path, text in write_pages():
         if not path.exists() or path.read_text(encoding="utf-8") != text:

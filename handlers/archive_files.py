@@ -70,12 +70,7 @@ class Build:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Build":
-        """Read build.json.
-
-        Raises:
-            InvalidConfig: it has another format.
-            ValueError: it is not the output of `to_json`.
-        """
+        """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
             raise ValueError("its own sum is another")
@@ -118,9 +113,6 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
 
     Returns:
         The archive's fingerprint; None without a build.json, or after edits.
-
-    Raises:
-        InvalidConfig: it has another format, or changed, missing or added files, which the message names.
     """
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
@@ -150,11 +142,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the folder of weights in an archive.
-
-    Raises:
-        InvalidConfig: the archive has none.
-    """
+    """Return the folder of weights in an archive; InvalidConfig if the archive has none."""
     found = folder / CHECKPOINT
     if not found.is_dir():
         raise InvalidConfig(f"this archive has no {CHECKPOINT}/, the folder of weights: build it again with --weights")

@@ -7,7 +7,7 @@ handle: the connection -> handlers.continuous -> handlers.pipeline.flow in class
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,8 @@ from handlers.continuous.frontend import NewRequest, serve_batches
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import describe, precision_of
-from handlers.engines import CPU, Arrays, Budget, Device, Recordable, available_threads
+from handlers.engines import CPU, Budget, Device, Recordable, available_threads
 from handlers.engines.compilation import attempt
-from handlers.engines.ladder import sizes
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
@@ -169,18 +168,14 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             with attempt(note) as has_ended:
                 if has_ended:
                     raise RuntimeError("the last worker ended while it recorded")
-                examples = [(each, self._sizes(each)) for each in self.examples(decode_items(self, self.samples()))]
-                budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30)
-                recorded = self.engine.record(examples, budget)
+                limits = config.max_batch_items, config.max_batch_tokens
+                budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30, *limits)
+                recorded = self.engine.record(self.examples(decode_items(self, self.samples())), budget)
         except Exception as error:
             logger.warning("CUDA graphs: none, %s", reason(error))
             return
         self.overhead = replace(self.overhead, sizes=tuple(sorted({shape[0] for shape in recorded})))
         self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
-
-    def _sizes(self, example: Arrays) -> Sequence[int]:
-        (_, *shape) = next(iter(example.values())).shape
-        return sizes(self.config.max_batch_items, self.config.max_batch_tokens, shape[0] if len(shape) == 1 else 1)
 
     def _log_change(self) -> None:
         """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.

@@ -17,7 +17,13 @@ FILE = re.compile(
     r"\.(?:py|md|sh|ya?ml|json|toml|lock|lua|properties|png|svg|js)\b"
 )
 # Names that stand for others, and files that a reader or a test makes.
-OTHERS = {"deploy/extras/NAME.lock", "deploy/prometheus/local.yml", "handlers/h.py"}
+OTHERS = {
+    "deploy/extras/NAME.lock",
+    "deploy/prometheus/local.yml",
+    "docs/reference/client-commands.md",
+    "docs/reference/commands.md",
+    "handlers/h.py",
+}
 LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
 
 

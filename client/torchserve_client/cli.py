@@ -15,7 +15,7 @@ from urllib3 import disable_warnings
 from urllib3.exceptions import InsecureRequestWarning
 
 from torchserve_client import bulk, commands
-from torchserve_client.arguments import USAGE, Parser, Renamed, duration_s, number
+from torchserve_client.arguments import USAGE, Parser, duration_s, number
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
@@ -124,9 +124,6 @@ def parser() -> Parser:
     tls.add_argument("--cert", type=Path, metavar="FILE", help="client certificate, optionally with its private key")
     tls.add_argument("--client-key", type=Path, metavar="FILE", help="private key, if --cert does not contain it")
     tls.add_argument("--insecure", action="store_true", help="skip the check of certificates")
-    former = {"server": "url", "management": "management-url", "nodes": "nodes-file", "keys": "token-file"}
-    for old, new in (former | {"key": "client-key"}).items():
-        root.add_argument(f"--{old}", action=Renamed, const=f"--{new}")
     added = root.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_management(added)
     _add_rollout(added)
@@ -262,8 +259,6 @@ def _add_registration(command: Parser, archive: str, kept: str) -> None:
     group.add_argument("--max-batch-delay", type=number(int, 1), metavar="MS", help=words)
     words = "folder of TorchServe's logs, which contain why a worker failed; default: %(default)s"
     group.add_argument("--logs", type=Path, default=Path("logs"), metavar="FOLDER", help=words)
-    # `--url` is the server's, before the command.
-    command.add_argument("--url", action=Renamed, const="--archive FILE (the server's --url precedes the command)")
 
 
 def _header(text: str) -> tuple[str, str]:

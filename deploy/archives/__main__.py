@@ -21,11 +21,10 @@ from deploy.archives.archive import (
     report,
 )
 from deploy.archives.fingerprint import read_packed
-from deploy.archives.precision.inputs import FEWEST, MOST
-from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
 from deploy.progress import printable
+from deploy.rooms import ROOMS, open_room
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
@@ -39,6 +38,9 @@ examples:
   ./archive.sh mobilenet-v2
   ./archive.sh flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
 
+# deploy.archives.precision.request; None without comparisons.
+PRECISION = open_room("precision")
+
 
 def main(arguments: list[str]) -> int:
     """Build the archives that the command line names; return 1 if one cannot be built."""
@@ -46,11 +48,11 @@ def main(arguments: list[str]) -> int:
     cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
         if options.source is not None:
-            # Seconds, which no other command needs.
-            from deploy.migrate.entry import write_entry  # noqa: PLC0415
-
             asked, name = options.names[0] if options.names else None, str(options.source)
-            moved, is_whole = write_entry(options.source, asked, options.models, is_stock=options.stock)
+            # Its import takes seconds, which no other command needs.
+            moved, is_whole = open_room("migrate").write_entry(
+                options.source, asked, options.models, is_stock=options.stock
+            )
             options.names = [moved] if is_whole else []
         for name in list(models(options.models)) if options.all else options.names:
             started = time.monotonic()
@@ -62,7 +64,7 @@ def main(arguments: list[str]) -> int:
                 options.export_path.resolve(),
                 cache_path,
                 options.min_chrf,
-                PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement),
+                PRECISION.read_options(options) if PRECISION else None,
             )
             try:
                 archive = (None if options.force else recipe.find()) or recipe.build()
@@ -108,10 +110,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     group.add_argument("--all", action="store_true", help="build every model of the list")
     words = "read this model list (default: examples/models.yaml)"
     group.add_argument("--models", type=Path, metavar="FILE", help=words)
-    words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
-    group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
-    words = "serve the handler of --from unchanged: its code runs in the worker"
-    group.add_argument("--stock", action="store_true", help=words)
+    if "migrate" in ROOMS:
+        words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
+        group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
+        words = "serve the handler of --from unchanged: its code runs in the worker"
+        group.add_argument("--stock", action="store_true", help=words)
     words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
     group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
     words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
@@ -127,21 +130,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
     group.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
-    group = parser.add_argument_group("precision", "Add int8 beside fp32. Each build prints how near the answers are.")
-    words = "add an int8 graph; requires deploy/extras/environment.sh int8"
-    group.add_argument("--precision", choices=["int8"], help=words)
-    words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
-    group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = (
-        "compare precisions with fp32 on these inputs, optionally one folder per class "
-        "(default: a quarter of --calibrate, or the examples' samples)"
-    )
-    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
-    words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
-    group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
+    group = parser.add_argument_group("precision", "Each build prints how near the answers are to the model's own.")
+    if PRECISION:
+        PRECISION.add_options(group)
     words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
     group.add_argument("--min-chrf", type=float, metavar="N", help=words)
 
+    parser.set_defaults(source=None, stock=False)
     options = parser.parse_args(arguments)
     if options.models is None:
         options.models = MINE if options.source else MODEL_LIST
@@ -154,30 +149,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         parser.error("name models or use --all, and not both")
     if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
         parser.error("--weights PATH belongs to one model: name only that model")
-    if options.calibrate is not None and options.precision is None:
-        parser.error("--calibrate belongs to --precision int8: use both")
-    if options.all and (options.precision or options.validate):
-        parser.error("--precision and --validate belong to models of one kind: name them instead of --all")
+    if PRECISION:
+        PRECISION.check_options(parser, options)
     return options
 
 
-def _parse_share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value
-
-
 def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task.
-
-    Args:
-        entry: its settings add to the model's own description.
-        path: the archive, of any format.
-    """
+    """Describe the inputs and outputs of a model of tensors; None for another task."""
     if entry.handler != TENSORS:
         return None
     try:

@@ -20,9 +20,8 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
-from deploy.archives.precision import staging
-from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import Source, source
+from deploy.archives.staging import Comparisons, plan_comparisons, stage
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import ROOT, Engine, ModelEntry
 from deploy.progress import step
@@ -34,7 +33,7 @@ from handlers.proofs import Proof, read_proofs
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
 # weights gain nothing by it.
-SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES = {"zip-store": ".mar", "no-archive": ""}
 
 # TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
 # worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
@@ -84,7 +83,7 @@ class Recipe:
     cache_path: Path | None = None
     # The least chrF of a converted translation model against the original; None for any.
     min_chrf: float | None = None
-    precision: PrecisionRequest = field(default_factory=PrecisionRequest)
+    comparisons: Comparisons | None = field(default_factory=plan_comparisons)
 
     @property
     def path(self) -> Path:
@@ -100,7 +99,7 @@ class Recipe:
 
     def find(self) -> Archive | None:
         """Return the archive on disk if it was built from these inputs and none has changed since."""
-        self.precision.check(self.entry, self.preferred_engine)
+        self._check_comparisons()
         origin = source(self.entry, self.weights)
         build = read_build(self.path)
         if build is None or build.fingerprint != self._fingerprint(origin):
@@ -110,29 +109,25 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk.
-
-        Raises:
-            WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
-        """
-        self.precision.check(self.entry, self.preferred_engine)
+        """Build the archive, and replace the one on disk."""
+        self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
-            stage, temporary, out = (work / name for name in ("stage", "tmp", "out"))
-            for folder in (stage, temporary, out):
+            staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
+            for folder in (staged, temporary, out):
                 folder.mkdir()
             exports = Exports(self.cache_path or self.export_path / ".exports")
             preferred = self.preferred_engine
-            engine = staging.stage(entry, origin, preferred, self.precision, exports=exports, folder=stage)
-            label, proofs, fidelity = (_pop_json(stage, name) for name in (LABEL, PROOFS, FIDELITY))
+            engine = stage(entry, origin, preferred, self.comparisons, exports=exports, folder=staged)
+            label, proofs, fidelity = (_pop_json(staged, name) for name in (LABEL, PROOFS, FIDELITY))
             _check_quality(entry, label, self.min_chrf)
-            _check_root(entry, stage, task.path.name)
+            _check_root(entry, staged, task.path.name)
             for name, path in handler_files().items():
-                (stage / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, stage / name)
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, staged / name)
             settings = {**(config.get("handler") or {}), "engine": engine, **fidelity.get("settings", {})}
             config_path = work / CONFIG
             config_path.write_text(yaml.safe_dump({**config, "handler": settings}, sort_keys=False))
@@ -140,17 +135,17 @@ class Recipe:
                 fingerprint=self._fingerprint(origin),
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
-                files=hash_files({**_find_packed_files(stage), task.path.name: task.path, CONFIG: config_path}),
+                files=hash_files({**_find_packed_files(staged), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,
             )
-            (stage / BUILD).write_text(build.to_json())
+            (staged / BUILD).write_text(build.to_json())
             arguments = {
                 "--model-name": entry.name,
                 "--version": version,
                 "--handler": str(task.path),
-                "--extra-files": str(stage),
+                "--extra-files": str(staged),
                 "--config-file": str(config_path),
                 "--archive-format": self.archive_format,
                 "--export-path": str(out),
@@ -161,11 +156,16 @@ class Recipe:
         words, found = fidelity.get("said", ""), read_proofs(proofs)
         return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=words, settings=settings)
 
+    def _check_comparisons(self) -> None:
+        if self.comparisons is not None:
+            self.comparisons.check(self.entry, self.preferred_engine)
+
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
 
     def _fingerprint(self, origin: Source) -> str:
-        packing = (self._version(origin), self.engine, self.archive_format, self.precision.identity())
+        identity = "" if self.comparisons is None else self.comparisons.identity()
+        packing = (self._version(origin), self.engine, self.archive_format, identity)
         return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
 
 
@@ -216,11 +216,7 @@ def _is_unpacked(folder: str) -> bool:
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
-    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first.
-
-    Raises:
-        ArchiverFailed: with its last line.
-    """
+    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first."""
     finished = subprocess.run(
         [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -252,11 +248,7 @@ def complete_config(entry: ModelEntry) -> dict[str, Any]:
 
 
 def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay.
-
-    Raises:
-        InvalidConfig: TorchServe cannot serve `mode: adaptive` with the other keys.
-    """
+    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
             f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "

@@ -10,7 +10,6 @@ found by their imports; none is imported, since torch takes seconds.
 import functools
 import hashlib
 import importlib.metadata
-import tarfile
 import zipfile
 from collections.abc import Mapping
 from modulefinder import ModuleFinder
@@ -65,7 +64,7 @@ def archive_fingerprint(
         f"task/{task.path.name}": task.path,
         **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
     }
-    return _digest(files, model.name, model.handler, origin.identity, packing)
+    return digest(files, model.name, model.handler, origin.identity, packing)
 
 
 def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
@@ -82,30 +81,7 @@ def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: En
         **find_modules(root, task.builder),
         **{f"model/{name}": path for name, path in find_staged_files(model, task).items()},
     }
-    return _digest(files, model.handler, origin.identity, engine, settings, read_attributes(task.path))
-
-
-# Modules that decode the inputs of precision proofs: other code decodes other inputs.
-DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
-
-
-def precision_fingerprint(
-    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
-) -> str:
-    """Hash all inputs of an archive's precisions and their proofs.
-
-    Args:
-        model: the entry of the list.
-        samples: files of the examples on which answers are compared, by any names.
-        export: the fingerprint of the graph in fp32.
-        facts: the request with the identity of its inputs, and the processor's arithmetic, to which a proof applies.
-        root: the folder of deploy/ and handlers/.
-    """
-    settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
-    names = ("fidelity", "text_fidelity", "image_fidelity", "prove", "quantise")
-    programs = [f"deploy.archives.precision.{name}" for name in names]
-    files = {**find_modules(root, *programs, *DECODING), **samples}
-    return _digest(files, export, facts, settings)
+    return digest(files, model.handler, origin.identity, engine, settings, read_attributes(task.path))
 
 
 def _find_model_files(model: ModelEntry, task: Task) -> dict[str, Path]:
@@ -113,13 +89,14 @@ def _find_model_files(model: ModelEntry, task: Task) -> dict[str, Path]:
     return {**config, **find_staged_files(model, task)}
 
 
-def _digest(files: Mapping[str, Path], *facts: object) -> str:
-    digest = hashlib.sha256()
+def digest(files: Mapping[str, Path], *facts: object) -> str:
+    """Hash files by their names and contents, facts, and the versions of TOOLS."""
+    hashed = hashlib.sha256()
     for name, path in sorted(files.items()):
-        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        hashed.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     tools = [f"{name} {importlib.metadata.version(name)}" for name in TOOLS]
-    digest.update(repr((facts, tools)).encode())
-    return digest.hexdigest()
+    hashed.update(repr((facts, tools)).encode())
+    return hashed.hexdigest()
 
 
 def read_build(path: Path) -> Build | None:
@@ -135,11 +112,7 @@ def read_packed(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             return (path / name).read_bytes()
-        if path.suffix == ".mar":
-            with zipfile.ZipFile(path) as archive:
-                return archive.read(name)
-        with tarfile.open(path) as archive:
-            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
-            return member.read() if member else b""
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name)
+    except (OSError, zipfile.BadZipFile) as error:
         raise LookupError(name) from error

@@ -26,7 +26,8 @@ SERVED = re.compile(
     r"config\.json|generation_config\.json|modules\.json|sentence_[^/]*config\.json|config_sentence_transformers\.json|"
     r"(pre)?processor_config\.json|"
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
-    r"model[^/]*\.safetensors|model\.safetensors\.index\.json|chat_template\.jinja)"
+    r"model[^/]*\.safetensors|model\.safetensors\.index\.json|"
+    r"chat_template\.jinja|chat_template\.json|additional_chat_templates/[^/]+\.jinja)"
     # A module of sentence-transformers.
     r"|\d+_\w+/pytorch_model\.bin"
 )
@@ -64,16 +65,7 @@ class Source:
 
 
 def source(model: ModelEntry, choice: str | None) -> Source:
-    """Find the source of the weights.
-
-    Args:
-        model: its entry names the default.
-        choice: a path, a hub id if the task supports them, `random`, or None for the default.
-
-    Raises:
-        WeightsNotMade, WeightsUnavailable: a file or package is missing.
-        InvalidConfig: no task serves the model.
-    """
+    """Find the source of the weights: `choice` is a path, a hub id, `random`, or None for the list's default."""
     task = task_of(model)
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")

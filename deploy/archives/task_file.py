@@ -33,11 +33,7 @@ def read_attributes(path: Path) -> dict[str, str]:
 
 
 def read_staged_files(path: Path) -> tuple[str, ...]:
-    """Return `staged_files` of the class: names and patterns of the files that belong into the archive.
-
-    Raises:
-        InvalidConfig: the names are computed, or one lies outside the model's folder.
-    """
+    """Return `staged_files` of the class: names and patterns of the files that belong into the archive."""
     if (text := read_attributes(path).get("staged_files")) is None:
         return ()
     try:

@@ -7,11 +7,11 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import GRPC_METHODS, Answer, off_loop, refusal
+from deploy.frontend.http import GRPC_METHODS, Answer, log_bug, off_loop, refusal
 from deploy.frontend.routes import Models
-from deploy.gateway.control import messages_pb2
-from deploy.gateway.control.errors import RequestError
-from deploy.gateway.control.protocol import SERVICE
+from deploy.protocol import messages_pb2
+from deploy.protocol.description import SERVICE
+from deploy.protocol.errors import RequestError
 from handlers.errors import InvalidInput
 from handlers.protocol.grpc_inference import parse
 from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
@@ -49,6 +49,9 @@ def _method(name: str) -> Any:
             return _failed(grpc_context, code_of(error.code), str(error))
         except DecodeError:
             return _failed(grpc_context, code_of(400), f"The message is not a valid {name}Request.")
+        except Exception as error:
+            log_bug(error)
+            return _failed(grpc_context, code_of(500), "The server failed.")
 
     call.__name__ = name
     return call

@@ -2,28 +2,22 @@
 
 import asyncio
 import json
+import logging
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 # The methods of Triton's gRPC service that are served.
 GRPC_METHODS = (
-    "ModelInfer",
-    "ServerLive",
-    "ServerReady",
-    "ServerMetadata",
-    "ModelReady",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelStatistics",
+    *("ModelInfer", "ServerLive", "ServerReady", "ServerMetadata"),
+    *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
 )
 RETRY = {"Retry-After": "1"}
-# Bytes of a request's path, query and headers, as in TorchServe.
-MOST_HEAD_BYTES = 8192
-# Seconds in which a body must come, as in the gateway.
-BODY_S = 60.0
 # Bytes of a body that an event loop reads itself; more would delay its other requests.
 LOOP_BYTES = 65536
 
@@ -37,22 +31,17 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+class Refused(Exception):
+    """A request that is answered before it is read."""
+
+    def __init__(self, *refused: Any) -> None:
+        """See `refusal`."""
+        super().__init__()
+        self.answer = refusal(*refused)
+
+
 class Disconnected(Exception):
     """The client has gone before its body was complete."""
-
-
-async def read_body(receive: Receive, most: int) -> bytes:
-    """Return a request's body, or its first bytes, more than `most`, if it is longer."""
-    parts, size, is_more = [], 0, True
-    async with asyncio.timeout(BODY_S):
-        while is_more and size <= most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            is_more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
@@ -80,8 +69,20 @@ def no_version(name: str, version: str) -> Answer:
     return refusal(404, "ModelVersionNotFoundException", f"Model version: {version} does not exist for model: {name}")
 
 
+def log_bug(error: Exception) -> None:
+    """Log an unexpected error by its type and its place: its message may quote a client."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    logger.error("A request failed: %s in %s, line %s", type(error).__name__, place.filename, place.lineno)
+
+
 class Application:
     """An ASGI application; `answer` has its routes."""
+
+    #: Bytes of a request's path, query and headers; by default as in TorchServe.
+    most_head_bytes = 8192
+    #: Seconds in which a body must come, as in the gateway, and bytes of all bodies that are not complete.
+    body_s, most_unread_bytes = 60.0, 256 << 20
+    _unread = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -93,21 +94,58 @@ class Application:
             return
         target = (scope["path"], scope.get("query_string", b""))
         try:
-            if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > MOST_HEAD_BYTES:
-                answer = refusal(431, "HeadTooLarge", f"The path and the headers may have {MOST_HEAD_BYTES} bytes.")
+            if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
+                message = f"The path and the headers may have {self.most_head_bytes} bytes."
+                answer = refusal(431, "HeadTooLarge", message)
             else:
                 answer = await self.answer(scope, receive)
         except Disconnected:
             return
-        except TimeoutError:
-            answer = refusal(408, "RequestTimeout", f"The body was not complete after {BODY_S:g} s.")
+        except Refused as refused:
+            answer = refused.answer
+        except Exception as error:
+            log_bug(error)
+            answer = refusal(500, "InternalServerException", "The server failed.")
         named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers}
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
+    async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
+        """Return a request's body.
+
+        Raises:
+            Refused: it has more than `most` bytes, does not come in time, or too many others have not come either.
+        """
+        stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
+        too_large = Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
+        if stated > most:
+            raise too_large
+        parts, size, is_more = [], 0, True
+        try:
+            async with asyncio.timeout(self.body_s):
+                while is_more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Disconnected
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    self._unread += len(parts[-1])
+                    is_more = message.get("more_body", False)
+                    if size > most:
+                        raise too_large
+                    if is_more and self._unread > self.most_unread_bytes:
+                        busy = "Too many bodies are incomplete."
+                        raise Refused(503, "ServiceUnavailableException", busy, {**RETRY, "Connection": "close"})
+        except TimeoutError:
+            late = f"The body was not complete after {self.body_s:g} s."
+            raise Refused(408, "RequestTimeout", late, {"Connection": "close"}) from None
+        finally:
+            self._unread -= size
+        return b"".join(parts)
+
     async def answer(self, scope: Message, receive: Receive) -> Answer:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the application's processes and threads; Serve has drained the replica."""
+        """End the application's processes and threads; its server has drained it."""

@@ -1,13 +1,12 @@
 """The routes of all archives at /: each finds the model and calls its replicas.
 
 /v2/models/M/infer, /v1/embeddings, /rerank, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
-/v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> the gateway's
+/v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> deploy.protocol
 """
 
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,19 +15,16 @@ from deploy.frontend.http import (
     Application,
     Message,
     Receive,
+    Refused,
     document,
     headers_of,
     no_version,
     off_loop,
-    read_body,
     refusal,
 )
-from deploy.gateway.control import description
-from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
-from deploy.gateway.control.protocol import METHODS, list_models
-from deploy.gateway.envoy.routes import APIS
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
-from handlers.errors import BodyTooLarge, InvalidInput
+from deploy.protocol.description import APIS, configuration, describe_server, list_models, metadata, strip_zeros
+from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
+from handlers.errors import InvalidInput
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.grpc_inference import decompress
 from handlers.protocol.metadata import METADATA_HEADER
@@ -54,6 +50,8 @@ class Models:
     def __init__(self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int) -> None:
         """Prepare; `invocations` is the model of /invocations, `body_bytes` the most bytes of a body."""
         self.names, self.body_bytes, self._replicas = list(replicas), body_bytes, replicas
+        #: Whether the process is about to end, and so not ready.
+        self.is_draining = False
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
 
@@ -69,89 +67,87 @@ class Models:
         Raises:
             RequestError: there is no such model or version, or it is not ready.
         """
-        asked = [name] if name in self._replicas else [] if name else self.names
-        registered = {each: await self._model(each) for each in asked if method not in ("ServerLive", "ServerMetadata")}
-        gateway: Any = SimpleNamespace(
-            fleet=Fleet(registered=registered, is_up=True), settings=SimpleNamespace(management=False)
-        )
+        if method == "ServerLive":
+            return {"live": True}
+        if method == "ServerMetadata":
+            return describe_server()
+        if method == "ServerReady":
+            return {"ready": not self.is_draining and all([await self._metadata(each) for each in self.names])}
         if method == "ModelStatistics":
-            description.find(gateway.fleet, name, version)
             raise RequestError(400, "Prometheus has the statistics; here they are not supported", UNIMPLEMENTED)
-        found: dict[str, Any] = METHODS[method](gateway, SimpleNamespace(name=name, version=version))
-        if "extensions" in found:
-            # Prometheus has the statistics.
-            found["extensions"].remove("statistics")
-        return found
+        if name not in self._replicas:
+            raise unknown_model(name)
+        document = await self._metadata(name)
+        own = str(document.get("version") or "")
+        if document and version and strip_zeros(version) != strip_zeros(own):
+            raise unknown_version(name, version, own)
+        if method == "ModelReady":
+            return {"ready": not self.is_draining and bool(document)}
+        if not document:
+            raise not_ready(name, version)
+        is_config = method == "ModelConfig"
+        return {"config": configuration(name, document)} if is_config else metadata(name, [own], document)
 
-    async def _model(self, name: str) -> ServedModel:
+    async def _metadata(self, name: str) -> dict[str, Any]:
+        """Return a model's metadata; empty if no replica answers."""
         answer = await self._replicas[name]("", {METADATA_HEADER: "1"}, b"", "")
-        metadata = json.loads(answer.body) if answer is not None and answer.status == 200 else None
-        version = str(metadata["version"] or "") if metadata else ""
-        replica = Replica(1, int(metadata is not None), 0, 0, is_default=True, was_ready=True)
-        return ServedModel(name, {version: ServedVersion(version, {"serve": replica}, metadata)}, version)
+        found: dict[str, Any] = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
+        return found
 
 
 class Routes(Application):
-    """Every route but /predictions/M of a model."""
+    """Every route of the models."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, close: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Prepare; `close` ends the models' process."""
+        self.models, self._close = models, close
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
-        path, headers, models = scope["path"].rstrip("/"), headers_of(scope), self._models
-        body = await read_body(receive, models.body_bytes)
+        path = scope["path"].rstrip("/")
         try:
-            if len(body) > models.body_bytes:
-                raise BodyTooLarge(f"A body may have {models.body_bytes} bytes.")
-            if headers.get("content-encoding", "identity") in _CODINGS:
-                body = bytes(await off_loop(models.body_bytes, decompress, body, models.body_bytes))
-                del headers["content-encoding"]
-            if path in APIS:
-                return await self._api(path, headers, body)
-            if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
-                name, version = found["model"], found["version"] or ""
-            elif path == "/invocations":
-                query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-                name, version = query.get("model_name", [models.invoked])[0], ""
-                if not name:
-                    raise RequestError(400, "/invocations names no model: add ?model_name=MODEL, or set invocations")
-            else:
-                return await self._described(path)
-            is_v2 = path.startswith("/v2/")
-            answer = await models.predict(name, version, headers, body, path if is_v2 else "")
-            return _as_v2(answer) if is_v2 else answer
+            answer = await self._answer(path, scope, receive)
+        except Refused as refused:
+            answer = refused.answer
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:
             answer = refusal(error.code, type(error).__name__, str(error))
-            return _as_v2(answer) if path.startswith("/v2/") else answer
+        is_formed = answer.status >= 400 and (path in APIS or path.startswith("/v2/"))
+        return _in_form(path, answer) if is_formed else answer
 
-    async def _api(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Answer a request whose body names the model."""
-        try:
-            asked = await off_loop(len(body), parse_json, body)
-        except InvalidInput:
-            asked = None
-        name = asked.get("model") if isinstance(asked, dict) else None
-        if not isinstance(name, str):
-            message = 'The body must be a JSON object that has "model", a name.'
-            return document(error_document(400, "MissingModel", message, "model"), 400)
-        if name not in self._models.names:
-            return document(*list_models(self._models.names, name))
-        return await self._models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
+    async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
+        headers, models = headers_of(scope), self.models
+        body = await self.read_body(scope, receive, models.body_bytes)
+        if headers.get("content-encoding", "identity") in _CODINGS:
+            body = bytes(await off_loop(models.body_bytes, decompress, body, models.body_bytes))
+            del headers["content-encoding"]
+        if path in APIS:
+            name = await off_loop(len(body), _named_model, body)
+            if name not in models.names:
+                return document(*list_models(models.names, name))
+            return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
+        if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
+            is_v2 = path.startswith("/v2/")
+            return await models.predict(found["model"], found["version"] or "", headers, body, path if is_v2 else "")
+        if path == "/invocations":
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+            if not (name := query.get("model_name", [models.invoked])[0]):
+                raise RequestError(400, "/invocations names no model: add ?model_name=MODEL, or set invocations")
+            return await models.predict(name, "", headers, body)
+        return await self._described(path)
 
     async def _described(self, path: str) -> Answer:
         """Answer a request that describes the server or its models."""
-        if path.startswith("/v1/models"):
-            return document(*list_models(self._models.names, path[11:]))
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            return document(*list_models(self.models.names, path[11:]))
         if path in _SERVER:
-            return document(await self._models.describe(_SERVER[path]))
+            return document(await self.models.describe(_SERVER[path]))
         if path in ("/ping", "/v2/health/ready"):
-            is_ready = (await self._models.describe("ServerReady"))["ready"]
+            is_ready = (await self.models.describe("ServerReady"))["ready"]
             return document({"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
         if found := _MODEL.fullmatch(path):
             method = _QUESTIONS[found["question"]]
-            described = await self._models.describe(method, found["model"], found["version"] or "")
+            described = await self.models.describe(method, found["model"], found["version"] or "")
             if method == "ModelReady":
                 return Answer(200 if described["ready"] else 503, b"")
             return document(described.get("config", described))
@@ -159,9 +155,29 @@ class Routes(Application):
             raise RequestError(404, f"{path[:200]}: no such route")
         return refusal(404, "NotFound", "Neither this path nor this model is served.")
 
+    async def close(self) -> None:
+        if self._close is not None:
+            await self._close()
 
-def _as_v2(answer: Answer) -> Answer:
-    """Write an error that is not the handler's in the form of the Open Inference Protocol."""
-    if answer.status < 400 or "Server-Timing" in answer.headers:
+
+def _named_model(body: bytes) -> str:
+    """Return the model that the body of an embedding server's API names."""
+    try:
+        asked = parse_json(body)
+    except InvalidInput:
+        asked = None
+    name = asked.get("model") if isinstance(asked, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
+    return name
+
+
+def _in_form(path: str, answer: Answer) -> Answer:
+    """Write an error that is not the handler's in the form of OpenAI's API, or of the Open Inference Protocol."""
+    found = json.loads(answer.body or b"{}")
+    if "message" not in found:
         return answer
-    return document({"error": json.loads(answer.body)["message"]}, answer.status, answer.headers)
+    kind, message = found["type"], found["message"]
+    field = "model" if kind == "MissingModel" else None
+    content = error_document(answer.status, kind, message, field) if path in APIS else {"error": message}
+    return document(content, answer.status, answer.headers)

@@ -14,7 +14,7 @@ process Envoy serves with its last configuration.
     health of nodes, their tokens       envoy/clusters.py, cluster.yaml
     an error that Envoy returns         envoy/local_reply.yaml
     Lua filters of an inference         envoy/lua/
-    a response about models             control/protocol.py (routes), control/description.py (documents)
+    a response about models             control/protocol.py (routes), deploy/protocol (documents)
     a response to operators             control/operator.py
     a metric of the gateway             metrics.py
     Triton's statistics, a chart        traffic.py, control/page.py, page/

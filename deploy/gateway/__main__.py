@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from deploy.command import CommandParser, run_command
+from deploy.gateway.configuration import GUARDED
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import CONFIG, KEYED, STATE_DIR, GatewaySettings, Ports, read_settings
+from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
@@ -27,7 +28,6 @@ from deploy.run.server import Server
 from deploy.run.summary import shorten
 from handlers.errors import InvalidConfig
 
-RENAMED = {"--nodes": "--nodes-file", "--run": "--state-dir"}
 PID = "gateway.pid"
 # The settings file of the last start, and its ports, which do not change until the gateway ends.
 STARTED = "started.json"
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ending.set())
     with hold_pid_file(state_dir / PID):
-        (state_dir / KEYED).unlink(missing_ok=True)
+        (state_dir / GUARDED).unlink(missing_ok=True)
         (state_dir / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
         supervise(settings, options.config, options.nodes_file, state_dir, is_ending)
 
@@ -178,7 +178,6 @@ def make_parser() -> CommandParser:
         prog="python -m deploy.gateway",
         description="Start, check and stop Envoy in front of the nodes, and the process that configures it.",
         examples=["python -m deploy.gateway start --config my/gateway.yaml", "python -m deploy.gateway stop"],
-        renamed=RENAMED,
     )
     words = (
         "start: in the background, until stop; run: in the foreground, for systemd and containers; "

@@ -3,18 +3,22 @@
     take_out:      the gateway sends it no new requests -> a moment -> none is in flight
     drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
     wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
+    COMMANDS:      drain and restart of `python -m deploy.run`
 
 Requests that clients send to a node's own port are not counted.
 """
 
+import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
 
-from deploy.gateway.settings import GatewaySettings, read_settings
+from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
+from deploy.run import serve
 from deploy.run.errors import ServerError
-from deploy.run.machine import LocalNode
+from deploy.run.lifecycle import find_watcher, stop_node
+from deploy.run.machine import LocalNode, all_nodes
 from deploy.run.node import reachable_host
 from deploy.run.processes import wait_until
 from torchserve_client.errors import ManagementError, Unreachable
@@ -108,3 +112,81 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         mark.unlink()
     except ManagementError as error:
         print(f"{local.title}: still drained: {error.message}; run python -m deploy.run drain NODE --undo")
+
+
+# -- commands of python -m deploy.run ---------------------------------------------------------------------------------
+
+
+def drain(options: argparse.Namespace) -> None:
+    """Send a node no new requests, wait for its last response, and stop it."""
+    name: str = options.target
+    settings = read_settings(options.gateway_config)
+    gateway = connect(settings)
+    if options.undo:
+        gateway.drain(name, is_draining=False)
+        (options.folder / name / MARK).unlink(missing_ok=True)
+        print(f"{name}: receives requests again")
+        return
+    management = gateway.node(name).management
+    if not take_out(gateway, name, settings.limits.response_s if options.timeout is None else options.timeout):
+        raise ServerError(f"{name} stays drained, and is not stopped")
+    if options.keep:
+        return
+    local = next((each for each in find_running(options) if each.node().management == management), None)
+    if local is None:
+        print(f"{name}: not on this machine; it is not stopped")
+    elif (watcher := find_watcher(local)) is not None:
+        print(f"{name}: process {watcher} watches it; stop that process by its supervisor, such as systemctl")
+    else:
+        stop_node(local, is_for_good=False)
+        print(f"{name}: stopped; after its next start run: python -m deploy.run drain {name} --undo")
+
+
+def restart(options: argparse.Namespace) -> None:
+    """Drain, stop and start each node of this machine, one after the other; no request is lost."""
+    settings = read_settings(options.gateway_config)
+    gateway = connect(settings)
+    nodes = find_running(options)
+    if not nodes:
+        raise ServerError("no node of this machine runs")
+    for local in nodes:
+        name = find_name(gateway, local)
+        if (watcher := find_watcher(local)) is not None:
+            raise ServerError(f"{name} is not restarted: process {watcher} watches it; systemctl restart drains it too")
+        others = {node.name: node.is_routed for node in gateway.nodes() if node.name != name}
+        if not others or not all(others.values()):
+            lacking = ", ".join(other for other, is_routed in others.items() if not is_routed) or "no other node"
+            raise ServerError(f"{name} is not restarted: {lacking} would not serve in its place")
+        if not take_out(gateway, name, settings.limits.response_s):
+            gateway.drain(name, is_draining=False)
+            raise ServerError(f"{name} is not restarted, and receives requests again: it still has requests in flight")
+        stop_node(local, is_for_good=False)
+        print(f"{name}: stopped", flush=True)
+        serve.start_one(local)
+        gateway.drain(name, is_draining=False)
+        wait_routed(gateway, name)
+        print(f"{name}: receives requests again", flush=True)
+
+
+def find_running(options: argparse.Namespace) -> list[LocalNode]:
+    nodes = all_nodes(serve.find_config(options.config), options.folder)
+    return [each for each in nodes if each.server.pid() is not None]
+
+
+def add_options(command: object, files: argparse._ArgumentGroup, nodes: argparse._ArgumentGroup) -> None:
+    """Add the options of a command of `python -m deploy.run` that concern the gateway."""
+    words = "settings of the gateway; default: deploy/gateway.yaml"
+    files.add_argument("--gateway-config", type=Path, default=CONFIG, metavar="PATH", help=words)
+    if command is drain:
+        nodes.add_argument("target", metavar="NODE", help="name of the node in the gateway, such as node-2")
+        nodes.add_argument("--undo", action="store_true", help="send it requests again")
+        nodes.add_argument("--keep", action="store_true", help="keep it running after the drain")
+        words = "wait at most S seconds for its responses; default: limits.response_s of the gateway"
+        nodes.add_argument("--timeout", type=float, metavar="S", help=words)
+
+
+COMMANDS = (drain, restart)
+EXAMPLES = {
+    "drain": ["drain node-2 --timeout 300", "drain node-2 --undo"],
+    "restart": ["restart", "restart --gateway-config my/gateway.yaml"],
+}

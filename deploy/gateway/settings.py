@@ -1,44 +1,30 @@
-"""The files that configure the gateway, read again when they change.
-
-gateway.yaml ──────────────────────────────────────────────> GatewaySettings
-its nodes, or the addresses of its name, or nodes.json ────> nodes
+"""The settings of the gateway, as gateway.yaml and its key file contain them.
 
 docs/reference/gateway.md explains each setting, and deploy/gateway.yaml lists all of them with their defaults.
 """
 
-import ipaddress
-import json
-import logging
-import socket
 import stat
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
-from deploy.run.node import Node, read_nodes
+from deploy.run.node import Node
+from deploy.settings_file import Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
-
-logger = logging.getLogger(__name__)
 
 CONFIG = ROOT / "deploy" / "gateway.yaml"
 # The folder of Envoy and the control process: configuration, logs, saved state.
 STATE_DIR = ROOT / ".gateway"
-# A file of that folder: the gateway has had keys since its start. Without keys it then needs `keys: none`.
-KEYED = "keyed"
-NO_KEYS = "none"
-# Seconds after a file's change in which its time may not show another change.
-RECENT_S = 2.0
+# The settings that close the edge. `NAME: none` gives one, or a part of it, its default.
+GUARDS = ("tls", "keys", "limits")
+NONE = "none"
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 # A header of HTTP: a token, and a value without control characters at its ends.
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
@@ -149,24 +135,28 @@ class GatewaySettings:
         return self
 
 
-def describe_problems(error: ValidationError, whole: str) -> str:
-    """Return every problem with its field (`whole` without one); never a value, which may be an API key."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False, include_url=False)
-    )
-
-
 def read_settings(path: Path = CONFIG) -> GatewaySettings:
     """Read the settings; an InvalidConfig lists every problem, and no API key."""
-    document = _read_document(path)
-    try:
-        # In JSON mode a list may become a tuple and an object a dataclass; nothing else is converted.
-        settings = TypeAdapter(GatewaySettings).validate_json(json.dumps(document, default=str))
-    except ValidationError as error:
-        raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
-    except (TypeError, ValueError):
-        raise InvalidConfig(f"{path.name}: contains a key that is not text, or itself") from None
+    return make_settings(path, read_document(path))
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Parse the settings, with the keys of `key_file` as `keys`."""
+    document = read_yaml(path) or {}
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"{path.name}: not a mapping of settings")
+    if isinstance(name := document.get("key_file"), str):
+        if document.get("keys"):
+            raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
+        if not (keys := read_yaml(ROOT / name)):
+            raise InvalidConfig(f"{name}: contains no keys")
+        document["keys"] = keys
+    return document
+
+
+def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
+    """Check the document of a file."""
+    settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
     secret = ROOT / settings.key_file if settings.key_file else path
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
@@ -176,170 +166,13 @@ def read_settings(path: Path = CONFIG) -> GatewaySettings:
     return settings
 
 
-def _read_document(path: Path) -> Any:
-    """Parse the settings, with the keys of `key_file` as `keys`; `keys: none` are none."""
-    document = parse_yaml(path) or {}
-    if not isinstance(document, dict):
-        return document
-    if isinstance(name := document.get("key_file"), str):
-        if document.get("keys"):
-            raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := parse_yaml(ROOT / name)):
-            raise InvalidConfig(f"{name}: contains no keys")
-        document["keys"] = keys
-    elif document.get("keys") == NO_KEYS:
-        document["keys"] = []
-    return document
+def _omit_none(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document without the guards, and the parts of guards, that are `none`."""
 
+    def omit(part: Any) -> Any:
+        is_none = isinstance(part, dict) and NONE in part.values()
+        return {name: each for name, each in part.items() if each != NONE or name == "client"} if is_none else part
 
-def parse_yaml(path: Path) -> Any:
-    """Return a document of YAML; an InvalidConfig names the line that cannot be read."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise InvalidConfig(f"{path.name}{where}: not valid YAML") from None
-
-
-# -- changes ----------------------------------------------------------------------------------------------------------
-
-Resolver = Callable[[str], Iterable[str]]
-
-
-def resolve_host(host: str) -> list[str]:
-    """Return a host's IPv4 addresses, or else its IPv6 addresses, since a machine with both is one node."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    addresses = {
-        family: {str(each[4][0]) for each in found if each[0] == family and "%" not in str(each[4][0])}
-        for family in (socket.AF_INET, socket.AF_INET6)
-    }
-    return sorted(addresses[socket.AF_INET] or addresses[socket.AF_INET6])
-
-
-class Reduced(InvalidConfig):
-    """The settings lack a section that they had at the last read."""
-
-
-class Configuration:
-    """Settings and nodes, followed through changes of their files."""
-
-    def __init__(
-        self,
-        config: Path,
-        nodes_file: Path,
-        known: Sequence[Node] = (),
-        resolve: Resolver = resolve_host,
-        state_dir: Path | None = None,
-    ) -> None:
-        """Read nothing yet; `known` are the nodes until the name of `discover` is resolved."""
-        self._config, self._nodes_file, self._resolve = config, nodes_file, resolve
-        self._settings: GatewaySettings | None = None
-        self._nodes = tuple(known)
-        # Why the last read failed.
-        self.problem = ""
-        # Whether a file that cannot be applied may have other keys.
-        self.is_shut = False
-        self._logged = ""
-        self._keyed = None if state_dir is None else state_dir / KEYED
-        # The settings as last parsed, with the times and sizes of their files.
-        self._parsed: tuple[Any, GatewaySettings] | None = None
-        # The sections that gateway.yaml had, and its content without some of them, when it was first seen.
-        self._sections: set[str] = set()
-        self._reduced: bytes | None = None
-
-    def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
-        """Read both; with `discover` this may block for as long as a name server takes."""
-        settings, nodes = self.parse(), self._nodes
-        problems: list[str] = []
-        if self._settings is not None and settings.ports != self._settings.ports:
-            problems.append(f"{self._config.name}: ports change when the gateway is restarted")
-            settings = replace(settings, ports=self._settings.ports)
-        if settings.discover is None:
-            nodes = settings.nodes or tuple(read_nodes(self._nodes_file))
-        else:
-            host, port = settings.discover.host, settings.discover.port
-            try:
-                nodes = tuple(make_node(address, port) for address in sorted(set(self._resolve(host)))) or nodes
-            except OSError as error:
-                reason = error.strerror or type(error).__name__
-                problems.append(f"{host} does not resolve: {reason}; the known nodes stay")
-        self._log("; ".join(problems))
-        self._settings, self._nodes = settings, nodes
-        return settings, nodes
-
-    def parse(self) -> GatewaySettings:
-        """Return the settings, parsed again only if a file has changed; raise InvalidConfig for a file that is cut."""
-        before = self._stat_files()
-        if self._parsed is not None and before == self._parsed[0]:
-            return self._parsed[1]
-        content, document = self._config.read_bytes(), parse_yaml(self._config) or {}
-        sections = {*document} if isinstance(document, dict) else set()
-        if (lost := self._sections - sections) and content != self._reduced:
-            # An editor may have emptied the file before it writes: its content must be equal at the next read.
-            self._reduced = content
-            raise Reduced(f"{self._config.name}: has no {', '.join(sorted(lost))} any more; read again in a second")
-        settings = read_settings(self._config)
-        if settings.keys or document.get("keys") == NO_KEYS:
-            self._mark(has_keys=bool(settings.keys))
-        elif self._has_had_keys():
-            raise InvalidConfig(
-                f"{self._config.name}: has no keys any more; `keys: {NO_KEYS}` or a restart removes them"
-            )
-        self._sections, self._reduced = sections, None
-        self._parsed = (before, settings) if before == self._stat_files() else None
-        return settings
-
-    def _stat_files(self) -> Any:
-        """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
-        named = self._parsed[1].key_file if self._parsed else None
-        found = [path.stat() for path in (self._config, *([ROOT / named] if named else []))]
-        if time.time() - max(each.st_mtime for each in found) < RECENT_S:
-            return object()
-        return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]
-
-    def _has_had_keys(self) -> bool:
-        return bool(self._settings and self._settings.keys) or (self._keyed is not None and self._keyed.exists())
-
-    def _mark(self, *, has_keys: bool) -> None:
-        if self._keyed is not None and self._keyed.exists() != has_keys:
-            self._keyed.touch() if has_keys else self._keyed.unlink()
-
-    def read_changes(self) -> tuple[GatewaySettings, tuple[Node, ...]] | None:
-        """Read both; None without a change, or after a failure, which is logged."""
-        before = self._settings, self._nodes
-        try:
-            after = self.read()
-        except (InvalidConfig, OSError) as error:
-            self.problem = f"{error}; the previous settings stay"
-            self.is_shut = self.is_shut if isinstance(error, Reduced) else self._may_change_keys()
-            self._log(self.problem)
-            return None
-        self.problem, self.is_shut = "", False
-        if after == before:
-            return None
-        logger.info("settings read; nodes: %s", ", ".join(node.name for node in after[1]))
-        return after
-
-    def _may_change_keys(self) -> bool:
-        """Return whether the file has other keys than before; a file that cannot be read may have."""
-        before = {(key.client, key.key) for key in self._settings.keys} if self._settings else set()
-        try:
-            keys = {(each["client"], each["key"]) for each in _read_document(self._config).get("keys") or ()}
-        except (InvalidConfig, OSError, LookupError, TypeError, AttributeError):
-            return True
-        return keys != before
-
-    def _log(self, problem: str) -> None:
-        """Log a problem once, until it changes."""
-        if problem and problem != self._logged:
-            logger.error("%s", problem)
-        self._logged = problem
-
-
-def make_node(address: str, port: int) -> Node:
-    """Make a node of the address of its Envoy; the name of 10.0.0.7 is `10-0-0-7`."""
-    at = ipaddress.ip_address(address)
-    name = at.exploded.replace(".", "-").replace(":", "-")
-    url = f"http://[{at}]:{port}" if at.version == 6 else f"http://{at}:{port}"
-    return Node(name=name, inference=url, management=url, metrics=url)
+    guards = {name: document[name] for name in GUARDS if document.get(name, NONE) != NONE}
+    guards = {name: [*map(omit, part)] if isinstance(part, list) else omit(part) for name, part in guards.items()}
+    return {name: each for name, each in document.items() if name not in GUARDS} | guards

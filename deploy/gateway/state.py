@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.gateway.settings import Canary
+from deploy.protocol.description import strip_zeros
 from deploy.run.node import Node
 
 
@@ -77,13 +78,6 @@ class ServedModel:
         short = strip_zeros(version)
         found = [each for each in self.versions if strip_zeros(each) == short]
         return found[0] if len(found) == 1 else None
-
-
-def strip_zeros(version: str) -> str:
-    """Return a version as Triton's clients name it: "1" for "1.0" and "1.0.0"."""
-    while version.endswith(".0"):
-        version = version.removesuffix(".0")
-    return version
 
 
 @dataclass(frozen=True, slots=True)

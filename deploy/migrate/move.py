@@ -16,16 +16,15 @@ import yaml
 
 from deploy.archives.old_archives import OldArchive
 from deploy.archives.state_dicts import StateDict
+from deploy.archives.tasks import BUILT_IN, import_quietly
 from deploy.archives.weights import count_classes
 from deploy.migrate.custom import draft_task, find_problems
 from deploy.migrate.weights import find_arch, read_weights
 from deploy.models import STOCK, ModelEntry
 from handlers.config import FRONTEND_NAMES
 from handlers.errors import InvalidConfig
-from handlers.vision.boxes import RULES
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from handlers.vision.pixel_classifier import WITHOUT_HEADS
-from handlers.vision.pixel_ssd import load_ssd
 
 LABELS = "index_to_name.json"
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
@@ -45,29 +44,17 @@ WAY_OUT = "add --stock to run it as it is"
 
 @dataclass(slots=True)
 class Move:
-    """The files and the messages of a moved model.
+    """The files and the messages of a moved model."""
 
-    Attributes:
-        handler: of the entry: a task, or the draft's file.
-        weights: of the entry, a path from the model's folder; empty for none.
-        settings: `handler:` of model-config.yaml.
-        files: contents of the model's folder by path: a file of the old archive, or text.
-        state: the weights, written to model.pt.
-        is_whole: whether it can be built before its owner fills anything in.
-        draft: the source of a task beside the list, which its owner completes; empty for a built-in task.
-        sources: rows of the table: setting, value, source of the value.
-        notes: lines of advice: differences, problems, values to fill in.
-    """
-
-    handler: str
-    weights: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, Path | str] = field(default_factory=dict)
-    state: StateDict | None = None
-    is_whole: bool = True
-    draft: str = ""
-    sources: list[tuple[str, str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    handler: str  # a task, or the draft's file
+    weights: str = ""  # a path from the model's folder; empty for none
+    settings: dict[str, Any] = field(default_factory=dict)  # `handler:` of model-config.yaml
+    files: dict[str, Path | str] = field(default_factory=dict)  # a file of the old archive, or text, by path
+    state: StateDict | None = None  # the weights, written to model.pt
+    is_whole: bool = True  # it can be built before its owner fills anything in
+    draft: str = ""  # the source of a task that its owner completes; empty for a built-in task
+    sources: list[tuple[str, str, str]] = field(default_factory=list)  # setting, value, source of the value
+    notes: list[str] = field(default_factory=list)  # differences, problems, values to fill in
 
     def add(self, values: dict[str, Any], source: str) -> None:
         """Add settings with their source."""
@@ -76,16 +63,7 @@ class Move:
 
 
 def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
-    """Decide which task serves an archive.
-
-    Args:
-        name: the model's.
-        archive: its files.
-        is_stock: whether its own handler is to run, unchanged.
-
-    Raises:
-        InvalidConfig: it cannot be moved; the line has the reason and the way out.
-    """
+    """Decide which task serves an archive; InvalidConfig if it cannot be moved."""
     handler = str(archive.manifest["handler"])
     own, config_file = _own_handler(archive), str(archive.manifest.get("configFile"))
     source = None if own is None else archive.read_text(own.name)
@@ -166,11 +144,11 @@ def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[s
     def move_vision(name: str, archive: OldArchive) -> Move:
         arch, state = _network(name, archive, package)
         old = archive.manifest["handler"]
-        if handler == "object_detection" and arch not in RULES:
-            raise InvalidConfig(
-                f"{arch}: it chooses boxes inside the network, so images cannot share a forward pass; {WAY_OUT}, or "
-                f"train one of {', '.join(RULES)}, or RT-DETR of transformers"
-            )
+        if package is torchvision.models.detection:
+            classes = import_quietly(BUILT_IN[handler].builder).count_classes(arch, state, WAY_OUT)
+        else:
+            options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
+            classes = count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
         move = Move(handler, "model.pt", state=state)
         move.add({"arch": arch}, "names and shapes of the weights")
         move.add(settings, f"TorchServe's {old}")
@@ -179,19 +157,12 @@ def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[s
             move.files[LABELS] = archive.folder / LABELS
             move.sources.append(("labels", LABELS, LABELS))
         else:
-            numbers = map(str, range(_count_classes(name, arch, state, package)))
+            numbers = map(str, range(classes))
             move.files[LABELS] = json.dumps({number: number for number in numbers})
             move.notes.append(f"fill in {LABELS}: the archive has no names, so classes are numbers as before")
         return move
 
     return move_vision
-
-
-def _count_classes(name: str, arch: str, state: StateDict, package: Any) -> int:
-    if package is torchvision.models.detection:
-        return load_ssd(state, arch)[1]
-    options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
-    return count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
 
 
 def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all

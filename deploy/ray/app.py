@@ -15,9 +15,9 @@ from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
 from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
-from deploy.ray.replica import Predictions, Replica
-
-SERVICE = "inference.GRPCInferenceService"
+from deploy.frontend.metrics import Metrics
+from deploy.frontend.replica import Replica
+from deploy.protocol.description import SERVICE
 
 
 def bind_grpc() -> list[Any]:
@@ -40,34 +40,26 @@ class ExportedCounter(NamedTuple):
             self.counter.inc(value, dict(zip(self.labels, labels, strict=True)))
 
 
-class RayMetrics(dict[str, ExportedCounter]):
-    """A handler's counters; it has the interface of TorchServe's metrics cache."""
-
-    def get_metric(self, name: str, kind: object) -> ExportedCounter:  # noqa: ARG002
-        if name not in self:
-            from handlers.metrics import COUNTERS  # noqa: PLC0415
-
-            (own,) = {counter.labels for counter in COUNTERS if counter.name == name}
-            labels = ("ModelName", "ModelVersion", *own)
-            self[name] = ExportedCounter(Counter(name, tag_keys=labels), labels)
-        return self[name]
-
-
 @serve.deployment(name="archive")
 @serve.ingress()
 class Archive:
     """A replica of one archive."""
 
     def __init__(self, archive: str, threads: int, gpu: bool) -> None:
+        metrics = Metrics(lambda name, labels: ExportedCounter(Counter(name, tag_keys=labels), labels))
         # Ray shows an actor its own devices, from 0 on.
-        self._replica = Replica(archive, threads=threads, gpu=0 if gpu else None, metrics=RayMetrics())
+        self._replica = Replica(archive, threads=threads, gpu=0 if gpu else None, metrics=metrics)
 
-    def __serve_build_asgi_app__(self) -> Predictions:
-        return Predictions(self._replica)
+    def __serve_build_asgi_app__(self) -> Any:
+        # It imports `handlers`, which is the archive's own now.
+        from deploy.frontend.routes import Models, Routes  # noqa: PLC0415
 
-    async def predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
-        """Answer a request of `routes`; None if the archive is not of that version."""
-        return await self._replica.predict(headers, body, path) if self._replica.is_version(version, path) else None
+        replica = self._replica
+        return Routes(Models({replica.name: replica.answer}, None, replica.max_body_bytes), close=replica.close)
+
+    async def predict(self, *request: Any) -> Answer | None:
+        """Answer a request of `routes`."""
+        return await self._replica.answer(*request)
 
     async def check_health(self) -> None:
         """Raise an exception if Serve is to replace this replica."""

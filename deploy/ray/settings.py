@@ -1,16 +1,15 @@
 """models.yaml -> Serve's configuration: an application for each archive, and one at /."""
 
-import json
 import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from deploy.gateway.settings import Port, describe_problems, parse_yaml
 from deploy.loader import manifest_of, settings_of
+from deploy.settings_file import Port, read_settings, read_yaml
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
 
@@ -57,10 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
-    try:
-        settings = TypeAdapter(Settings).validate_json(json.dumps(parse_yaml(path), default=str))
-    except ValidationError as error:
-        raise InvalidConfig(f"{path.name}: {describe_problems(error, 'it')}") from None
+    settings = read_settings(Settings, path, read_yaml(path))
     archives = [Path(each.archive).resolve() for each in settings.models]
     if missing := [str(each) for each in archives if not each.exists()]:
         raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; ./archive.sh builds archives")

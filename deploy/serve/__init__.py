@@ -1,6 +1,8 @@
 """One archive in one process: HTTP in front of its core, without TorchServe and Java.
 
-__main__   the command: loads the archive, starts the servers, and ends them
-app        management and metrics beside the routes of deploy.frontend, and the requests in flight
-metrics    /metrics of Prometheus
+__main__   the command: binds the ports, loads the archive, and starts the servers
+process    signals, and the end
+limits     the settings of --config
+server     HTTP by uvicorn with limits, and gRPC
+app        management and metrics beside the routes of deploy.frontend
 """

@@ -1,25 +1,15 @@
 """The command `python -m deploy.serve NAME.mar`: one archive in one process.
 
-the port is bound -> the archive is loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
+ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """
 
-import asyncio
-import logging
-import os
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import TypeAdapter, ValidationError
-
 from deploy.command import CommandParser, run_command
-from deploy.serve.settings import Limits
-
-
-class NotServed(Exception):
-    """The archive cannot be served; the message is one line."""
+from deploy.serve.process import NotServed, Process
 
 
 def main() -> int:
@@ -39,66 +29,43 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="processor threads; the archive's own by default")
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
-    options = parser.parse_args()
-    return run_command("serve", lambda: _serve(options), NotServed)
+    options, process = parser.parse_args(), Process()
+    process.end(run_command("serve", lambda: _serve(options, process), NotServed))
 
 
-def _serve(options: Any) -> None:
-    limits = _limits(options.config)
+def _serve(options: Any, process: Process) -> None:
+    from deploy.serve.limits import read_limits  # noqa: PLC0415
+
+    try:
+        limits = read_limits(options.config)
+    except (OSError, ValueError) as error:
+        raise NotServed(f"--config: {error}") from None
     if not options.archive.exists():
         raise NotServed(f"no archive {options.archive}; ./archive.sh builds archives")
     listener = _bind(options.host, options.port)
-    from deploy.ray.replica import Replica  # noqa: PLC0415
-    from deploy.serve.metrics import Metrics  # noqa: PLC0415
+    if options.grpc_port is not None:
+        # gRPC binds it itself, after minutes perhaps.
+        _bind(options.host, options.grpc_port, "--grpc-port").close()
+    from deploy.serve.server import load, run  # noqa: PLC0415
 
-    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
-    # Its one line about a failure is the command's.
-    logging.getLogger("handlers.base").setLevel(logging.CRITICAL)
-    metrics = Metrics()
     try:
-        replica = Replica(str(options.archive), threads=options.threads, gpu=options.gpu, metrics=metrics)
+        host = load(options, limits)
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
-    # These import `handlers`, which is the archive's own now.
-    from deploy.serve.app import Host  # noqa: PLC0415
-    from deploy.serve.life import run  # noqa: PLC0415
-
-    host = Host(replica, options.archive, metrics, most_requests=limits.requests)
-    _print_summary(host.summary(), options)
-    asyncio.run(run(host, listener, options, limits))
-    # Threads of an engine may still run.
-    sys.stdout.flush()
-    os._exit(0)
+    run(host, listener, options, limits, process)
 
 
-def _limits(path: Path | None) -> Limits:
-    if path is None:
-        return Limits()
-    try:
-        return TypeAdapter(Limits).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, yaml.YAMLError) as error:
-        raise NotServed(f"{path} cannot be read: {error}") from None
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise NotServed(f"{path.name}: {wrong}") from None
-
-
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: a response is two writes, and the second would wait 40 ms for the client's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-    except OSError as error:
-        raise NotServed(f"cannot listen on {host}:{port}: {error.strerror}; set --port to a free one") from None
+    except (OSError, OverflowError) as error:
+        raise NotServed(f"cannot listen on {host}:{port}: {error}; set {option} to a free port") from None
     return listener
-
-
-def _print_summary(rows: dict[str, str], options: Any) -> None:
-    url = f"http://{options.host}:{options.port}"
-    path = f"{url}/predictions/{rows['Model'].partition(' ')[0]}"
-    for name, value in {**rows, "URL": path, "Try": f"curl -T FILE {path}", "Stop": f"kill {os.getpid()}"}.items():
-        print(f"{name:10} {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ every other                                                  -> deploy.frontend.
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_version, refusal
+from deploy.frontend.metrics import Metrics
+from deploy.frontend.replica import Replica
 from deploy.frontend.routes import Models, Routes
-from deploy.ray.replica import Replica
-from deploy.serve.http import RUNNING
-from deploy.serve.metrics import Metrics
+from deploy.serve.limits import Limits
+from deploy.serve.server import RUNNING
+from handlers.protocol.metadata import METADATA_HEADER
 
 # The `type` of the answer of a node that ends (deploy.gateway.management).
 DRAINING = "Draining"
@@ -24,48 +27,42 @@ DRAINING = "Draining"
 class Host(Routes):
     """Serves one archive."""
 
-    def __init__(self, replica: Replica, archive: Path, metrics: Metrics, *, most_requests: int) -> None:
-        """Prepare; `most_requests` run and wait at once, the others are refused."""
-        self._replica, self._archive, self._metrics, self._most = replica, archive, metrics, most_requests
+    def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
+        self._replica, self._archive, self._metrics = replica, archive, metrics
+        self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        # The requests that run or wait.
         self._running = 0
-        #: Whether the process is about to end.
-        self.is_draining = False
-        super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes))
-
-    @property
-    def models(self) -> Models:
-        """The one model, for gRPC."""
-        return self._models
+        super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes), replica.close)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
         """Answer a request."""
         path = scope["path"].rstrip("/")
-        if path in ("/ping", "/v2/health/ready") and self.is_draining:
-            return document({"status": "Unhealthy"}, 503)
         if path == "/metrics":
-            return Answer(200, self._metrics.text().encode(), "text/plain; version=0.0.4; charset=utf-8")
+            return Answer(200, _text(self._metrics).encode(), "text/plain; version=0.0.4; charset=utf-8")
         if path == "/models" or path.startswith("/models/"):
             return self._described_model(scope["method"], path.split("/")[2:])
-        if self._running >= self._most:
-            return refusal(503, "ServiceUnavailableException", "The server has too many requests.", RETRY)
         # A client that leaves cancels the task, and so its waiting items.
         own, task = scope.get(RUNNING, set()), asyncio.current_task()
         own.add(task)
-        self._running += 1
         try:
             return await super().answer(scope, receive)
         finally:
             own.discard(task)
-            self._running -= 1
 
     async def _predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
-        return await self._replica.predict(headers, body, path) if self._replica.is_version(version, path) else None
+        if self._running >= self._most and METADATA_HEADER not in headers:
+            return refusal(503, "ServiceUnavailableException", "The server has too many requests.", RETRY)
+        self._running += 1
+        try:
+            return await self._replica.answer(version, headers, body, path)
+        finally:
+            self._running -= 1
 
     def _described_model(self, method: str, names: list[str]) -> Answer:
         """Answer TorchServe's read-only management API."""
         name, version = self._replica.name, str(self._replica.version)
-        if self.is_draining:
+        if self.models.is_draining:
             return refusal(503, DRAINING, "This process is about to end.", RETRY)
         if method != "GET":
             return refusal(405, "MethodNotAllowedException", "This host serves one archive; start another for another.")
@@ -89,11 +86,6 @@ class Host(Routes):
             "jobQueueStatus": {"remainingCapacity": self._most - self._running, "pendingRequests": self._running},
         }
 
-    @property
-    def running(self) -> int:
-        """The requests that run or wait."""
-        return self._running
-
     def summary(self) -> dict[str, str]:
         """Return the rows that `make serve` prints, too."""
         metadata = self._replica.metadata
@@ -103,6 +95,18 @@ class Host(Routes):
             "Engine": metadata.platform.removeprefix("torchserve_"),
         }
 
-    async def close(self) -> None:
-        """End the core."""
-        await self._replica.close()
+
+def _text(metrics: Metrics) -> str:
+    """Return all counters in Prometheus' text format, with TorchServe's names and labels."""
+    host, lines = socket.gethostname(), []
+    for name, series in sorted([*metrics.items()]):
+        lines += [f"# HELP {name} Torchserve prometheus counter metric with unit: count", f"# TYPE {name} counter"]
+        for labels, value in [*series.samples.items()]:
+            named = zip((*series.labels, "Hostname"), (*labels, host), strict=True)
+            written = ",".join(f'{label}="{_escape(text)}"' for label, text in named)
+            lines.append(f"{name}{{{written},}} {float(value)}")
+    return "\n".join([*lines, ""])
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -38,15 +38,16 @@ Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 
 
-# Shapes of an input, (B, ...).
 Shapes = Sequence[tuple[int, ...]]
 
 
 class Budget(NamedTuple):
-    """Limits of recording graphs."""
+    """Limits of recording CUDA graphs."""
 
     seconds: float
     bytes: float
+    max_items: int  # of a micro-batch
+    max_tokens: int | None = None  # padded
 
 
 class Engine(Protocol):
@@ -112,18 +113,10 @@ class Precise(Protocol):
 
 @runtime_checkable
 class Recordable(Protocol):
-    """An engine that can record its kernels as CUDA graphs, which start faster, for micro-batches of certain sizes."""
+    """An engine that can record CUDA graphs for micro-batches of certain sizes; all others run as before."""
 
-    def record(self, examples: "Sequence[tuple[Arrays, Sequence[int]]]", budget: Budget) -> Shapes:
-        """Record graphs as the budget allows; every other size, or all of them, runs as before.
-
-        Args:
-            examples: the inputs of one item and the numbers of rows, for each shape that is worth a graph.
-            budget: the limits of time and memory.
-
-        Returns:
-            The shapes of the first input for which there are graphs, (B, ...).
-        """
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
+        """Record graphs for the shapes of `examples`, inputs of one item, and return the first input's (B, ...)."""
 
 
 def stream_counts(threads: int) -> list[int]:

@@ -55,20 +55,15 @@ def note_crash(note: Path) -> Iterator[None]:
 
 @contextmanager
 def attempt(note: Path) -> Iterator[bool]:
-    """Yield whether the last process in this block ended there, once; in a folder that cannot be written to, False.
-
-    A process that is inside now does not count.
-    """
+    """Yield whether the last process in this block ended there, once; one that is inside now does not count."""
     with ExitStack() as stack:
-        try:
+        has_ended = False
+        with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(note.open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        stack.callback(file.truncate, 0)
-        has_ended = note.stat().st_size > 0
-        file.write(b"1")
-        file.flush()
+            stack.callback(file.truncate, 0)
+            has_ended = note.stat().st_size > 0
+            file.write(b"1")
+            file.flush()
         yield has_ended

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Outputs, Shapes, available_threads
+from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Shapes, available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
@@ -74,12 +74,9 @@ class ProgramEngine(TorchEngine):
         with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
             return flat_outputs(self._module(*arguments), self._outputs)
 
-    def record(self, examples: Sequence[tuple[Arrays, Sequence[int]]], budget: Budget) -> Shapes:  # noqa: ARG002
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:  # noqa: ARG002
         """Record nothing: outputs of a program may have any dtype and shape."""
         return []
-
-    def _read(self, results: Mapping[str, Any], arrays: Arrays) -> Outputs:  # noqa: ARG002
-        return {name: self._array(result) for name, result in results.items()}
 
     def _array(self, result: Any) -> Any:
         if not isinstance(result, torch.Tensor):

@@ -19,8 +19,7 @@ import transformers
 
 from handlers import checkpoints
 from handlers.engines import Arrays, Listener, Outputs, available_threads
-from handlers.engines.device_errors import memory_errors
-from handlers.engines.torch import Precision, dtype_for
+from handlers.engines.torch import Precision, dtype_for, memory_errors
 from handlers.errors import OutOfTime
 
 # The cost of an almost empty step of the decoder, in items, by device: from this number on, a separate generate() for a

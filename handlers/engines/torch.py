@@ -1,17 +1,15 @@
-"""PyTorch runs modules eagerly: the engine of GPUs, and the tests' oracle of OpenVINO."""
+"""PyTorch runs modules eagerly, or on CUDA graphs: the engine of GPUs, and the tests' oracle of OpenVINO."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
-from handlers.engines import Arrays, Budget, Outputs, Shapes, available_threads, graphs
-from handlers.engines.blocks import Layout, Sides, to_device
-from handlers.engines.device_errors import memory_errors
-from handlers.engines.graphs import Graphs
-from handlers.errors import InvalidConfig, where
+from handlers.engines import Arrays, Budget, Outputs, Shapes, available_threads, end_worker, graphs
+from handlers.errors import InvalidConfig, OutOfMemory, reason, where
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +18,12 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 torch.backends.cudnn.allow_tf32 = False
 # cuDNN's attention, the default on Hopper and newer, plans for every new shape in every thread: tens of milliseconds.
 torch.backends.cuda.enable_cudnn_sdp(False)
+# The message of a failed allocation by cuBLAS or cuDNN contains one of these.
+ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
+# cuDNN's messages if it has no memory to work in, or lacks a library (pytorch#108645): free memory distinguishes them.
+WORKSPACE_FAILURES = ("unable to find an engine to execute this computation", "unable to find a valid cudnn algorithm")
+# Below this share of a GPU's memory, cuDNN lacks memory.
+LITTLE_FREE = 0.1
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -40,10 +44,37 @@ def dtype_for(device: torch.device, precision: str) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
+@contextmanager
+def memory_errors(device: torch.device) -> Iterator[None]:
+    """Raise OutOfMemory if PyTorch has no memory left on a device; end the worker if its GPU computes nothing more."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if device.type == "cuda":
+            _check_context(device)
+            # The blocks of the failed attempt are released before a smaller one is tried.
+            torch.cuda.empty_cache()
+        is_library = any(sign in str(error) for sign in ALLOCATION_FAILURES)
+        if device.type == "cuda" and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES):
+            free, total = torch.cuda.mem_get_info(device)
+            is_library = free < LITTLE_FREE * total
+        if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise OutOfMemory from error
+        raise
+
+
+def _check_context(device: torch.device) -> None:
+    """End the worker after an error that CUDA repeats in every later call, such as an index outside of its table."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        end_worker(f"{device} cannot compute any more: {reason(error)}")
+
+
 class TorchEngine:
     """Runs a module that is on its device and in its precision already."""
 
-    _graphs: Graphs | None = None
+    _graphs: graphs.Graphs | None = None
 
     def __init__(
         self,
@@ -64,11 +95,11 @@ class TorchEngine:
         self.description = f"torch {device} {str(self._dtype).removeprefix('torch.')}"
 
     @torch.inference_mode()
-    def record(self, examples: Sequence[tuple[Arrays, Sequence[int]]], budget: Budget) -> Shapes:
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
         """Record CUDA graphs; see Recordable."""
         if (recorder := graphs.make_recorder(self._device)) is None:
             return []
-        recorded = Graphs(recorder, self._device, self._dtype, self._results)
+        recorded = graphs.Graphs(recorder, self._device, self._dtype, self._results, memory_errors)
         shapes = recorded.record(examples, budget)
         self._graphs = recorded
         return shapes
@@ -77,35 +108,26 @@ class TorchEngine:
     def run(self, inputs: Arrays) -> Outputs:
         arrays = {name: np.asarray(inputs[name], order="C") for name in self.input_names}
         with memory_errors(self._device):
-            outputs = self._run_graph(self._graphs, arrays) if self._graphs else None
-            return self._read(self._results(self._tensors(arrays)), arrays) if outputs is None else outputs
+            if self._graphs and (outputs := self._run_graph(self._graphs, arrays)) is not None:
+                return outputs
+            tensors = {
+                name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in arrays.items()
+            }
+            return {name: self._array(result) for name, result in self._results(tensors).items()}
 
-    def _run_graph(self, recorded: Graphs, arrays: Arrays) -> Outputs | None:
+    def _run_graph(self, recorded: graphs.Graphs, arrays: Arrays) -> Outputs | None:
         """Run a micro-batch on a graph; None if it has to run eagerly."""
         try:
             return recorded.run(arrays)
-        except torch.OutOfMemoryError:
-            return None
         except RuntimeError as error:
-            self._graphs = None
-            logger.warning("CUDA graphs: not used any more: %s", where(error))
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._graphs = None
+                logger.warning("CUDA graphs: not used any more: %s", where(error))
             return None
-
-    def _tensors(self, arrays: Arrays) -> dict[str, torch.Tensor]:
-        if self._device.type == "cpu":
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
-        layout = Layout(arrays)
-        block = torch.empty(layout.size, dtype=torch.uint8, device=self._device)
-        to_device(layout, arrays, block)
-        return layout.tensors(block)
 
     def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
         results = self._module(**tensors)
         return dict(zip(self._outputs, results if isinstance(results, tuple) else (results,), strict=True))
 
-    def _read(self, results: Mapping[str, Any], arrays: Arrays) -> Outputs:
-        rows = len(arrays[self.input_names[0]])
-        sides = None if self._device.type == "cpu" else Sides.of(results, rows)
-        if sides is not None:
-            return sides.read(rows)
-        return {name: result.float().cpu().numpy() for name, result in results.items()}
+    def _array(self, result: Any) -> Any:
+        return result.float().cpu().numpy()

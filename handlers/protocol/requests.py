@@ -32,9 +32,6 @@ class Allowance:
         """Take an item's part, in "pixels" or "characters"; any thread may call it.
 
         A refused part stays counted, so that the order of the items does not matter.
-
-        Raises:
-            WorkTooLarge: all items together have more than `limit`, the setting `max_request_<unit>`.
         """
         with self._lock:
             self._taken[unit] += amount

@@ -19,8 +19,11 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
 NEUTRAL_RERANKER = {"transformer_task": "sequence-classification", "do_lower_case": False}
-# Settings of a transformer that change its tokens; `processing_kwargs` may have these, and a text's `max_length`.
+# Settings that change a text's tokens.
 LENGTHS = ("query_length", "document_length", "query_expansion")
+# Where a tokenizer finds chat templates, besides its settings.
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+# `processing_kwargs` may have these, and a text's `max_length`.
 PROCESSING = {"padding": (True, "longest"), "truncation": (True, "longest_first")}
 # Older files have a flag for each mode. Vectors of several modes are concatenated in this order.
 FLAGS = {
@@ -94,8 +97,8 @@ def check_reranker(folder: Path) -> None:
         raise InvalidConfig(
             f"modules.json: {', '.join(kinds)} is not supported for a reranker; write a task for this model"
         )
-    template = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if template or (folder / "chat_template.jinja").is_file():
+    has_template = any(any(folder.glob(pattern)) for pattern in TEMPLATES)
+    if has_template or read_json(folder / "tokenizer_config.json").get("chat_template"):
         raise InvalidConfig(
             "reranking: the model's chat template renders its pairs, and is not supported; write a task for this model"
         )

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,21 +23,7 @@ from rich.console import Console
 from deploy.archives.archive import ArchiverFailed
 from deploy.run.errors import ServerError
 from deploy.sandbox import NotStarted
-from load.bench import (
-    archives,
-    gateway,
-    gpu,
-    int8,
-    machine,
-    modes,
-    peer_process,
-    peers,
-    ray_serve,
-    resnet,
-    retrieval,
-    texts,
-    vision,
-)
+from load.bench import archives, machine, peer_process
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, markdown, render
 from load.errors import LoadError
@@ -47,24 +34,30 @@ from torchserve_client.errors import ClientError
 class Part(NamedTuple):
     """A part of the benchmark."""
 
-    measure: Callable[[Bench], Iterator[Row]]
+    place: str  # "module:function", Bench -> rows
     extras: tuple[str, ...] = ()  # environments of .extras that it needs
     is_plain: bool = True  # whether `make bench` includes it
 
+    def measure(self, bench: Bench) -> Iterator[Row]:
+        """Import its module, and measure."""
+        module, _, name = self.place.partition(":")
+        rows: Iterator[Row] = getattr(import_module(module), name)(bench)
+        return rows
+
 
 PARTS = {
-    "resnet": Part(resnet.measure),
-    "texts": Part(texts.measure_embedding),
-    "translation": Part(texts.measure_translation),
-    "poisson": Part(modes.measure_poisson),
-    "int8": Part(int8.measure, ("int8",)),
-    "retrieval": Part(retrieval.measure, ("infinity",), is_plain=False),
-    "vision": Part(vision.measure, is_plain=False),
-    "gateway": Part(gateway.measure, is_plain=False),
-    "gpu": Part(gpu.measure, is_plain=False),
-    "default": Part(modes.measure_default, is_plain=False),
-    "ray": Part(ray_serve.measure, ("ray",), is_plain=False),
-    "peers": Part(peers.measure, ("peers", "pytriton", "infinity"), is_plain=False),
+    "resnet": Part("load.bench.resnet:measure"),
+    "texts": Part("load.bench.texts:measure_embedding"),
+    "translation": Part("load.bench.texts:measure_translation"),
+    "poisson": Part("load.bench.modes:measure_poisson"),
+    "int8": Part("load.bench.int8:measure", ("int8",)),
+    "retrieval": Part("load.bench.retrieval:measure", ("infinity",), is_plain=False),
+    "vision": Part("load.bench.vision:measure", is_plain=False),
+    "gateway": Part("load.bench.gateway:measure", is_plain=False),
+    "gpu": Part("load.bench.gpu:measure", is_plain=False),
+    "hosts": Part("load.bench.hosts:measure", is_plain=False),
+    "default": Part("load.bench.modes:measure_default", is_plain=False),
+    "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
 ERRORS = (LoadError, ServerError, ClientError, ArchiverFailed, NotStarted, BrokenProcessPool, OSError)

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from deploy.archives.archive import Recipe, run_archiver
-from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import WeightsUnavailable
+from deploy.archives.staging import Comparisons, plan_comparisons
 from deploy.models import ROOT, Engine, ModelEntry, model
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output
@@ -65,19 +65,19 @@ def recipe(
     of: ModelEntry,
     store: Path,
     weights: str | None = None,
-    precisions: PrecisionRequest | None = None,
+    precisions: Comparisons | None = None,
     engine: Engine = "auto",
 ) -> Recipe:
     """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
-    return Recipe(of, weights, engine, precision=precisions or PrecisionRequest(), **options)
+    return Recipe(of, weights, engine, comparisons=precisions or plan_comparisons(), **options)
 
 
 def build(
     bench: Bench,
     name: str,
     store: Path,
-    precisions: PrecisionRequest | None = None,
+    precisions: Comparisons | None = None,
     weights: str | None = None,
     *,
     engine: Engine = "auto",

@@ -23,11 +23,10 @@ import pytest
 import torch
 
 from deploy.archives.tasks import task_class
-from handlers import base
 from handlers.warm_up import decode_items
 from load.bench import archives
 from load.bench.rounds import Bench
-from tests.handlers.cpu_graphs import use_cpu_graphs
+from tests.handlers.cpu_graphs import use_graphs
 from tests.handlers.serving import started
 
 IS_DRY = "--dry-run" in sys.argv
@@ -56,18 +55,10 @@ def texts(handler: Any, rows: int, length: int) -> Any:
     return arrays
 
 
-def shapes(handler: Any, count: int) -> list[Any]:
-    return [texts(handler, *CHANCE.integers(1, (handler.config.max_batch_items + 1, 257))) for _ in range(count)]
-
-
 def time_ms(run: Callable[..., object], *arguments: Any) -> float:
     started_s = time.perf_counter()
     run(*arguments)
     return 1000 * (time.perf_counter() - started_s)
-
-
-def free_bytes() -> int:
-    return 0 if IS_DRY else torch.cuda.mem_get_info()[0]
 
 
 def build(store: Path) -> Figures:
@@ -90,7 +81,8 @@ def attention(store: Path) -> Figures:
     for way, setting in (("cudnn", "off"), ("eager", "off"), ("graphs", "auto")):
         handler = load(store, TEXTS, setting)
         torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
-        tried = shapes(handler, SHAPES)
+        most = (handler.config.max_batch_items + 1, handler.max_length + 1)
+        tried = [texts(handler, *CHANCE.integers(1, most)) for _ in range(SHAPES)]
         for kind in ("new", "known"):
             times = [time_ms(handler.engine.run, each) for each in tried]
             yield f"{way}, {kind} shapes, ms p50, most", [median(times), max(times)]
@@ -101,11 +93,9 @@ def attention(store: Path) -> Figures:
 
 
 def recording(store: Path) -> Figures:
-    """Time loading without and with graphs, and measure their memory."""
+    """Time loading without and with graphs; the log has their memory."""
     for name, setting in product(MODELS, ("off", "auto")):
-        free = free_bytes()
         yield f"{name}, graphs {setting}, s", time_ms(load, store, name, setting) / 1000
-        yield f"{name}, graphs {setting}, GiB", (free - free_bytes()) / 2**30
 
 
 def http(_: Path) -> Figures:
@@ -118,20 +108,17 @@ def http(_: Path) -> Figures:
 
 
 def rates(store: Path) -> Figures:
-    """Time micro-batches in process: eagerly, on graphs, and compiled."""
-    for name in MODELS:
-        eager, recorded = load(store, name, "off"), load(store, name)
-        compiled = load(store, name, "off")
-        compiled.engine._module = torch.compile(eager.engine._module, mode="reduce-overhead", dynamic=False)
-        ways = {"eager": eager, "graphs": recorded, **({} if IS_DRY else {"compiled": compiled})}
-        for (way, handler), rows in product(ways.items(), ROWS):
+    """Time micro-batches in process, eagerly and on graphs."""
+    for name, setting in product(MODELS, ("off", "auto")):
+        handler = load(store, name, setting)
+        for rows in ROWS:
             arrays = handler.collate(decode_items(handler, [handler.sample()]) * rows)
             times = [time_ms(handler.engine.run, arrays) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
-            yield f"{name}, {way}, {rows} items, ms", median(times)
+            yield f"{name}, graphs {setting}, {rows} items, ms", median(times)
 
 
 # Each step and its limit in seconds.
-STEPS = {build: 60, tests: 90, attention: 60, recording: 100, http: 240, rates: 150}
+STEPS = {build: 60, tests: 100, attention: 60, recording: 100, rates: 60, http: 240}
 
 
 def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
@@ -142,46 +129,40 @@ def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
             code: Any = subprocess.run(command, stdout=output, stderr=log, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
             code = f"over {limit_s:.0f} s"
-        texts = []
-        for file in (output, log):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace").splitlines())
-    found = dict(orjson.loads(line) for line in texts[0] if line.startswith('["'))
-    kept = [line for line in texts[1] if "CUDA graphs" in line or "changes outputs" in line]
-    return {**found, **({"log": kept} if kept else {}), **({"failed": [code, *texts[1][-3:]]} if code else {})}
+        output.seek(0)
+        log.seek(0)
+        figures, lines = output.read().splitlines(), log.read().decode(errors="replace").splitlines()
+    found = dict(orjson.loads(line) for line in figures if line.startswith(b'["'))
+    found["log"] = [line for line in lines if "CUDA graphs" in line or "changes outputs" in line]
+    return {**found, **({"failed": [code, *lines[-3:]]} if code else {})}
 
 
 def main() -> int:
-    """Run all steps, or one in this process; return the exit code."""
-    command = argparse.ArgumentParser(prog="python -m load.bench.gpu_check", description=run_step.__doc__)
+    """Run all steps, or one; return the exit code."""
+    command = argparse.ArgumentParser(prog="python -m load.bench.gpu_check", description="Test and measure a GPU.")
     command.add_argument("step", nargs="?")
     command.add_argument("--dry-run", action="store_true", help="rehearse on a processor")
-    command.add_argument("--store", help="folder of the archives")
-    options = command.parse_args()
-    named = {step.__name__: step for step in STEPS}
+    command.add_argument("--store", help=argparse.SUPPRESS)
+    options, report, ends_s = command.parse_args(), dict[str, Any](), time.monotonic() + TOTAL_S
     if options.store:
         logging.basicConfig()
-        if IS_DRY:
-            use_cpu_graphs(pytest.MonkeyPatch())
-        else:
-            base._device = lambda _: torch.device("cuda", 0)
-        for figure in named[options.step](Path(options.store)):
-            print(orjson.dumps(figure, default=list).decode(), flush=True)
+        use_graphs(pytest.MonkeyPatch(), "cpu" if IS_DRY else "cuda")
+        for figure in {step.__name__: step for step in STEPS}[options.step](Path(options.store)):
+            print(orjson.dumps(figure).decode(), flush=True)
         return 0
-    report, ends_s = dict[str, Any](), time.monotonic() + TOTAL_S
+    JSON.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as store:
         for step, limit_s in STEPS.items():
             if options.step in (None, step.__name__) or step is build:
                 started_s = time.monotonic()
                 found = run_step(step.__name__, max(1.0, min(limit_s, ends_s - started_s)), store)
-                word = "FAILED" if "failed" in found else "ok"
-                print(f"gpu: {step.__name__} {word}, {time.monotonic() - started_s:.0f} s", flush=True)
+                took_s, word = time.monotonic() - started_s, "FAILED" if "failed" in found else "ok"
+                print(f"gpu: {step.__name__} {word}, {took_s:.0f} s", flush=True)
                 report[step.__name__] = found
-                JSON.parent.mkdir(exist_ok=True)
                 JSON.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    for name, found in report.items():
-        for what, value in found.items():
-            print(f"| {name} | {what} | {value} |")
+    print(
+        "\n".join(f"| {name} | {what} | {value} |" for name, found in report.items() for what, value in found.items())
+    )
     return int(any("failed" in found for found in report.values()))
 
 

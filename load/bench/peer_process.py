@@ -154,4 +154,4 @@ def _wait(peer: Peer, probe: bytes, url: str, process: "subprocess.Popen[bytes]"
                 return
         if process.poll() is not None or time.monotonic() > deadline_s:
             raise LoadError(f"{peer.name} does not respond: {log.read_text(errors='replace')[-2000:]}")
-        time.sleep(0.2)
+        time.sleep(0.02)

@@ -31,7 +31,7 @@ def test_reasons_of_the_vex_hold_for_the_jar() -> None:
     # TorchServe's classes and the logging configurations name the used classes; the libraries contain all names.
     own = [content for member, content in members.items() if member.startswith(("org/pytorch/serve/", "log4j2"))]
     used, there = b"".join([*own, (ROOT / "deploy" / "log4j2.xml").read_bytes()]), b"".join(members.values())
-    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
     for group in groups:
         unused = [name.encode() for name in group.get("unused", [])]
         assert [name for name in unused if name not in used and name.strip(b"<") in there] == unused

@@ -24,13 +24,17 @@ def staged_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 @pytest.fixture(scope="session")
 def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a tiny checkpoint's archive contents, by kind, task and configuration: made once, and not changed."""
+    """Return a tiny checkpoint's archive contents, by kind, task, engine and configuration: made once, not changed.
+
+    For OpenVINO it holds both engines' files, since an oracle reads the weights.
+    """
     made: dict[str, Path] = {}
 
-    def make(kind: str, task: str, **config: Any) -> Path:
-        key = f"{kind} {task} {config}"
+    def make(kind: str, task: str, engine: str = "openvino", **config: Any) -> Path:
+        key = f"{kind} {task} {engine} {config}"
         if key not in made:
-            made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, **config)
+            staged = "torch" if engine == "torch" else "auto"
+            made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, engine=staged, **config)
         return made[key]
 
     return make

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from handlers.engines import graphs
-from handlers.engines.graphs import Effort, Run
+from handlers.engines.graphs import Run
 
 
 class Gpu(str):
@@ -24,7 +24,7 @@ class CpuRecorder:
     """Counts replays; a test may set the effort of a run, and the free memory after each recording."""
 
     def __init__(self) -> None:
-        self.recorded, self.replays, self.effort = 0, 0, Effort(1.0, 1.0, 0)
+        self.recorded, self.replays, self.effort = 0, 0, (1.0, 1.0, 0)
         self.pool_bytes: list[int] = []
 
     def using(self) -> AbstractContextManager[Any]:
@@ -33,7 +33,7 @@ class CpuRecorder:
     def free_bytes(self) -> int:
         return 2**40 - sum(self.pool_bytes[: self.recorded])
 
-    def measure(self, run: Run) -> Effort:
+    def measure(self, run: Run) -> tuple[float, float, int]:
         run()
         return self.effort
 

@@ -7,7 +7,7 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import reload
 from inspect import cleandoc
@@ -42,14 +42,14 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module", params=["eager", "graphs"])
-def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DoublingHandler]:
+def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
     settings = {"max_batch_items": 4, "max_request_items": 10, "precision": "fp32"}
     with pytest.MonkeyPatch.context() as patch:
         recorder = use_cpu_graphs(patch) if request.param == "graphs" else None
         ready = started(DoublingHandler(), tmp_path_factory.mktemp("model"), settings)
-        assert isinstance(ready, DoublingHandler)
-        yield ready
+    assert isinstance(ready, DoublingHandler)
     assert recorder is None or (recorder.recorded, ready.overhead.sizes) == (3, (1, 2, 4))
+    return ready
 
 
 def listed(*numbers: Any) -> bytes:

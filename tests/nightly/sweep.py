@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from deploy.archives.exports import Exports
-from deploy.archives.precision import staging
-from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.sources import source
+from deploy.archives.staging import plan_comparisons, stage
 from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 
@@ -59,8 +58,8 @@ class Table(NamedTuple):
 def cell(build: Build) -> str:
     """Build one; say which engine it has, whether padding is left out or beams are, and the largest error."""
     with tempfile.TemporaryDirectory() as work:
-        weights, own, stage = (Path(work) / name for name in ("weights", "model", "stage"))
-        for folder in (weights, own, stage):
+        weights, own, staged = (Path(work) / name for name in ("weights", "model", "stage"))
+        for folder in (weights, own, staged):
             folder.mkdir()
         (own / "model-config.yaml").write_text(yaml.safe_dump({"handler": dict(build.settings)}))
         if build.task.startswith("image_"):
@@ -69,12 +68,12 @@ def cell(build: Build) -> str:
         model = ModelEntry("tiny", build.task, "1", own)
         origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")
         try:
-            engine = staging.stage(model, origin, "auto", PrecisionRequest(), exports=exports, folder=stage)
+            engine = stage(model, origin, "auto", plan_comparisons(), exports=exports, folder=staged)
         except InvalidConfig as error:
             assert "\n" not in str(error)
             return "refused"
         said, label = (
-            json.loads(path.read_text()) if (path := stage / name).is_file() else {}
+            json.loads(path.read_text()) if (path := staged / name).is_file() else {}
             for name in ("fidelity.json", "label.json")
         )
     if build.task == "translation":

@@ -52,7 +52,7 @@ def test_padded_rung_equals_each_text_alone(name: str, tmp_path: Path, monkeypat
     arrays = pad_rows(rows, LENGTH, encoder.model.config.pad_token_id or 0, is_left=is_left)
     arrays["token_type_ids"] = pad_array([[0] * length for length in LENGTHS], LENGTH, 0)
     arrays = {each: arrays[each] for each in encoder.input_names}
-    engine.record([({key: each[:1] for key, each in arrays.items()}, [4])], Budget(60.0, 2.0**31))
+    engine.record([{key: each[:1] for key, each in arrays.items()}], Budget(60.0, 2.0**31, 4))
     recorder.replays = 0
     found = engine.run(arrays)["logits"]
     assert recorder.replays == 1

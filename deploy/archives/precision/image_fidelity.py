@@ -53,15 +53,7 @@ class Owner(NamedTuple):
 
 
 def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:
-    """Compare the pixels and the answers of pictures.
-
-    Returns:
-        The comparison in words, and the largest error.
-
-    Raises:
-        Unfaithful: answers differ.
-        InvalidConfig: the model itself fails, or its library makes other pixels of a picture.
-    """
+    """Compare the pixels and the answers of pictures; return the comparison in words, and the largest error."""
     samples = {}
     with torch.no_grad(), _open_owner(model, origin, config, task) as owner:
         for width, height in SIZES:

@@ -5,17 +5,11 @@ files of an archive, inputs -> answers in fp32 -> answers in bf16, if the proces
 """
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
@@ -36,24 +30,22 @@ from deploy.archives.precision.inputs import (
 )
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import load_task, task_of
-from deploy.models import ROOT, ModelEntry
+from deploy.models import ModelEntry
+from deploy.rooms import open_room
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
 from handlers.engines import Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
-from handlers.proofs import FEWEST_SAMPLES, Proof
+from handlers.proofs import Proof
 
 Arrays = Mapping[str, NDArray[Any]]
 
 # Tasks with one right class for an input.
 CLASSIFIERS = ("image_classification", "text_classification")
 
-EXTRA = ROOT / ".extras" / "int8"
 # The most seconds of answers in fp32 that validate; the first micro-batch is always answered.
 EXACT_S = 120.0
-# The most seconds of NNCF: a build takes five minutes at most, of which export and archive have one.
-QUANTISE_S = 240.0
 # The most seconds of the inputs that calibrate.
 STATISTICS_S = 60.0
 # The cost of an input that calibrates, in answers in fp32: 4 with ResNet-152, 7 with MobileNetV2.
@@ -65,18 +57,7 @@ TIMED = 8
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
-    """Write proofs.json, and on request the int8 graph and label.json, into `out`.
-
-    Args:
-        model: the entry of the list, of a task whose answers can be compared.
-        request: the options, checked.
-        folder: the archive's files, with a graph for OpenVINO.
-        out: an empty folder.
-        is_trained: whether the weights are trained; for random ones only int8 is proven.
-
-    Raises:
-        InvalidConfig: there are too few inputs, or int8 is not near enough.
-    """
+    """Write proofs.json, and on request the int8 graph and label.json, into `out`."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     calibration, validation = _read_inputs(model, request, task)
@@ -94,21 +75,15 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     is_tried = is_trained and config.precision in ("auto", "bf16")
     if is_tried and "bf16" in OpenVinoEngine(folder / GRAPH, threads=config.threads).precisions:
         proofs["bf16"] = prove(engine.in_precision("bf16"))
-    if request.precision == "int8":
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as work:
-            inputs = Path(work) / "inputs.npz"
-            numbered = {
-                f"{number:05d}/{name}": array for number, each in enumerate(arrays) for name, array in each.items()
-            }
-            np.savez(inputs, **numbered)  # type: ignore[arg-type]
-            quantise(folder / GRAPH, inputs, out / INT8_GRAPH, "cnn" if model.handler in IMAGES else "transformer")
-        # As in a worker, the parts in floating point are bf16 if the processor has it.
-        proofs["int8"] = prove(OpenVinoEngine(out / INT8_GRAPH, precision="int8", threads=config.threads))
-        seconds = time.perf_counter() - started
-        _print(model, f"int8: {proofs['int8']}; calibrated on {len(arrays)} inputs, {seconds:.0f} s")
-        is_default = request.least is None
-        _check(model, proofs["int8"], proofs.get("bf16"), is_trained=is_trained, is_default=is_default)
+    if request.precision is not None:
+
+        def prove_graph(graph: Path) -> Proof:
+            # As in a worker, the parts in floating point are bf16 if the processor has it.
+            return prove(OpenVinoEngine(graph, precision="int8", threads=config.threads))
+
+        int8 = open_room("int8")
+        proofs["int8"] = int8.make(model, folder / GRAPH, out / INT8_GRAPH, arrays, prove_graph)
+        int8.check_proof(model, request, proofs, is_trained=is_trained)
     _write(out, proofs, len(arrays) if request.precision else None)
 
 
@@ -161,57 +136,6 @@ def _collate_calibration(task: Any, items: Sequence[Any]) -> list[Arrays]:
     answer_s = (time.perf_counter() - started) / len(first)
     count = max(LEAST_CALIBRATING, int(STATISTICS_S / (STATISTICS_RUNS * answer_s)))
     return [task.collate([item]) for item in items[:count]]
-
-
-def find_interpreter() -> Path:
-    """Find a Python with NNCF: this one, or the extra's; InvalidConfig if neither has it."""
-    if find_spec("nncf") is not None:
-        return Path(sys.executable)
-    if not (EXTRA / ".installed").is_file():
-        raise InvalidConfig("--precision int8 needs NNCF; install it once with deploy/extras/environment.sh int8")
-    return EXTRA / "bin" / "python"
-
-
-def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
-    """Run quantise.py with these arguments; InvalidConfig if NNCF is missing, fails or takes too long."""
-    words = [str(find_interpreter()), "-W", "ignore", "-m", "deploy.archives.precision.quantise"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        try:
-            finished = subprocess.run(
-                [*words, str(graph), str(inputs), str(out), kind],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=log,
-                timeout=QUANTISE_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise InvalidConfig(
-                f"--precision int8: NNCF took more than {QUANTISE_S:.0f} s; use fewer or smaller inputs"
-            ) from None
-        if finished.returncode != 0:
-            log.seek(0)
-            reason = log.read().strip().rpartition("\n")[2]
-            raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
-
-
-def _check(model: ModelEntry, made: Proof, bf16: Proof | None, *, is_trained: bool, is_default: bool) -> None:
-    """Raise InvalidConfig if an int8 graph is not near enough, or by default if there are too few samples."""
-    fewest = FEWEST_SAMPLES.get(made.measure, 0) if is_default else 0
-    if made.holds and made.samples >= fewest:
-        return
-    if made.holds:
-        labels = "" if made.measure == "accuracy" else ", or labels of them,"
-        raise InvalidConfig(
-            f"{model.name}: int8: {made}: at least {fewest} samples are needed: use more inputs{labels} or "
-            "--min-agreement, which accepts fewer"
-        )
-    why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it anyway"
-    most = "" if bf16 is None or bf16.holds else f"; bf16 has {bf16.agreement:.4f} on these inputs, too"
-    raise InvalidConfig(
-        f"{model.name}: int8: {made}: less than --min-agreement {made.least:g}, so nothing was built{most}{why}"
-    )
 
 
 def _write(out: Path, proofs: Mapping[str, Proof], calibrated: int | None = None) -> None:

@@ -1,22 +1,38 @@
-"""The options of `archive.sh` on precisions, checked before the build starts. Imports no library of models.
+"""Comparisons of a build with its model, and the options of `archive.sh` on precisions. Imports no library of models.
 
 --precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
+files of an archive -> the cache, or fidelity.py and prove.py -> settings, proofs and an int8 graph beside them
 """
 
+import argparse
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from deploy.archives.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS, list_inputs
-from deploy.models import Engine, ModelEntry
+from deploy.archives.exports import Exports, link_files
+from deploy.archives.fingerprint import digest, find_modules
+from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, TASKS, find_sample_files, list_inputs
+from deploy.archives.sources import Source
+from deploy.archives.tasks import import_quietly
+from deploy.models import ROOT, Engine, ModelEntry
+from deploy.progress import step
+from deploy.rooms import ROOMS, open_room
+from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig
+
+# The programs that compare, and modules that decode their inputs: other code decodes other inputs.
+PROGRAMS = tuple(
+    f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")
+)
+DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
     """The options on precisions."""
 
-    precision: Literal["int8"] | None = None
+    precision: str | None = None
     # A folder or file of inputs, from which int8 learns the ranges of activations.
     calibrate: Path | None = None
     # Inputs that compare precisions with fp32; None for a part of `calibrate`, or, without it, the examples' samples.
@@ -26,25 +42,10 @@ class PrecisionRequest:
 
     def check(self, model: ModelEntry, engine: Engine) -> None:
         """Raise InvalidConfig if the model cannot have this precision, or inputs are missing."""
-        if self.precision is None:
-            if self.validate is not None and (model.handler not in TASKS or engine == "torch"):
-                raise InvalidConfig(f"{model.name}: --validate: this archive has no precision to prove")
-            self._check_paths(model)
-            return
-        if model.handler == "translation":
-            raise InvalidConfig(
-                f"{model.name}: translation runs in int8 by itself: `precision` of its model-config.yaml, --min-chrf"
-            )
-        tasks = [task for task in TASKS if task not in TWO_GRAPHS]
-        if model.handler not in tasks:
-            raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(tasks)}; this is {model.handler}")
-        if engine == "torch":
-            raise InvalidConfig(f"{model.name}: --precision int8 needs OpenVINO: leave out --engine torch")
-        if self.calibrate is None:
-            raise InvalidConfig(
-                f"{model.name}: --precision int8 needs --calibrate {_describe_inputs(model)}, at least {FEWEST} and "
-                "preferably some hundred such as clients send; int8 learns the ranges of activations from them"
-            )
+        if self.precision is not None:
+            open_room("int8").check(self, model, engine)
+        elif self.validate is not None and (model.handler not in TASKS or engine == "torch"):
+            raise InvalidConfig(f"{model.name}: --validate: this archive has no precision to prove")
         self._check_paths(model)
 
     def _check_paths(self, model: ModelEntry) -> None:
@@ -65,6 +66,81 @@ class PrecisionRequest:
         paths = [None if path is None else _identify(path) for path in (self.calibrate, self.validate)]
         return repr((self.precision, self.least, *paths))
 
+    def make(
+        self, model: ModelEntry, origin: Source, engine: Engine, folder: Path, *, exports: Exports, key: str | None
+    ) -> None:
+        """Compare the files of an archive in `folder` with the model, in fp32 and other precisions."""
+
+        def compare(empty: Path) -> None:
+            with step(f"{model.name}: comparing with the original model"):
+                import_quietly("deploy.archives.precision.fidelity").check(model, origin, engine, folder, empty)
+            has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
+            if has_graph and (origin.is_trained or self.precision):
+                with step(f"{model.name}: comparing precisions"):
+                    prove = import_quietly("deploy.archives.precision.prove")
+                    prove.make(model, self, folder, empty, is_trained=origin.is_trained)
+
+        with tempfile.TemporaryDirectory(prefix=".precision-", dir=folder.parent) as work:
+            found = Path(work) / "files"
+            found.mkdir()
+            if key is None:
+                compare(found)
+            else:
+                samples = {f"sample/{number}/{path.name}": path for number, path in enumerate(find_sample_files(model))}
+                own = precision_fingerprint(model, samples, key, self.identity(), read_processor())
+                exports.take(own, compare, found)
+            link_files(found, folder, [path.name for path in found.iterdir()])
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of archive.sh."""
+    if "int8" in ROOMS:
+        words = "add an int8 graph; requires deploy/extras/environment.sh int8"
+        group.add_argument("--precision", choices=["int8"], help=words)
+        words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
+        group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
+        words = "refuse int8 below this agreement, 0..1 (default: 0.99 for labels and accuracy, else 0.98)"
+        group.add_argument("--min-agreement", type=_parse_share, metavar="X", help=words)
+    else:
+        group.set_defaults(precision=None, calibrate=None, min_agreement=None)
+    words = (
+        "compare precisions with fp32 on these inputs, optionally one folder per class "
+        "(default: a quarter of --calibrate, or the examples' samples)"
+    )
+    group.add_argument("--validate", type=Path, metavar="FOLDER|FILE", help=words)
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process if the options exclude each other."""
+    if options.calibrate is not None and options.precision is None:
+        parser.error("--calibrate belongs to --precision int8: use both")
+    if options.all and (options.precision or options.validate):
+        parser.error("--precision and --validate belong to models of one kind: name them instead of --all")
+
+
+def read_options(options: argparse.Namespace) -> PrecisionRequest:
+    """Return the request of a command line."""
+    return PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement)
+
+
+def _parse_share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def precision_fingerprint(
+    model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
+) -> str:
+    """Hash all inputs of an archive's precisions and their proofs."""
+    settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
+    programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
+    return digest({**find_modules(root, *programs, *DECODING), **samples}, export, facts, settings)
+
 
 def read_processor(path: Path = Path("/proc/cpuinfo")) -> str:
     """Name the machine's instructions that decide the arithmetic of a precision; empty if they are unknown."""
@@ -74,16 +150,6 @@ def read_processor(path: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         return ""
     return " ".join(sorted(flag for flag in line.split() if flag.startswith(("amx_", "avx"))))
-
-
-def _describe_inputs(model: ModelEntry) -> str:
-    if model.handler in IMAGES:
-        return "FOLDER, of images"
-    if model.handler in QUESTIONS:
-        return 'FILE, of lines {"question": ..., "context": ...}'
-    if model.handler in PAIRS:
-        return 'FILE, of lines {"query": ..., "document": ...}'
-    return "FILE, of texts, one a line, or FOLDER, of texts"
 
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:

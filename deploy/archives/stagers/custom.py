@@ -24,12 +24,7 @@ STATED = ("config_class", "inputs")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - `load` chooses
-    """Check the class and its settings, and copy the files and weights.
-
-    Raises:
-        WeightsUnavailable: the weights are missing.
-        InvalidConfig: the class cannot be served, the configuration is wrong, or a file is missing.
-    """
+    """Check the class and its settings, and copy the files and weights."""
     task = task_of(model)
     found = import_task(task.path)
     config = parse(found.config_class, model.config().get("handler"))
@@ -62,11 +57,7 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
 
 
 def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
-    """Import a task's file under its own name, and return the class that TorchServe will find.
-
-    Raises:
-        InvalidConfig: the file cannot be imported, or its class cannot be served.
-    """
+    """Import a task's file under its own name, and return the class that TorchServe will find."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InvalidConfig(f"{path.name}: it cannot be imported")

@@ -21,11 +21,11 @@ from aiohttp import web
 
 from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
+from deploy.gateway.configuration import Configuration
 from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
-from deploy.gateway.settings import Configuration
 from deploy.gateway.watch import read_known
 from handlers.errors import InvalidConfig
 
@@ -64,12 +64,7 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
 
 
 async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
-    """Serve until a SIGTERM.
-
-    Raises:
-        InvalidConfig: the settings cannot be read.
-        OSError: a port is taken, or Envoy's files cannot be written.
-    """
+    """Serve until a SIGTERM."""
     supervisor = socket.socket(fileno=sys.stdin.fileno())
     # The socket is readable only when the supervisor has ended; the next control process needs the ports.
     asyncio.get_running_loop().add_reader(supervisor, os._exit, 1)

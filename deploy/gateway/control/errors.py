@@ -17,28 +17,15 @@ from urllib.parse import quote, urlsplit
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.gateway.settings import describe_problems
+from deploy.protocol.errors import RequestError
+from deploy.settings_file import describe_problems
 from handlers.protocol.responses import PROTOBUF
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNIMPLEMENTED = 12
-INTERNAL = 13
-# HTTP status -> gRPC status.
-GRPC_STATUS = {400: 3, 403: 7, 404: 5, 405: UNIMPLEMENTED, 413: 8, 502: INTERNAL, 503: 14}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class RequestError(Exception):
-    """A refused request; the client receives the message."""
-
-    def __init__(self, status: int, message: str, grpc_status: int | None = None) -> None:
-        """Refuse with a status of HTTP, and its usual status of gRPC unless another is passed."""
-        super().__init__(message)
-        self.status = status
-        self.grpc_status = GRPC_STATUS.get(status, INTERNAL) if grpc_status is None else grpc_status
 
 
 def answer(request: web.Request, error: RequestError) -> web.Response:

@@ -13,12 +13,13 @@ from aiohttp import web
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.control import description
-from deploy.gateway.control.errors import RequestError, read_body
+from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.envoy.clusters import name_cluster
 from deploy.gateway.envoy.process import Endpoints
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, ServedModel
+from deploy.protocol.errors import RequestError
 from handlers.config import SETTINGS
 
 # Timeout of a poll of the nodes before a decision.

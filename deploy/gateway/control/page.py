@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from deploy.gateway.control.errors import RequestError
 from deploy.gateway.control.gateway import GATEWAY
 from deploy.gateway.state import Fleet, ServedModel
 from deploy.gateway.traffic import COLUMNS, HISTORY_S, Traffic
+from deploy.protocol.errors import RequestError
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

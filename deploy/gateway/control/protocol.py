@@ -5,27 +5,28 @@ HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/sta
       POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
 gRPC  POST /inference.GRPCInferenceService/METHOD, from Envoy's bridge: messages as bodies
 
-Both return the documents of `description`; gRPC converts them to messages. An inference arrives here only if Envoy has
-no route for it. Triton returns 400 if a server or model is not ready; here it is 503, which load balancers understand,
-and 404 for an unknown model.
+Both return the documents of `deploy.protocol`; gRPC converts them to messages. An inference arrives here only if Envoy
+has no route for it. Triton returns 400 if a server or model is not ready; here it is 503, which load balancers
+understand, and 404 for an unknown model.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from deploy.gateway.control import description, messages_pb2, repository
-from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError, read_body
+from deploy.gateway.control import description, repository
+from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet
+from deploy.protocol import messages_pb2
+from deploy.protocol.description import SERVICE, describe_server, list_models
+from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model
 from handlers.protocol.responses import PROTOBUF
-from handlers.protocol.retrieval import error_document
 
-SERVICE = "inference.GRPCInferenceService"
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
 # Triton's extensions that are refused by name.
@@ -41,7 +42,7 @@ routes = web.RouteTableDef()
 @routes.get("/v2")
 @routes.get("/v2/")
 async def server(request: web.Request) -> web.Response:
-    return web.json_response(description.describe_server(request.app[GATEWAY].settings.management))
+    return web.json_response(_describe_server(request.app[GATEWAY]))
 
 
 @routes.get(f"{VERSION}/stats")
@@ -86,7 +87,7 @@ async def invoke(request: web.Request) -> web.Response:
         pass
     gateway = request.app[GATEWAY]
     if name := request.query.get("model_name") or gateway.settings.invocations:
-        raise RequestError(404, f"Request for unknown model: '{name}' is not found")
+        raise unknown_model(name)
     how = "add ?model_name=MODEL, or set invocations: MODEL in gateway.yaml"
     raise RequestError(400, f"/invocations names no model, and {len(gateway.fleet.models)} are served: {how}")
 
@@ -144,17 +145,6 @@ def _names(request: web.Request) -> list[str]:
     return [*names, *(alias for alias, name in gateway.settings.aliases.items() if name in names)]
 
 
-def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
-    """Return OpenAI's list of models, or the model of that name, with the status."""
-    # Clients expect a time; no node reports one.
-    found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
-    if not name:
-        return {"object": "list", "data": [*found.values()]}, 200
-    if name in found:
-        return found[name], 200
-    return error_document(404, "model_not_found", "Unknown model; GET /v1/models lists the models.", "model"), 404
-
-
 # -- gRPC -------------------------------------------------------------------------------------------------------------
 
 # Method -> function that returns the document, or a coroutine for it. Load and unload return None.
@@ -162,7 +152,7 @@ METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
     "ServerLive": lambda _, __: {"live": True},
     "ServerReady": lambda gateway, _: {"ready": gateway.fleet.is_ready},
     "Check": lambda gateway, message: _health(gateway.fleet, message.service),
-    "ServerMetadata": lambda gateway, _: description.describe_server(gateway.settings.management),
+    "ServerMetadata": lambda gateway, _: _describe_server(gateway),
     "ModelReady": lambda gateway, message: {"ready": _is_ready(gateway.fleet, message.name, message.version)},
     "ModelMetadata": lambda gateway, message: description.metadata(gateway.fleet, message.name, message.version),
     "ModelConfig": lambda gateway, message: {
@@ -199,6 +189,10 @@ async def grpc(request: web.Request) -> web.Response:
 # -- shared -----------------------------------------------------------------------------------------------------------
 
 
+def _describe_server(gateway: Gateway) -> dict[str, Any]:
+    return describe_server("statistics", *(["model_repository"] if gateway.settings.management else []))
+
+
 async def _statistics(gateway: Gateway, model: str, version: str) -> dict[str, Any]:
     await gateway.scrape(FRESH_S)
     return {"model_stats": list(description.statistics(gateway.fleet, gateway.traffic, model, version))}
@@ -221,7 +215,8 @@ def _is_ready(fleet: Fleet, model: str, version: str) -> bool:
 
 
 def _make_not_ready(request: web.Request) -> RequestError:
-    return description.make_not_ready(*description.find(request.app[GATEWAY].fleet, *_model_and_version(request)))
+    model, version = description.find(request.app[GATEWAY].fleet, *_model_and_version(request))
+    return not_ready(model.name, version.version)
 
 
 def _model_and_version(request: web.Request) -> tuple[str, str]:

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
-from deploy.gateway.control.errors import UNIMPLEMENTED, RequestError
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Replica
+from deploy.protocol.errors import UNIMPLEMENTED, RequestError
 from deploy.run.node import Node
 from torchserve_client.archives import check_name
 

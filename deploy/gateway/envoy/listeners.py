@@ -6,6 +6,8 @@ in the settings.
 
 import math
 
+from deploy.gateway.envoy.clusters import DISCOVERY
+from deploy.gateway.envoy.discovery import SOCKET
 from deploy.gateway.envoy.local_reply import make_local_reply
 from deploy.gateway.envoy.resources import (
     Resource,
@@ -16,9 +18,10 @@ from deploy.gateway.envoy.resources import (
     make_lua_filter,
     make_source,
 )
-from deploy.gateway.envoy.routes import APIS, GRPC, HTTP
+from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
 from deploy.models import ROOT
+from deploy.protocol.description import APIS
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
@@ -45,7 +48,14 @@ OPEN_BURST = 500
 def bootstrap(settings: GatewaySettings) -> Resource:
     limits = settings.limits
     heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
-    made: Resource = fill_template("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    made: Resource = fill_template(
+        "bootstrap",
+        admin=ADMIN,
+        discovery=DISCOVERY,
+        socket=f"./{SOCKET}",
+        heap_bytes=heap_bytes,
+        connections=limits.connections,
+    )
     return made
 
 

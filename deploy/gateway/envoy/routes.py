@@ -19,14 +19,13 @@ from urllib.parse import quote
 from deploy.gateway.envoy.clusters import CONTROL, name_cluster
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds
 from deploy.gateway.settings import Canary, GatewaySettings
-from deploy.gateway.state import Fleet, ServedModel, strip_zeros
+from deploy.gateway.state import Fleet, ServedModel
+from deploy.protocol.description import APIS, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
 # Bodies up to this size are kept until the response, and sent to another node if a node dies.
 REPLAY_BYTES = 32 << 20
-# Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
-APIS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
 API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
 # Zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1".
 ZEROS = 3

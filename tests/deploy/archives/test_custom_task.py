@@ -87,6 +87,7 @@ TRUSTING = {
 }
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", None)])
 def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
     kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch

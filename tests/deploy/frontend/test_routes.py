@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.frontend import http
-from deploy.frontend.http import Answer, Message, read_body
+from deploy.frontend.http import Answer, Message, Refused
 from deploy.frontend.routes import Models, Routes
 
 METADATA = {
@@ -135,17 +135,20 @@ def test_models_are_described_as_the_gateway_describes_them() -> None:
 
 
 def test_body_that_does_not_come_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BODY_S", 0.0)
+    monkeypatch.setattr(http.Application, "body_s", 0.0)
     status, document = ask("POST", "/predictions/texts", None)
     assert (status, document["type"]) == (408, "RequestTimeout")
 
 
-def test_body_is_read_up_to_its_limit_and_no_further() -> None:
+@pytest.mark.parametrize(("stated", "received"), [(0, 3), (26, 0)])
+def test_body_is_read_up_to_its_limit_and_no_further(stated: int, received: int) -> None:
     read = []
 
     async def receive() -> Message:
         read.append(1)
         return {"type": "http.request", "body": b"x" * 10, "more_body": True}
 
-    assert len(asyncio.run(read_body(receive, 25))) == 30
-    assert len(read) == 3
+    scope = {"headers": [(b"content-length", b"%d" % stated)]}
+    with pytest.raises(Refused) as refused:
+        asyncio.run(http.Application().read_body(scope, receive, 25))
+    assert (refused.value.answer.status, len(read)) == (413, received)

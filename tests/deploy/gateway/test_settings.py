@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.__main__ import check_ports, main
-from deploy.gateway.settings import CONFIG, Configuration, GatewaySettings, read_settings, resolve_host
+from deploy.gateway.configuration import Configuration, resolve_host
+from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
 from deploy.gateway.supervisor import GatewayFailed
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
@@ -88,47 +89,82 @@ def test_nodes_are_those_of_the_settings_or_of_the_file(
     assert configuration.read_changes() is None
 
 
-KEYS = "".join(f"- client: {name}\n  key: {name * 20}\n" for name in "ab")
+KEYS = "".join(f"- client: {name}\n  key: {name * 20}\n  requests_per_second: 9\n  burst: 3\n" for name in "ab")
+TLS = "tls:\n  certificate: chain.pem\n  key: key.pem\n  client_ca: clients.pem\n"
+LIMITS = "limits:\n  body_bytes: 1000\n  attempts: 2\n"
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_settings_that_are_cut_never_remove_the_keys(inline: bool, config: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "keys.yaml"
-    secret.write_text(KEYS)
-    secret.chmod(0o600)
+def is_closed(settings: GatewaySettings, whole: GatewaySettings) -> bool:
+    """Return whether no client may do more than with the whole settings."""
+    return settings.tls == whole.tls and settings.limits == whole.limits and {*settings.keys} <= {*whole.keys} != set()
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_settings_that_are_cut_open_nothing(
+    in_file: bool, order: tuple[int, ...], config: Path, tmp_path: Path
+) -> None:
     config.chmod(0o600)
-    whole = "limits:\n  attempts: 2\n" + (f"keys:\n{KEYS}" if inline else f"key_file: {secret}\n")
+    secret = tmp_path / "keys.yaml"
+    secret.touch(mode=0o600)
+    secret.write_text(KEYS)
+    parts = [TLS, LIMITS, f"key_file: {secret}\n" if in_file else f"keys:\n{KEYS}"]
+    config.write_text("".join(parts[each] for each in order))
+    for path in (secret, config) if in_file else (config,):
+        lines = path.read_text().splitlines(keepends=True)
+        for count in range(len(lines)):
+            configuration = Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path)
+            effective = whole = configuration.read()[0]
+            path.write_text("".join(lines[:count]))
+            for _ in range(3):
+                effective, _ = configuration.read_changes() or (effective, ())
+                assert is_closed(effective, whole), lines[:count]
+            # A control process that is started again by itself.
+            again = Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path)
+            try:
+                assert is_closed(again.parse(), whole)
+            except InvalidConfig:
+                assert configuration.problem
+            path.write_text("".join(lines))
+            assert is_closed(configuration.read()[0], whole)
+        if "burst" in lines[-1]:
+            # A key that is cut is shorter, and not the one that its client has.
+            path.write_text("".join(lines)[:-1])
+            assert configuration.read_changes() is None
+            assert f"{path.name}: its last line is incomplete: end the file with a newline" in configuration.problem
+            path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("lost", "words", "is_shut"),
+    [
+        (f"keys:\n{KEYS}", "has no keys any more; `keys: none` or a restart removes it", True),
+        (TLS, "has no tls any more; `tls: none` or a restart removes it", False),
+        ("  client_ca: clients.pem\n", "has no tls.client_ca any more; `tls.client_ca: none` or", False),
+        (LIMITS, "has no limits any more", False),
+        ("  attempts: 2\n", "has no limits.attempts any more", False),
+        ("  burst: 3\n", "has no keys.a.burst, keys.b.burst any more", False),
+    ],
+)
+def test_guard_is_removed_by_none_only(lost: str, words: str, is_shut: bool, config: Path, tmp_path: Path) -> None:
+    config.chmod(0o600)
+    whole = f"{TLS}{LIMITS}keys:\n{KEYS}"
     config.write_text(whole)
     configuration = Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path)
-    assert [key.client for key in configuration.read()[0].keys] == ["a", "b"]
-    for cut, problem in (
-        ("", "has no keys any more; `keys: none` or a restart"),
-        ("limits:\n", "limits: "),
-        ("limits:\n  attempts: 2\n", "has no keys any more"),
-    ):
-        config.write_text(cut)
-        assert configuration.read_changes() is None
-        # An editor may still write: the keys stay, and no request is rejected.
-        assert (configuration.is_shut, "has no" in configuration.problem) == (False, True)
-        assert configuration.read_changes() is None
-        assert configuration.is_shut
-        assert problem in configuration.problem
-        with pytest.raises(InvalidConfig, match=problem):
-            # A control process that is started again by itself.
-            Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path).parse()
-        config.write_text(whole)
-        configuration.read_changes()
-        assert not configuration.is_shut
-    keyed = config if inline else secret
-    text = keyed.read_text()
-    # A key that is cut is shorter, and not the one that its client has.
-    keyed.write_text(text[:-3])
+    configuration.read()
+    config.write_text(whole.replace(lost, "") + "management: false\n")
+    # An editor may still write: no request is rejected before the second read.
     assert configuration.read_changes() is None
-    assert "its last line is incomplete: end the file with a newline" in configuration.problem
-    keyed.write_text(text)
-    config.write_text("keys: none\n")
-    assert [configuration.read_changes() for _ in range(2)][-1] is not None
-    assert (configuration.is_shut, configuration.read()[0].keys) == (False, ())
+    assert configuration.read_changes() is None
+    assert (configuration.is_shut, words in configuration.problem) == (is_shut, True), configuration.problem
+    indent = " " * (len(lost) - len(lost.lstrip()))
+    config.write_text(whole.replace(lost, f"{indent}{lost.split(':', maxsplit=1)[0].strip()}: none\n"))
+    assert configuration.read_changes() is not None
+    # It may stay, and may go.
+    config.write_text(whole.replace(lost, ""))
+    for _ in range(2):
+        configuration.read_changes()
+    assert (configuration.is_shut, configuration.problem) == (False, "")
 
 
 def test_files_without_a_change_are_not_parsed_again(
@@ -138,7 +174,7 @@ def test_files_without_a_change_are_not_parsed_again(
     os.utime(config, (1, 1))
     for _ in range(2):
         configuration.read()
-    monkeypatch.setattr("deploy.gateway.settings.read_settings", None)
+    monkeypatch.setattr("deploy.gateway.configuration.read_document", None)
     assert configuration.read()[0].limits.attempts == 2
 
 

@@ -45,6 +45,7 @@ def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tupl
     return entry, entry.config(), entry.folder
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("form", ["eager", "scripted"])
 def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -84,6 +85,7 @@ def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base:
     return archive(tmp_path / "old.mar", handler, files, serializedFile="w.pth", modelFile="model.py")
 
 
+@pytest.mark.builds
 def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(tmp_path: Path) -> None:
     detection, segmentation = torchvision.models.detection, torchvision.models.segmentation
     path = network_archive(tmp_path, "object_detector", detection, "ssdlite320_mobilenet_v3_large", "SSD")
@@ -319,6 +321,7 @@ def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batche
         assert words in problems
 
 
+@pytest.mark.builds
 def test_command_builds_what_it_has_moved_and_refuses_a_name_that_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.builds
 def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None:
     with look_alike(server.directory, code=SLOW_TO_END) as process:
         until((server.directory / "ready").exists)

@@ -1,43 +1,38 @@
 """A server whose start is interrupted."""
 
-import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from deploy.run.server import Server
+from deploy.models import ROOT
 from deploy.sandbox import make_settings
 
 # It interrupts its parent, and writes its id a moment later.
 LAUNCHER = """#!/bin/sh
-[ "$1" = --stop ] || { kill -ALRM $PPID; sleep 1; }
+[ "$1" = --stop ] || { kill -INT $PPID; sleep 1; }
 echo done > "$TMPDIR/launched"
+"""
+START = """
+import pathlib, sys
+from deploy.run.server import Server
+folder = pathlib.Path(sys.argv[1])
+sys.executable = str(folder / "python")
+try:
+    Server(folder / "config.properties", directory=folder, temporary=folder).start()
+except KeyboardInterrupt:
+    print("interrupted", (folder / "launched").exists())
 """
 
 
-class Interrupt(BaseException):
-    """An interrupt that would not end the test's process."""
-
-
-def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.builds
+def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp_path: Path) -> None:
     launcher = tmp_path / "torchserve"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
     config = tmp_path / "config.properties"
     config.write_text("\n".join(f"{name}={value}" for name, value in make_settings(tmp_path).items()))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-    def interrupt(*_: object) -> NoReturn:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(Interrupt):
-            Server(config, directory=tmp_path, temporary=tmp_path).start()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert (tmp_path / "launched").exists()
+    command = [sys.executable, "-c", START, str(tmp_path)]
+    started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert started.stdout == "interrupted True\n", started.stderr

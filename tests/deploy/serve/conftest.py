@@ -1,19 +1,14 @@
 """A process of `python -m deploy.serve` with a function that takes 0.2 s."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import requests
 import yaml
 
 from deploy.archives.archive import Recipe
-from deploy.models import ROOT, ModelEntry
+from deploy.models import ModelEntry
+from tests.hosts import Host, is_ready, start
 from tests.waiting import until
 
 INFER = """
@@ -23,24 +18,6 @@ def infer(x):
     time.sleep(0.2)
     return {"y": x * 2}
 """
-
-
-class Served(NamedTuple):
-    """A process and the URL that it prints."""
-
-    process: "subprocess.Popen[str]"
-    url: str
-    grpc: str
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
 
 
 @pytest.fixture(scope="session")
@@ -56,26 +33,16 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serve(archive: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    started: list[subprocess.Popen[str]] = []
+def serve(archive: Path, tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    started: list[Host] = []
 
-    def start(**limits: float) -> Served:
-        port, grpc_port, config = free_port(), free_port(), tmp_path / "limits.yaml"
+    def run(**limits: float) -> Host:
+        config = tmp_path / "limits.yaml"
         config.write_text(yaml.safe_dump(limits))
-        words = command(archive, "--port", port, "--grpc-port", grpc_port, "--config", config)
-        started.append(subprocess.Popen(words, cwd=ROOT, env={**os.environ}, stdout=subprocess.DEVNULL, text=True))
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: _is_ready(url))
-        return Served(started[-1], url, f"127.0.0.1:{grpc_port}")
+        started.append(start(archive, "--config", config))
+        until(lambda: is_ready(started[-1]))
+        return started[-1]
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/ping", timeout=5).status_code == 200
-    except requests.ConnectionError:
-        return False
+    yield run
+    for host in started:
+        host.kill()

@@ -15,15 +15,18 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from tests.deploy.serve.conftest import Served, command
+from deploy.serve.__main__ import _bind
 from tests.e2e.test_smuggling import ATTACKS, send
+from tests.hosts import Host, command
 from tests.waiting import until
 
-Serve = Callable[..., Served]
+pytestmark = pytest.mark.builds
+
+Serve = Callable[..., Host]
 PATH = "/predictions/colours"
 
 
-def ask(served: Served, number: int) -> requests.Response:
+def ask(served: Host, number: int) -> requests.Response:
     return requests.post(served.url + PATH, json={"x": number}, timeout=30)
 
 
@@ -44,6 +47,12 @@ def test_routes_are_those_of_a_node(serve: Serve) -> None:
     with grpc.insecure_channel(served.grpc) as channel:
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"") == b"\x08\x01"
+
+
+def test_response_does_not_wait_for_the_receipt_of_its_head() -> None:
+    """uvicorn writes both by themselves, and Nagle's algorithm would keep the body for 40 ms."""
+    with _bind("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_process_imports_neither_torch_nor_ts(serve: Serve) -> None:
@@ -106,7 +115,7 @@ def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serv
     assert served.process.wait(30) == 1
 
 
-def _waiting(served: Served) -> int:
+def _waiting(served: Host) -> int:
     document = requests.get(f"{served.url}/models/colours", timeout=9).json()
     return int(document[0]["jobQueueStatus"]["pendingRequests"])
 

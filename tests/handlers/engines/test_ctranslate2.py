@@ -19,6 +19,8 @@ from handlers.text.config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
 
+pytestmark = pytest.mark.builds
+
 Make = Callable[..., CTranslate2Engine]
 CPU, PAD = torch.device("cpu"), 109
 FEW = {"max_new_tokens": 12}

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +18,12 @@ from openvino import opset13 as opset
 
 from deploy.models import ROOT
 from handlers.engines import Engine
-from handlers.engines.device_errors import memory_errors
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
-from handlers.engines.torch import TorchEngine, dtype_for
+from handlers.engines.torch import TorchEngine, dtype_for, memory_errors
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
+from tests import graphs
 
 CPU = torch.device("cpu")
 BATCH_SIZES = (1, 3, 17)
@@ -53,13 +52,8 @@ class Network(torch.nn.Sequential):
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "model.xml"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = openvino.convert_model(Network().eval(), example_input=torch.zeros(2, 3, 16, 16))
-    model.inputs[0].get_tensor().set_names({"input"})
-    model.outputs[0].get_tensor().set_names({"logits"})
-    model.reshape([-1, 3, 16, 16])
-    openvino.save_model(model, path, compress_to_fp16=False)
+    images = opset.parameter([-1, 3, 16, 16])
+    graphs.save(graphs.follow(Network(), images), images, ("input", "logits"), path)
     return path
 
 

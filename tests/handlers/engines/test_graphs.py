@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from deploy.models import ROOT
 from handlers.engines import Budget, Engine
-from handlers.engines.blocks import Layout
 from handlers.engines.compilation import attempt
-from handlers.engines.graphs import Effort
-from handlers.engines.ladder import ROWS, TOKENS, round_up, sizes, steps
+from handlers.engines.graphs import Layout
+from handlers.engines.ladder import ROWS, TOKENS, ladder, round_up, steps
 from handlers.engines.torch import TorchEngine
 from handlers.errors import OutOfMemory
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -29,22 +28,20 @@ from handlers.text.inputs import Text, round_length
 from tests.handlers.cpu_graphs import GPU, CpuRecorder, use_cpu_graphs, use_graphs
 from tests.handlers.serving import DoublingHandler, started
 
-PLENTY = Budget(60.0, 2.0**31)
+PLENTY = Budget(60.0, 2.0**31, 8)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 512), st.none() | st.integers(1, 40_000))
 def test_rung_is_the_smallest_that_fits_and_at_most_doubles_the_rows(
     items: int, most_items: int, tokens: int, most_tokens: int | None
 ) -> None:
-    ladder = sizes(most_items, most_tokens, tokens)
-    rung = round_up(items, ladder)
-    assert not [each for each in ladder if items <= each < rung]
-    assert all(each == 1 or each * tokens <= (most_tokens or each * tokens) for each in ladder)
-    assert ladder[0] == 1 and ladder[-1] <= most_items
-    if items <= ladder[-1]:
-        assert rung in ladder and (items <= rung < 2 * items or rung == 1)
-    if most_tokens is None:
-        assert ladder[-1] == most_items
+    example = {"ids": np.zeros((1, tokens), np.int64)}
+    rungs = [rows for rows, _ in ladder([example, example], most_items, most_tokens)][::-1]
+    wanted = sorted({*(each for each in ROWS if each < most_items), most_items})
+    assert rungs == [each for each in wanted if each == 1 or most_tokens is None or each * tokens <= most_tokens]
+    rung = round_up(items, rungs)
+    assert not [each for each in rungs if items <= each < rung]
+    assert items <= rung < 2 * items or rung == 1
     length = round_up(tokens, steps(TOKENS, 512))
     # Texts are padded to this length anyway, so no other module knows the ladder.
     assert tokens <= length <= max(16, 2 * tokens)
@@ -60,13 +57,14 @@ def test_block_of_bytes_contains_every_row_once_and_the_first_one_as_padding(row
         "is_set": chance.integers(0, 2, (rows,)).astype(bool),
         "half": chance.normal(size=(rows, 1)).astype(np.float16),
     }
-    for layout in (Layout(arrays, rows + more), Layout(arrays)):
-        tensors = layout.tensors(layout.write(arrays, torch.empty(layout.size, dtype=torch.uint8)))
-        for name, array in arrays.items():
-            found = tensors[name].numpy()
-            assert found.dtype == array.dtype
-            assert np.array_equal(found[:rows], array)
-            assert np.array_equal(found[rows:], np.repeat(array[:1], len(found) - rows, 0))
+    layout = Layout(arrays, rows + more)
+    block = torch.empty(layout.size, dtype=torch.uint8)
+    tensors = layout.tensors(block)
+    layout.write(arrays, block)
+    for name, array in arrays.items():
+        found = tensors[name].numpy()
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, np.concatenate([array, np.repeat(array[:1], more, 0)]))
 
 
 class Share(torch.nn.Module):
@@ -106,13 +104,13 @@ def ask(engine: TorchEngine, rows: int, seed: int, width: int = 4) -> None:
 def test_rows_of_any_number_and_thread_get_their_own_outputs_from_the_smallest_graph(recorder: CpuRecorder) -> None:
     module = Share()
     engine = make(module)
-    shapes = engine.record([(example(), [1, 2, 4, 8]), (example(6), [1, 2])], PLENTY)
-    assert sorted(shapes) == [(1, 4), (1, 6), (2, 4), (2, 6), (4, 4), (8, 4)]
+    shapes = engine.record([example(), example(6)], PLENTY)
+    assert sorted(shapes) == [(rows, width) for rows in (1, 2, 4, 8) for width in (4, 6)]
     module.sizes.clear()
     for rows, width in ((5, 4), (2, 4), (3, 4), (8, 4), (1, 6), (9, 4), (3, 6), (2, 5)):
         ask(engine, rows, rows, width)
     # More rows than the largest graph has, or another width, run as they are.
-    assert (module.sizes, recorder.replays - len(shapes)) == ([8, 2, 4, 8, 1, 9, 3, 2], 5)
+    assert (module.sizes, recorder.replays - len(shapes)) == ([8, 2, 4, 8, 1, 9, 4, 2], 6)
     first = engine.run({"x": np.ones((3, 4), np.float32)})
     ask(engine, 4, 0)
     assert (first["share"] == 0.25).all() and (first["first"] == 1).all()
@@ -147,17 +145,17 @@ def test_what_no_graph_can_repeat_or_no_budget_allows_runs_eagerly(
     recorder: CpuRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    plan = [(example(), [1, 2, 4, 8])]
+    plan = [example()]
     assert [shape[0] for shape in make(Lost()).record(plan, PLENTY)] == [4, 2, 1]
     assert caplog.messages[-1].startswith("CUDA graphs: 1 without memory, 3 recorded; ")
-    assert make(Share()).record(plan, Budget(0.0, 2.0**31)) == []
+    assert make(Share()).record(plan, PLENTY._replace(seconds=0.0)) == []
     assert "CUDA graphs: 4 over the budget of time; " in caplog.messages[-1]
-    recorder.effort = Effort(0.4, 1.0, 0)
+    recorder.effort = (0.4, 1.0, 0)
     assert make(Share()).record(plan, PLENTY) == []
     assert "CUDA graphs: 4 gain nothing; " in caplog.messages[-1]
     # All graphs share the memory of the largest; each takes some more.
-    recorder.effort, recorder.recorded, recorder.pool_bytes = Effort(1.0, 1.0, 100), 0, [100, 10, 10, 10]
-    assert [shape[0] for shape in make(Share()).record(plan, Budget(60.0, 105.0))] == [8, 4]
+    recorder.effort, recorder.recorded, recorder.pool_bytes = (1.0, 1.0, 100), 0, [100, 10, 10, 10]
+    assert [shape[0] for shape in make(Share()).record(plan, PLENTY._replace(bytes=105.0))] == [8, 4]
     assert "CUDA graphs: 2 recorded, 2 over the budget of memory; " in caplog.messages[-1]
     recorder.pool_bytes = []
     for module, problem in ((Counting(), "different outputs"), (Other(), "another number of rows")):
@@ -170,13 +168,13 @@ def test_replay_that_fails_is_run_again_without_graphs(
     error: Exception, recorder: CpuRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make(Share())
-    engine.record([(example(), [1, 2, 4])], PLENTY)
+    engine.record([example()], PLENTY)
 
     def fail(*_: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("handlers.engines.graphs.to_device", fail)
+        patch.setattr("handlers.engines.graphs.Rung.run", fail)
         ask(engine, 3, 0)
     before = recorder.replays
     ask(engine, 3, 1)
@@ -229,6 +227,7 @@ started(OnDevice(), Path(sys.argv[2]), {"precision": "fp32"})
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("device", DEVICES)
 def test_worker_that_was_killed_while_it_recorded_is_followed_by_one_without_graphs(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -246,7 +245,7 @@ def test_worker_that_was_killed_while_it_recorded_is_followed_by_one_without_gra
 def test_texts_of_any_shape_in_two_threads_are_those_of_the_eager_module(
     device: str, shapes: int, tiny_archive: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_archive("bert", "sentence_embedding")
+    folder = tiny_archive("bert", "sentence_embedding", engine="torch")
     use_graphs(monkeypatch, device)
     eager, recorded = (
         started(SentenceEmbeddingHandler(), folder, {"cuda_graphs": way, "precision": "fp32", "max_batch_tokens": 4096})
@@ -274,7 +273,7 @@ def test_gpu_with_little_free_memory_records_less_and_runs_on(monkeypatch: pytes
     one = {"input": np.ones((1, hidden), np.float32)}
     wanted = engine.run(one)["output"]
     hog = torch.empty(torch.cuda.mem_get_info()[0] - 2**28, dtype=torch.uint8, device=device)
-    engine.record([(one, [1, 8, 64])], PLENTY)
+    engine.record([one], PLENTY._replace(max_items=64))
     assert np.allclose(engine.run(one)["output"], wanted, atol=1e-4)
     with pytest.raises(OutOfMemory):
         engine.run({"input": np.ones((2**17, hidden), np.float32)})

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from deploy.gateway.control import messages_pb2
+from deploy.protocol import messages_pb2
 from handlers.protocol import open_inference_pb2
 
 MESSAGES = {

@@ -88,6 +88,7 @@ def test_modules_that_are_not_served_are_refused_by_name(
             "LogitScore is not supported for a reranker",
         ),
         ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
+        ("additional_chat_templates/rerank.jinja", "{{ messages }}", "chat template renders its pairs"),
         ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: True is not supported"),
         (
@@ -102,6 +103,7 @@ def test_reranker_whose_pairs_are_made_otherwise_is_refused(
     file: str, content: Any, words: str, tmp_path: Path
 ) -> None:
     check_reranker(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(InvalidConfig, match=words):
         check_reranker(tmp_path)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -10,7 +11,7 @@ import pytest
 
 from deploy.models import ROOT
 from load.bench import __main__ as program
-from load.bench import chart, rounds
+from load.bench import rounds
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.contender import Contender, Figures
 from load.bench.rounds import Bench, Comparison, Results, compare_with_peers
@@ -91,49 +92,50 @@ def test_no_round_begins_that_would_end_too_late(
     assert (len(passed_s), bool(bench.remarks)) == (made, made < 3)
 
 
+def broken(_bench: Bench) -> Iterator[Row]:
+    raise LoadError("no such peer")
+
+
+def whole(bench: Bench) -> Iterator[Row]:
+    assert 0 < bench.ends_s - bench.clock() <= 60
+    yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
+        "1 client, images/s", "1 client", "a", "b"
+    )
+
+
+def test_every_part_names_a_function() -> None:
+    for part in PARTS.values():
+        module, _, name = part.place.partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
 def test_part_that_cannot_be_measured_leaves_the_others_and_the_table_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_bench: Bench) -> Iterator[Row]:
-        raise LoadError("no such peer")
-
-    def whole(bench: Bench) -> Iterator[Row]:
-        assert 0 < bench.ends_s - bench.clock() <= 60
-        yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
-            "1 client, images/s", "1 client", "a", "b"
-        )
-
-    monkeypatch.setattr(program, "PARTS", PARTS | {"resnet": Part(broken), "texts": Part(whole)})
+    parts = {"resnet": Part(f"{__name__}:broken"), "texts": Part(f"{__name__}:whole")}
+    monkeypatch.setattr(program, "PARTS", PARTS | parts)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    table, image = tmp_path / "build" / "bench.json", tmp_path / "bench.svg"
+    table = tmp_path / "build" / "bench.json"
     words = ["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown", "--json", str(table)]
     assert main(words) == 1
     printed = capsys.readouterr().out
     assert "| 1 client, images/s | 3.00 | b | 3.00 | 1.00 |" in printed
     assert "resnet: not measured: no such peer" in printed
-    assert chart.main([str(table), str(image)]) == 0
-    assert "1x  (3 : 3 images/s)" in image.read_text() and "against b" in image.read_text()
+    (row,) = orjson.loads(table.read_bytes())["rows"]
+    assert (row["measured"], row["ratio"]["median"]) == ("1 client, images/s", 1.0)
 
 
-def test_results_json_has_the_figures_of_the_page_and_the_chart_and_readme_show_them(tmp_path: Path) -> None:
-    rows = orjson.loads((ROOT / "docs" / "results.json").read_bytes())["rows"]
-
-    def numbers(text: str) -> list[float]:
-        found = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text)]
-        return found * 3 if len(found) == 1 else found
-
-    for (what, ours, against, theirs, ratio, _), row in zip(
-        pages.table(pages.section("docs/reference/results.md", "## The table")), rows, strict=True
+def test_readme_shows_figures_of_results_json() -> None:
+    tables = orjson.loads((ROOT / "docs" / "results.json").read_bytes())
+    epyc, xeon = ([row for row in table["rows"] if "title" in row] for table in tables)
+    for (_, theirs, ours, ratio, other), row, same in zip(
+        pages.table(pages.read("README.md"))[:4], epyc, xeon, strict=True
     ):
-        figures = [list((row[name] or {}).values()) for name in ("ours", "theirs", "ratio")]
-        assert (what, against, [*map(numbers, (ours, theirs, ratio))]) == (row["measured"], row["against"], figures)
-    medians = [[row[name]["median"] for name in ("theirs", "ours", "ratio")] for row in rows if row["ours"]]
-    for _, *cells in pages.table(pages.read("README.md"))[:4]:
-        assert [numbers(cell.rpartition(": ")[2])[0] for cell in cells] in medians
-    assert chart.main([str(ROOT / "docs" / "results.json"), str(tmp_path / "results.svg")]) == 0
-    svgs = tmp_path / "results.svg", ROOT / "docs" / "images" / "results.svg"
-    drawn, committed = (re.findall(r"<text[^>]*>([^<]+)", path.read_text()) for path in svgs)
-    assert drawn == committed and "1.9x  (11.4 : 6.02 images/s)" in drawn
+        shown = [float(re.split("[ x]", cell.rpartition(": ")[2])[0]) for cell in (theirs, ours, ratio, other)]
+        medians = [row["theirs"]["median"], row["ours"]["median"]]
+        quotients = [each["ours"]["median"] / each["theirs"]["median"] for each in (row, same)]
+        # A reader who divides the two figures gets the ratio.
+        assert shown == [*medians, *(float(f"{each:.2g}") for each in quotients)]
 
 
 @pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])

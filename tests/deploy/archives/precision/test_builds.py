@@ -11,11 +11,13 @@ import openvino
 import pytest
 from openvino import opset13 as opset
 
-from deploy.archives.precision import prove
+from deploy.archives.precision import int8
 from deploy.archives.precision.quantise import samples
 from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
+
+pytestmark = pytest.mark.builds
 
 TEXTS = [f"The ferry was late on day {number}, and {number * 7} people waited in the rain." for number in range(24)]
 
@@ -34,7 +36,7 @@ def coarse(source: Path, inputs: Path, out: Path, _kind: str) -> None:
 
 @pytest.fixture
 def quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "quantise", coarse)
+    monkeypatch.setattr(int8, "quantise", coarse)
 
 
 @pytest.fixture(scope="module")

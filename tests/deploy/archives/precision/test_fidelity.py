@@ -19,6 +19,8 @@ from tests.deploy.archives.conftest import ArchiveSh
 from tests.nightly import families
 from tests.tiny_models import checkpoint
 
+pytestmark = pytest.mark.builds
+
 TEXTS = ["the river", "Anna Berg kept the inn at Lindau.", "the mayor wrote a letter " * 12, "x", "stone " * 40]
 # A classifier with a branch on the number of its tokens, which a trace does not see.
 BRANCH = """

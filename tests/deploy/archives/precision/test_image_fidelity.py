@@ -20,6 +20,8 @@ from tests.deploy.archives.conftest import ArchiveSh
 from tests.nightly import image_families
 from tests.tiny_image_text import VISION
 
+pytestmark = pytest.mark.builds
+
 
 @pytest.fixture(scope="module")
 def googlenet(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelEntry, Path, Path]:

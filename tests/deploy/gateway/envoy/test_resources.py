@@ -92,14 +92,15 @@ MOST = Limits(
 def test_envoy_takes_what_any_settings_make(settings: GatewaySettings, tmp_path: Path) -> None:
     """Everything in one file, since `--mode validate` reads no other."""
     whole = bootstrap(settings)
-    del whole["dynamic_resources"]
-    whole["static_resources"] = {"clusters": make_clusters(settings, FLEET), "listeners": make_listeners(settings)}
+    del whole["dynamic_resources"]["cds_config"], whole["dynamic_resources"]["lds_config"]
+    whole["static_resources"]["clusters"] += make_clusters(settings, FLEET)
+    whole["static_resources"]["listeners"] = make_listeners(settings)
     for listener in whole["static_resources"]["listeners"]:
         manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
         manager["route_config"] = make_routes(settings, FLEET, manager.pop("rds")["route_config_name"])
         del manager["route_config"]["@type"]
     for resource in [*whole["static_resources"]["clusters"], *whole["static_resources"]["listeners"]]:
-        del resource["@type"]
+        resource.pop("@type", None)
     (tmp_path / "whole.json").write_text(json.dumps(whole))
     files.write(settings, FLEET, tmp_path)
     command = [

@@ -1,21 +1,30 @@
 """The limits of the host, which --config may change."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from deploy.settings_file import read_settings, read_yaml
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Limits:
-    """Limits. A body's bytes are the archive's `max_body_bytes`, and its seconds those of deploy.frontend.http."""
+    """Limits. A body's bytes are the archive's `max_body_bytes`."""
 
     connections: Annotated[int, Field(ge=1)] = 1024  # of HTTP; one more is closed
     requests: Annotated[int, Field(ge=1)] = 1024  # that run or wait; one more gets 503
-    head_bytes: Annotated[int, Field(ge=1024)] = 65_536  # of a request's line and headers
+    head_bytes: Annotated[int, Field(ge=1024)] = 8192  # of a request's path, query and headers
     head_s: Seconds = 30.0  # in which they must come
+    body_s: Seconds = 60.0  # in which a body must come, and in which an answer must be read
     keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
     notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
     drain_s: Seconds = 60.0  # from SIGTERM to the end
+
+
+def read_limits(path: Path | None) -> Limits:
+    """Read the limits of a file, or the default ones; see `read_settings`."""
+    return Limits() if path is None else read_settings(Limits, path, read_yaml(path) or {})

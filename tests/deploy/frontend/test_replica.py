@@ -13,6 +13,8 @@ import yaml
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, ModelEntry
 
+pytestmark = pytest.mark.builds
+
 # It waits, and notes what it runs for. A number above 1000 finds no memory, and the sample neither if so it is told.
 INFER = """
 import os, pathlib, time
@@ -27,8 +29,8 @@ def infer(x):
 """
 PROGRAM = """
 import asyncio, json, pathlib, sys, threading
-from deploy.ray import replica as module
-from deploy.ray.replica import Replica, Unhealthy, row_of
+from deploy.frontend import replica as module
+from deploy.frontend.replica import Replica, Unhealthy, row_of
 assert not [name for name in sys.modules if name.partition(".")[0] == "handlers"]
 
 class Total:

@@ -1,8 +1,11 @@
 """Ray Serve against TorchServe with the same archives, through HAProxy and direct ingress.
 
 Both servers run all the time, and take turns; what Ray's idle processes take slows both.
+
+    python -m tests.nightly.ray.rates --rounds 1 -> the table of docs/how-to/ray-serve.md
 """
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import product
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from deploy.sandbox import run_server
 from load.bench import archives, samples
+from load.bench.__main__ import PARTS, Part, main
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
 from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
@@ -63,3 +67,8 @@ def measure(bench: Bench) -> Iterator[Row]:
         yield results.row(f"{lone}, p50 in ms", lone, RAY, TORCHSERVE, "p50_ms")
     at = f"{EMBEDDING}, Poisson at {SHARE:.0%}"
     yield results.row(f"{at}, p99 in ms", at, RAY, TORCHSERVE, "p99_ms")
+
+
+if __name__ == "__main__":
+    PARTS["ray"] = Part("tests.nightly.ray.rates:measure", ("ray",))
+    sys.exit(main(["ray", *sys.argv[1:]]))

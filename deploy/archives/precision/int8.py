@@ -1,0 +1,127 @@
+"""int8 beside fp32, `archive.sh --precision int8`: the conditions, the graph, and its proof.
+
+graph in fp32, inputs -> quantise.py, in the environment that has NNCF -> graph in int8 -> proof, or a refusal
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.archives.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS
+from deploy.archives.precision.request import PrecisionRequest
+from deploy.models import ROOT, Engine, ModelEntry
+from handlers.errors import InvalidConfig
+from handlers.proofs import FEWEST_SAMPLES, Proof
+
+EXTRA = ROOT / ".extras" / "int8"
+# The most seconds of NNCF: a build takes five minutes at most, of which export and archive have one.
+QUANTISE_S = 240.0
+
+
+def check(request: PrecisionRequest, model: ModelEntry, engine: Engine) -> None:
+    """Raise InvalidConfig if the model cannot have int8, or no inputs calibrate it."""
+    if model.handler == "translation":
+        raise InvalidConfig(
+            f"{model.name}: translation runs in int8 by itself: `precision` of its model-config.yaml, --min-chrf"
+        )
+    tasks = [task for task in TASKS if task not in TWO_GRAPHS]
+    if model.handler not in tasks:
+        raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(tasks)}; this is {model.handler}")
+    if engine == "torch":
+        raise InvalidConfig(f"{model.name}: --precision int8 needs OpenVINO: leave out --engine torch")
+    if request.calibrate is None:
+        raise InvalidConfig(
+            f"{model.name}: --precision int8 needs --calibrate {_describe_inputs(model)}, at least {FEWEST} and "
+            "preferably some hundred such as clients send; int8 learns the ranges of activations from them"
+        )
+
+
+def _describe_inputs(model: ModelEntry) -> str:
+    if model.handler in IMAGES:
+        return "FOLDER, of images"
+    if model.handler in QUESTIONS:
+        return 'FILE, of lines {"question": ..., "context": ...}'
+    if model.handler in PAIRS:
+        return 'FILE, of lines {"query": ..., "document": ...}'
+    return "FILE, of texts, one a line, or FOLDER, of texts"
+
+
+def make(
+    model: ModelEntry,
+    graph: Path,
+    out: Path,
+    arrays: Sequence[Mapping[str, NDArray[Any]]],
+    prove: Callable[[Path], Proof],
+) -> Proof:
+    """Write a graph in int8 to `out`, calibrated with a model's input arrays, and return its proof."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as work:
+        inputs = Path(work) / "inputs.npz"
+        numbered = {f"{number:05d}/{name}": array for number, each in enumerate(arrays) for name, array in each.items()}
+        np.savez(inputs, **numbered)  # type: ignore[arg-type]
+        quantise(graph, inputs, out, "cnn" if model.handler in IMAGES else "transformer")
+    proof, seconds = prove(out), time.perf_counter() - started
+    # Flushed, since the next line may be a minute away.
+    print(f"{model.name}: int8: {proof}; calibrated on {len(arrays)} inputs, {seconds:.0f} s", flush=True)
+    return proof
+
+
+def find_interpreter() -> Path:
+    """Find a Python with NNCF: this one, or the extra's; InvalidConfig if neither has it."""
+    if find_spec("nncf") is not None:
+        return Path(sys.executable)
+    if not (EXTRA / ".installed").is_file():
+        raise InvalidConfig("--precision int8 needs NNCF; install it once with deploy/extras/environment.sh int8")
+    return EXTRA / "bin" / "python"
+
+
+def quantise(graph: Path, inputs: Path, out: Path, kind: str) -> None:
+    """Run quantise.py with these arguments; InvalidConfig if NNCF is missing, fails or takes too long."""
+    words = [str(find_interpreter()), "-W", "ignore", "-m", "deploy.archives.precision.quantise"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        try:
+            finished = subprocess.run(
+                [*words, str(graph), str(inputs), str(out), kind],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+                timeout=QUANTISE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InvalidConfig(
+                f"--precision int8: NNCF took more than {QUANTISE_S:.0f} s; use fewer or smaller inputs"
+            ) from None
+        if finished.returncode != 0:
+            log.seek(0)
+            reason = log.read().strip().rpartition("\n")[2]
+            raise InvalidConfig(f"--precision int8: NNCF failed: {reason or finished.returncode}")
+
+
+def check_proof(model: ModelEntry, request: PrecisionRequest, proofs: Mapping[str, Proof], *, is_trained: bool) -> None:
+    """Raise InvalidConfig if an int8 graph is not near enough, or by default if there are too few samples."""
+    made, bf16 = proofs["int8"], proofs.get("bf16")
+    fewest = FEWEST_SAMPLES.get(made.measure, 0) if request.least is None else 0
+    if made.holds and made.samples >= fewest:
+        return
+    if made.holds:
+        labels = "" if made.measure == "accuracy" else ", or labels of them,"
+        raise InvalidConfig(
+            f"{model.name}: int8: {made}: at least {fewest} samples are needed: use more inputs{labels} or "
+            "--min-agreement, which accepts fewer"
+        )
+    why = "" if is_trained else "; the weights are random: --min-agreement 0 builds it anyway"
+    most = "" if bf16 is None or bf16.holds else f"; bf16 has {bf16.agreement:.4f} on these inputs, too"
+    raise InvalidConfig(
+        f"{model.name}: int8: {made}: less than --min-agreement {made.least:g}, so nothing was built{most}{why}"
+    )

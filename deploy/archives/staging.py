@@ -1,0 +1,102 @@
+"""The step of a build that stages a model's files, from the cache if it can, and compares them with the model.
+
+task, weights -> the cache, or the builder -> files of an archive -> Comparisons -> settings and proofs beside them
+
+Imports no library of models: if the cache has all files, no model is loaded.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Protocol, cast
+
+from deploy.archives.exports import Exports
+from deploy.archives.fingerprint import export_fingerprint
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.archives.tasks import BUILT_IN, import_quietly, task_of
+from deploy.models import STOCK, TENSORS, Engine, ModelEntry
+from deploy.progress import step
+from deploy.rooms import open_room
+from handlers.errors import InvalidConfig, Unfaithful, reason
+
+LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
+
+
+class Comparisons(Protocol):
+    """The comparisons of a build with its model, and its further precisions."""
+
+    @property
+    def precision(self) -> str | None:
+        """The precision that an archive has besides fp32."""
+
+    def check(self, model: ModelEntry, engine: Engine) -> None:
+        """Raise InvalidConfig if the options do not fit the model."""
+
+    def identity(self) -> str:
+        """Return a text that changes with the options and with any input."""
+
+    def make(
+        self, model: ModelEntry, origin: Source, engine: Engine, folder: Path, *, exports: Exports, key: str | None
+    ) -> None:
+        """Compare the files in `folder` and write the results beside them; `key` is their fingerprint."""
+
+
+def plan_comparisons() -> Comparisons | None:
+    """Return the comparisons without any options; None if this copy of the project has none."""
+    room = open_room("precision")
+    return room.PrecisionRequest() if room else None
+
+
+def stage(
+    model: ModelEntry, origin: Source, engine: Engine, plan: Comparisons | None, *, exports: Exports, folder: Path
+) -> Engine:
+    """Write a model's files and precisions into an empty folder; return the engine that the archive has.
+
+    With `auto`, the archive has only another engine if OpenVINO cannot run the model exactly.
+    """
+    if engine == "onnxruntime" and model.handler != TENSORS:
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")
+    try:
+        _stage(model, origin, engine, plan, exports=exports, folder=folder)
+    except Unfaithful as error:
+        if engine != "auto" or (plan is not None and plan.precision):
+            way_out = "" if engine == error.instead else f"; --engine {error.instead} may run it, without int8"
+            raise InvalidConfig(f"{model.name}: {error}{way_out}") from error
+        shutil.rmtree(folder)
+        folder.mkdir()
+        try:
+            instead = cast(Engine, error.instead)
+            _stage(model, origin, instead, plan, exports=exports, folder=folder)
+        except InvalidConfig as other:
+            raise InvalidConfig(f"{model.name}: {error}; and {other}") from other
+        print(f"{model.name}: {LIBRARIES[instead]} runs it: {error}")
+        return instead
+    return engine
+
+
+def _stage(
+    model: ModelEntry, origin: Source, engine: Engine, plan: Comparisons | None, *, exports: Exports, folder: Path
+) -> None:
+    task = task_of(model)
+
+    def convert(empty: Path) -> None:
+        builder = import_quietly(task.builder)
+        try:
+            with step(f"{model.name}: converting the model"):
+                builder.stage(model, origin, engine, empty)
+        except (InvalidConfig, WeightsUnavailable, OSError):
+            raise
+        except Exception as error:
+            raise InvalidConfig(
+                f"{model.name}: {origin.location or origin.kind}: the model cannot be loaded: {reason(error)}; save it "
+                "again, or use --debug for the traceback"
+            ) from error
+
+    key = export_fingerprint(model, task, origin, engine)
+    if key is None:
+        convert(folder)
+    else:
+        exports.take(key, convert, folder)
+
+    # The builders of the other tasks compare rows or texts; an old archive's code does not run here.
+    if plan is not None and model.handler in BUILT_IN and model.handler not in (STOCK, TENSORS, "translation"):
+        plan.make(model, origin, engine, folder, exports=exports, key=key)

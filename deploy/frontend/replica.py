@@ -1,0 +1,123 @@
+"""One archive: requests go to the scheduler of its core, without exchanges, window or re-sending.
+
+headers, body -> row -> core.pipeline.unpack -> core.submit -> await -> write -> Answer
+the client disconnects: the server cancels the task -> core.cancel: its waiting items never run
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+from deploy.frontend.forms import MalformedForm, row_of
+from deploy.frontend.http import Answer, off_loop
+from deploy.loader import LoadedArchive
+from deploy.protocol.description import strip_zeros
+
+OUT_OF_MEMORY = 507
+# Seconds in which the model's own sample must be answered.
+SAMPLE_S = 20.0
+
+
+class Unhealthy(Exception):
+    """The replica cannot serve; its server replaces it."""
+
+
+class Replica:
+    """One archive and its core, for one event loop."""
+
+    def __init__(self, archive: str, *, threads: int, gpu: int | None, metrics: Any) -> None:
+        """Load the archive; see `LoadedArchive`."""
+        # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
+        self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
+        self._handler, self._core = loaded.handler, loaded.handler.core
+        #: The most bytes of a body; one byte more is enough to refuse it.
+        self.max_body_bytes: int = self._handler.config.max_body_bytes
+        #: Whether a GPU computes, and the requests of a full micro-batch.
+        self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
+        self.metadata = self._handler.metadata
+        self._lock, self._is_doubtful = threading.Lock(), False
+        # The requests that have ended since the loop last woke.
+        self._ended: list[asyncio.Future[None]] = []
+        # Of the archive's own package, which is on the path now.
+        from handlers.errors import ItemError  # noqa: PLC0415
+        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+
+        self._item_error, self._request_class, self._slot_class = ItemError, Request, Slot
+
+    def is_version(self, version: str, path: str) -> bool:
+        """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
+        return version in ("", self.version) or bool(path and strip_zeros(version) == strip_zeros(self.version or ""))
+
+    async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+        """Answer a request of `routes`; None if the archive is not of that version."""
+        return await self.predict(headers, body, path) if self.is_version(version, path) else None
+
+    async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
+        """Answer one request; see `row_of`."""
+        return await self._run(await off_loop(len(body), self._unpack, headers, body, path))
+
+    def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Any:
+        try:
+            return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
+        except MalformedForm as error:
+            return self._request(self._item_error(400, MalformedForm.__name__, str(error)))
+
+    async def check(self) -> None:
+        """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard).
+
+        Raises:
+            Unhealthy: a request found no memory, and the model's own sample finds none either.
+        """
+        if self._is_doubtful and (sample := self._handler.sample()) is not None:
+            answer = await asyncio.wait_for(self._run(self._request(sample)), SAMPLE_S)
+            if answer.status == OUT_OF_MEMORY:
+                raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
+            self._is_doubtful = False
+
+    async def close(self) -> None:
+        """End the core's threads, and report the last metrics."""
+        await asyncio.to_thread(self._core.close)
+        await asyncio.to_thread(self._handler.reporter.stop)
+
+    def _request(self, content: Any) -> Any:
+        """Return a request of one payload or error."""
+        return self._request_class((), slots=[self._slot_class(content)], arrived_s=time.perf_counter())
+
+    async def _run(self, request: Any) -> Answer:
+        future = self._core.submit(request)
+        try:
+            if not future.done():
+                loop = asyncio.get_running_loop()
+                waiter: asyncio.Future[None] = loop.create_future()
+                future.add_done_callback(lambda _: self._end(loop, waiter))
+                await waiter
+            reply = future.result()()
+        except asyncio.CancelledError:
+            self._core.cancel(request)
+            raise
+        except CancelledError:
+            raise asyncio.CancelledError from None
+        self._is_doubtful |= reply.status == OUT_OF_MEMORY
+        return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
+
+    def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
+        """Wake the loop once for all requests that a micro-batch ends; any thread."""
+        with self._lock:
+            self._ended.append(waiter)
+            is_first = len(self._ended) == 1
+        if is_first:
+            loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            ended, self._ended = self._ended, []
+        for waiter in ended:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,186 @@
+"""Follows gateway.yaml, its key file, nodes.json and the addresses of a name.
+
+gateway.yaml ──────────────────────────────────────────────> GatewaySettings
+its nodes, or the addresses of its name, or nodes.json ────> nodes
+
+A file may be cut while it is written, so a setting that closes the edge is removed by `NAME: none` or a restart only.
+"""
+
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, make_settings, read_document
+from deploy.gateway.watch import read_saved
+from deploy.models import ROOT
+from deploy.run.node import Node, read_nodes, replace_file
+from handlers.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+# The file of the guards that the gateway has had since its start, which a new control process reads.
+GUARDED = "guards.json"
+# Seconds after a file's change in which its time may not show another change.
+RECENT_S = 2.0
+
+# The place of a setting: ("limits", "headers"), or ("keys", "shop", "burst") of a client's key.
+Place = tuple[str, ...]
+PLACES = TypeAdapter(set[Place])
+Resolver = Callable[[str], Iterable[str]]
+
+
+def resolve_host(host: str) -> list[str]:
+    """Return a host's IPv4 addresses, or else its IPv6 addresses, since a machine with both is one node."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = {
+        family: {str(each[4][0]) for each in found if each[0] == family and "%" not in str(each[4][0])}
+        for family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return sorted(addresses[socket.AF_INET] or addresses[socket.AF_INET6])
+
+
+class Reduced(InvalidConfig):
+    """The settings lack a section that they had at the last read."""
+
+
+class Configuration:
+    """Settings and nodes, followed through changes of their files."""
+
+    def __init__(
+        self,
+        config: Path,
+        nodes_file: Path,
+        known: Sequence[Node] = (),
+        resolve: Resolver = resolve_host,
+        state_dir: Path | None = None,
+    ) -> None:
+        """Read nothing yet; `known` are the nodes until the name of `discover` is resolved."""
+        self._config, self._nodes_file, self._resolve = config, nodes_file, resolve
+        self._settings: GatewaySettings | None = None
+        self._nodes = tuple(known)
+        # Why the last read failed.
+        self.problem = ""
+        # Whether a file that cannot be applied may have other keys.
+        self.is_shut = False
+        self._logged = ""
+        self._guards_file = None if state_dir is None else state_dir / GUARDED
+        self._guards = read_saved(self._guards_file, PLACES, set()) if self._guards_file else set()
+        # The settings as last parsed, with the times and sizes of their files.
+        self._parsed: tuple[Any, GatewaySettings] | None = None
+        # The sections that gateway.yaml had, and its content without some of them, when it was first seen.
+        self._sections: set[str] = set()
+        self._reduced: bytes | None = None
+
+    def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
+        """Read both; with `discover` this may block for as long as a name server takes."""
+        settings, nodes = self.parse(), self._nodes
+        problems: list[str] = []
+        if self._settings is not None and settings.ports != self._settings.ports:
+            problems.append(f"{self._config.name}: ports change when the gateway is restarted")
+            settings = replace(settings, ports=self._settings.ports)
+        if settings.discover is None:
+            nodes = settings.nodes or tuple(read_nodes(self._nodes_file))
+        else:
+            host, port = settings.discover.host, settings.discover.port
+            try:
+                nodes = tuple(make_node(address, port) for address in sorted(set(self._resolve(host)))) or nodes
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                problems.append(f"{host} does not resolve: {reason}; the known nodes stay")
+        self._log("; ".join(problems))
+        self._settings, self._nodes = settings, nodes
+        return settings, nodes
+
+    def parse(self) -> GatewaySettings:
+        """Return the settings, parsed again only if a file has changed; raise InvalidConfig if one is cut."""
+        before = self._stat_files()
+        if self._parsed is not None and before == self._parsed[0]:
+            return self._parsed[1]
+        content, document = self._config.read_bytes(), read_document(self._config)
+        if (lost := self._sections - {*document}) and content != self._reduced:
+            # An editor may have emptied the file before it writes: its content must be equal at the next read.
+            self._reduced = content
+            raise Reduced(f"{self._config.name}: has no {', '.join(sorted(lost))} any more; read again in a second")
+        settings = make_settings(self._config, document)
+        self._keep_guards(document)
+        self._sections, self._reduced = {*document}, None
+        self._parsed = (before, settings) if before == self._stat_files() else None
+        return settings
+
+    def _stat_files(self) -> Any:
+        """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
+        named = self._parsed[1].key_file if self._parsed else None
+        found = [path.stat() for path in (self._config, *([ROOT / named] if named else []))]
+        if time.time() - max(each.st_mtime for each in found) < RECENT_S:
+            return object()
+        return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]
+
+    def _keep_guards(self, document: dict[str, Any]) -> None:
+        """Remember the guards; raise InvalidConfig if the file has lost one."""
+        found = dict(_find_guards(document))
+        # Without the list itself, or with a client's key removed, the edge is not more open.
+        inner = {place for place in self._guards - found.keys() if found.get(place[:-1], NONE) != NONE}
+        if lost := sorted(".".join(place) for place in inner if place[:-1] != ("keys",)):
+            raise InvalidConfig(
+                f"{self._config.name}: has no {', '.join(lost)} any more; `{lost[0]}: {NONE}` or a restart removes it"
+            )
+        guards = {place for place, value in found.items() if place and value != NONE}
+        if self._guards_file is not None and guards != self._guards:
+            replace_file(self._guards_file, PLACES.dump_json(guards).decode())
+        self._guards = guards
+
+    def read_changes(self) -> tuple[GatewaySettings, tuple[Node, ...]] | None:
+        """Read both; None without a change, or after a failure, which is logged."""
+        before = self._settings, self._nodes
+        try:
+            after = self.read()
+        except (InvalidConfig, OSError) as error:
+            self.problem = f"{error}; the previous settings stay"
+            self.is_shut = self.is_shut if isinstance(error, Reduced) else self._may_change_keys()
+            self._log(self.problem)
+            return None
+        self.problem, self.is_shut = "", False
+        if after == before:
+            return None
+        logger.info("settings read; nodes: %s", ", ".join(node.name for node in after[1]))
+        return after
+
+    def _may_change_keys(self) -> bool:
+        """Return whether the file has other keys than before; a file that cannot be read may have."""
+        before = {(key.client, key.key) for key in self._settings.keys} if self._settings else set()
+        try:
+            keys = {(each["client"], each["key"]) for each in read_document(self._config).get("keys") or ()}
+        except (InvalidConfig, OSError, LookupError, TypeError, AttributeError):
+            return True
+        return keys != before
+
+    def _log(self, problem: str) -> None:
+        """Log a problem once, until it changes."""
+        if problem and problem != self._logged:
+            logger.error("%s", problem)
+        self._logged = problem
+
+
+def _find_guards(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Yield the settings that close the edge, with their places and values."""
+    yield place, value
+    if isinstance(value, list):
+        value = {key["client"]: key for key in value}
+    for name, each in value.items() if isinstance(value, dict) else ():
+        if each and (place or name in GUARDS):
+            yield from _find_guards(each, (*place, name))
+
+
+def make_node(address: str, port: int) -> Node:
+    """Make a node of the address of its Envoy; the name of 10.0.0.7 is `10-0-0-7`."""
+    at = ipaddress.ip_address(address)
+    name = at.exploded.replace(".", "-").replace(":", "-")
+    url = f"http://[{at}]:{port}" if at.version == 6 else f"http://{at}:{port}"
+    return Node(name=name, inference=url, management=url, metrics=url)

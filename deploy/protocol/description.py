@@ -1,0 +1,112 @@
+"""The protocol's documents about a server and its models; pure.
+
+a handler's metadata (handlers.protocol.metadata) -> metadata, configuration
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NAME = "torchserve-batching"
+SERVICE = "inference.GRPCInferenceService"
+# Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
+APIS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
+# The extensions of Triton that every server supports.
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
+# The platform of a handler without metadata.
+UNKNOWN_PLATFORM = "torchserve"
+# Datatypes with another name in a configuration, which has no name for ANY.
+OTHER_TYPES = {"BYTES": "TYPE_STRING", "ANY": "TYPE_INVALID"}
+
+
+def strip_zeros(version: str) -> str:
+    """Return a version as Triton's clients name it: "1" for "1.0" and "1.0.0"."""
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version
+
+
+def describe_server(*extensions: str) -> dict[str, Any]:
+    """Return the server's metadata, with further extensions."""
+    # The client's package imports its connections, too, which a server of one archive does not use.
+    from torchserve_client.version import VERSION  # noqa: PLC0415
+
+    return {"name": NAME, "version": VERSION, "extensions": [*EXTENSIONS, *extensions]}
+
+
+def metadata(name: str, versions: Sequence[str], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's metadata, of its handler's; empty for a handler of another project."""
+    return {
+        "name": name,
+        "versions": versions,
+        "platform": document.get("platform", UNKNOWN_PLATFORM),
+        **{
+            kind: [{name: each[name] for name in ("name", "datatype", "shape")} for each in document.get(kind, [])]
+            for kind in ("inputs", "outputs")
+        },
+    }
+
+
+def configuration(
+    name: str, document: Mapping[str, Any], *, workers: int = 1, batch_size: int = 0, delay_ms: int = 0
+) -> dict[str, Any]:
+    """Return Triton's model configuration; max_batch_size is the maximum number of rows of a request.
+
+    Triton's batches are along the first dimension of every tensor, and `dims` omit it. If a model's rows are along
+    another dimension, max_batch_size is 0 and `dims` are complete, which means a model without batching to Triton's
+    clients; `parameters` then contain the true values. `batch_size` and `delay_ms` are TorchServe's.
+    """
+    rows = document.get("max_batch_size")
+    rows = rows if isinstance(rows, int) and rows > 0 else 1
+    tensors = {kind: list(document.get(kind, [])) for kind in ("inputs", "outputs")}
+    # The dimension of the rows, if it is not the first.
+    elsewhere = {each["name"]: each["batch_dim"] for kind in tensors.values() for each in kind if each.get("batch_dim")}
+    first = 0 if elsewhere else 1
+    # Values without a field in the configuration; the proof of each precision of the archive, as JSON.
+    parameters: dict[str, Any] = {"max_batch_size": rows} if elsewhere else {}
+    parameters |= {f"batch_dim.{name}": dimension for name, dimension in elsewhere.items()}
+    if precision := document.get("precision"):
+        parameters["precision"] = precision
+    if isinstance(proofs := document.get("proofs"), Mapping):
+        parameters |= {f"proof.{name}": json.dumps(proof) for name, proof in proofs.items()}
+    named = {name: {"string_value": str(value)} for name, value in parameters.items()}
+    kind = "KIND_GPU" if document.get("device") == "cuda" else "KIND_CPU"
+    return {
+        "name": name,
+        "platform": document.get("platform", UNKNOWN_PLATFORM),
+        "backend": UNKNOWN_PLATFORM,
+        "version_policy": {"all": {}},
+        "max_batch_size": 0 if elsewhere else rows,
+        "input": [_describe_tensor(tensor, first) for tensor in tensors["inputs"]],
+        "output": [_describe_tensor(tensor, first) for tensor in tensors["outputs"]],
+        "dynamic_batching": {
+            "preferred_batch_size": [batch_size] if batch_size > 0 else [],
+            "max_queue_delay_microseconds": delay_ms * 1000,
+        },
+        "instance_group": [{"name": name, "kind": kind, "count": workers}] if workers else [],
+        **({"parameters": named} if named else {}),
+    }
+
+
+def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
+    """Return OpenAI's list of models, or the model of that name, with the status."""
+    # It may be an archive's own, which is not on the path yet.
+    from handlers.protocol.retrieval import error_document  # noqa: PLC0415
+
+    # Clients expect a time; no node reports one.
+    found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
+    if not name:
+        return {"object": "list", "data": [*found.values()]}, 200
+    if name in found:
+        return found[name], 200
+    return error_document(404, "model_not_found", "Unknown model; GET /v1/models lists the models.", "model"), 404
+
+
+def _describe_tensor(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:
+    """Return a tensor of the configuration, with the dimensions from `first` on."""
+    datatype = tensor["datatype"]
+    return {
+        "name": tensor["name"],
+        "data_type": OTHER_TYPES.get(datatype, f"TYPE_{datatype}"),
+        "dims": tensor["shape"][first:],
+    }

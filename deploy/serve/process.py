@@ -1,0 +1,47 @@
+"""The signals and the end of the process; it imports nothing that takes time."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Seconds beyond drain_s until the process ends, whatever still runs.
+LATE_S = 5.0
+
+
+class NotServed(Exception):
+    """The archive cannot be served; the message is one line."""
+
+
+class Process:
+    """The end of this process: by a signal, or by itself."""
+
+    def __init__(self) -> None:
+        """Take the signals from now on: the first calls `stop`, and another one ends the process at once."""
+        # Of this thread and those that it starts. One that compiles a model would answer late.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._folder = tempfile.mkdtemp(prefix="serve-")
+        # An archive is unpacked there.
+        tempfile.tempdir = self._folder
+        #: Called at the first signal; until the servers run, it ends the process.
+        self.stop: Callable[[], object] = self.end
+        #: Seconds from the first signal to the end.
+        self.drain_s = 0.0
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    def _watch(self) -> None:
+        signal.sigwait(SIGNALS)
+        self.stop()
+        signal.sigtimedwait(SIGNALS, self.drain_s + LATE_S)
+        self.end(1)
+
+    def end(self, code: int = 0) -> NoReturn:
+        """End the process, although threads of an engine may still run."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        sys.stdout.flush()
+        os._exit(code)

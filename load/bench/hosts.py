@@ -1,0 +1,117 @@
+"""One process of deploy.serve for each archive against one TorchServe with the same archives, in adaptive mode.
+
+both run -> closed loops -> memory of the processes that compute -> clients that leave
+each is started again -> seconds to its first response
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from math import inf
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from deploy.run.server import Server
+from deploy.sandbox import run_server
+from load.bench import archives, peer_process, samples
+from load.bench.archives import CPU_ONLY, WINDOW
+from load.bench.contender import Endpoint, register
+from load.bench.peer_process import Peer, PeerProcess
+from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, Comparison, Results
+from load.bench.table import Row
+from load.bench.texts import EMBEDDING
+from load.generate import ClosedLoop
+from load.inputs import Inputs
+
+ONE, TORCHSERVE = "one process", "TorchServe"
+LANGUAGES, IMAGES = "language-id", "mobilenet-v2"
+# Clients that leave, and seconds after which they do; then clients that wait.
+LEAVING, LEAVE_S, WAITING = 200, 0.05, 10
+# Pixels of a side of their photographs: small enough to be sent before they leave.
+SIDE = 224
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def serve_one(folder: Path, inputs: Inputs) -> Iterator[PeerProcess]:
+    """Serve an archive in a process of this environment until the block ends."""
+    command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), "--port")
+    peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}")
+    with peer_process.start(peer, inputs.items[0].body) as running:
+        yield running
+
+
+def first_response_s(work: Path, name: str, inputs: Inputs) -> tuple[float, float]:
+    """Return the seconds from the start of a process to its first response, of one process and of TorchServe."""
+    started_s = time.perf_counter()
+    with serve_one(work / name, inputs):
+        ours_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    with run_server(work, extra=CPU_ONLY) as server:
+        register(server, name, TORCHSERVE, inputs, WINDOW).run(ClosedLoop(1), 0.001, 0.0)
+        return ours_s, time.perf_counter() - started_s
+
+
+async def storm_s(url: str, body: bytes) -> float:
+    """Return the seconds of the slowest of ten clients after a storm of others; infinite if one got no prediction."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(limit_s: float) -> bool:
+            try:
+                async with session.post(url, data=body, timeout=aiohttp.ClientTimeout(total=limit_s)) as response:
+                    await response.read()
+                    return response.status == 200
+            except (aiohttp.ClientError, TimeoutError):
+                return False
+
+        await asyncio.gather(*(ask(LEAVE_S) for _ in range(LEAVING)))
+        started_s = time.perf_counter()
+        are_good = await asyncio.gather(*(ask(PATIENCE_S) for _ in range(WAITING)))
+    return time.perf_counter() - started_s if all(are_good) else inf
+
+
+def memory_mb(pid: int) -> float:
+    """Return a process's proportional set size."""
+    return float(psutil.Process(pid).memory_full_info().pss) / 1e6
+
+
+def worker_pid(server: Server, endpoint: Endpoint) -> int:
+    """Return the process of a model's one worker."""
+    return int(server.management.describe(endpoint.url.rpartition("/")[2])["workers"][0]["pid"])
+
+
+def measure(bench: Bench) -> Iterator[Row]:
+    """Measure a tiny model, texts and images, and clients that leave the example that classifies images."""
+    texts, images = samples.singles(samples.texts()), samples.images()
+    inputs = {LANGUAGES: texts, EMBEDDING: texts, IMAGES: images, bench.classifier: images}
+    folders = {name: archives.build(bench, name, bench.work) for name in inputs}
+    results, storms = Results(), list[tuple[float, float]]()
+    with run_server(bench.work, extra=CPU_ONLY) as server, ExitStack() as stack:
+        contenders, processes = {}, {}
+        for name, each in inputs.items():
+            running = processes[name] = stack.enter_context(serve_one(folders[name], each))
+            ours = Endpoint(ONE, running.url, each, process=running)
+            contenders[name] = [ours, register(server, name, TORCHSERVE, each, WINDOW)]
+            bench.settle(contenders[name], ClosedLoop(MOST_PEER_CLIENTS))
+        for number in bench:
+            for name, clients in product((LANGUAGES, EMBEDDING, IMAGES), map(ClosedLoop, PEER_CLIENTS)):
+                bench.compare(number, Comparison(clients, contenders[name], f"{name}, {clients}"), results)
+            body, (ours, theirs) = samples.photographs(SIDE)[0], contenders[bench.classifier]
+            with processes[bench.classifier].awake():
+                storms.append((asyncio.run(storm_s(ours.url, body)), asyncio.run(storm_s(theirs.url, body))))
+        memory = memory_mb(processes[EMBEDDING].pid), memory_mb(worker_pid(server, contenders[EMBEDDING][1]))
+    starts = {name: [first_response_s(bench.work, name, inputs[name]) for _ in storms] for name in (EMBEDDING, IMAGES)}
+    for name, clients in product((LANGUAGES, EMBEDDING, IMAGES), map(ClosedLoop, PEER_CLIENTS)):
+        yield results.row(f"{name}, {clients}, /s", f"{name}, {clients}", ONE, TORCHSERVE)
+        yield results.row(f"{name}, {clients}, p50 in ms", f"{name}, {clients}", ONE, TORCHSERVE, "p50_ms")
+    for what, pairs in (
+        *((f"{name}, start to first response, s", pairs) for name, pairs in starts.items()),
+        (f"{EMBEDDING}, PSS in MB", [memory]),
+        (f"{bench.classifier}, slowest of {WAITING} after {LEAVING} that left, s", storms),
+    ):
+        yield Row(what, [ours for ours, _ in pairs], TORCHSERVE, [theirs for _, theirs in pairs])

@@ -1,0 +1,66 @@
+"""Processes of `python -m deploy.serve`, on free ports."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import requests
+
+from deploy.models import ROOT
+from deploy.run.node import Node
+from deploy.sandbox import free_ports
+from tests.waiting import until
+
+
+class Host(NamedTuple):
+    """A process, its HTTP URL, and HOST:PORT of its gRPC."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    grpc: str
+
+    def node(self, name: str) -> Node:
+        """Return it as a node of a gateway."""
+        return Node(name=name, inference=self.url, management=self.url, metrics=self.url)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
+
+
+def start(archive: Path, *words: object) -> Host:
+    """Start a process, which need not be ready."""
+    port, grpc_port = free_ports(2)
+    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words)
+    process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=subprocess.DEVNULL, text=True)
+    return Host(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
+
+
+@contextmanager
+def run_hosts(*archives: Path) -> Iterator[list[Host]]:
+    """Serve archives, one in each process, until the block ends."""
+    hosts = [start(archive) for archive in archives]
+    try:
+        for host in hosts:
+            until(lambda host=host: is_ready(host))  # type: ignore[misc]
+        yield hosts
+    finally:
+        for host in hosts:
+            host.kill()
+
+
+def is_ready(host: Host) -> bool:
+    assert host.process.poll() is None, "the process has ended"
+    try:
+        return requests.get(f"{host.url}/ping", timeout=5).status_code == 200
+    except requests.ConnectionError:
+        return False
