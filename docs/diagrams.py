@@ -166,7 +166,7 @@ def draw_states() -> str:
     parts = [box((20 + 180 * i, 20), (110, 40), [name], GREEN if i == 4 else BLUE) for i, name in enumerate(names)]
     parts += [arrow(130 + 180 * i, 40, 200 + 180 * i, 40) for i in range(4)]
     ends = (
-        ("refused: 503 or 429", "queue full, or response late"),
+        ("rejected: 503 or 429", "queue full, or response late"),
         ("failed: its own error", "413 for the whole request,", "504 if its time was up"),
         ("expired: 504", "with timeout_action: reject"),
         ("failed: 500 or 507", "after halving the micro-batch"),

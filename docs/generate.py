@@ -220,7 +220,7 @@ def write_results(name: str) -> str:
     tables = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
     head = [f"{table['name']}, ours:theirs | by round" for table in tables]
     lines = [f"| measured, against | {' | '.join(head)} |", f"|{'---|' * (1 + 2 * len(tables))}"]
-    for rows in zip(*(table["rows"] for table in tables), strict=True):
+    for rows in zip(*([row for row in table["rows"] if row.get("page", True)] for table in tables), strict=True):
         against = " or ".join(dict.fromkeys(row["against"] for row in rows))
         cells = [f"{rows[0]['measured']}, against {against}"]
         for row in rows:

@@ -78,7 +78,7 @@ class SchedulingConfig:
     max_latency_ms: Milliseconds | None = Field(
         default=None,
         description="The target for the time from a request's arrival at the worker to its response; None for no "
-        "target, so that no request is refused for lack of time.",
+        "target, so that no request is rejected for lack of time.",
     )
     priority_levels: Annotated[int, Field(ge=1, le=10)] = Field(
         default=1, description="The number of levels that the header X-Priority may name; level 1 is served first."
@@ -97,7 +97,7 @@ class SchedulingConfig:
         "all others.",
     )
     max_queue_items: Count = Field(default=512, description="Maximum items that may wait.")
-    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a request that is refused.")
+    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a rejected request.")
     streams: Count | Literal["auto"] = Field(
         default="auto",
         description="Number of micro-batches that may run side by side, each with its share of the engine's threads; "

@@ -25,7 +25,7 @@ from deploy.serve.process import NotServed, Process
 BACKLOG = 2048
 # The key of a request's scope: the tasks of its connection, which end with it.
 RUNNING = "running"
-# What a connection waits for.
+# The states in which a connection waits.
 HEAD, WRITE = "head", "write"
 # Bytes around a byte of a body that comes in the smallest chunks.
 CHUNK_BYTES = 8

@@ -205,7 +205,8 @@ class Graphs:
                     return "gain nothing"
                 if needed - self._pool_bytes > most_bytes:
                     return "over the budget of memory"
-                rung = Rung(layout, block, *self._recorder.record(run), shapes)
+                replay, packed = self._recorder.record(run)
+                rung = Rung(layout, block, replay, packed, shapes)
                 self._pool_bytes = max(self._pool_bytes, needed)
                 # Other inputs than the recorded ones: a graph must not repeat what the module found in these.
                 other = {name: np.flip(array, 1) if array.ndim > 1 else array for name, array in example.items()}

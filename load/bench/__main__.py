@@ -56,7 +56,6 @@ PARTS = {
     "gateway": Part("load.bench.gateway:measure", is_plain=False),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
-    "default": Part("load.bench.modes:measure_default", is_plain=False),
     "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
@@ -71,7 +70,7 @@ def parser() -> Parser:
     command = Parser(
         prog="python -m load.bench",
         description="Compare this deployment with its peers.",
-        examples=("python -m load.bench texts --minutes 10", "python -m load.bench default --rounds 5 --markdown"),
+        examples=("python -m load.bench texts --minutes 10", "python -m load.bench poisson --rounds 5 --markdown"),
     )
     words = f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}"
     command.add_argument("parts", nargs="*", metavar="PART", help=words)

@@ -41,17 +41,17 @@ def measure(bench: Bench) -> Iterator[Row]:
 def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None) -> Iterator[Row]:
     built = archives.build(bench, name, bench.work / name, weights=weights, engine="torch")
     with run_server(built.parent) as server, start_loop(f"{name} on a GPU", built) as process:
-        contenders: list[Contender] = [register(server, name, OURS, inputs, WINDOW)]
+        ours = register(server, name, OURS, inputs, WINDOW)
         ways = [way for way in DTYPES if way != COMPILED or name != TRANSLATION]
-        contenders += [Loop(way, process, way, WINDOW) for way in ways]
+        contenders: list[Contender] = [ours, *(Loop(way, process, way, WINDOW) for way in ways)]
         if name == RESNET:
-            stock = archives.build_stock(built, "image_classifier", archives.CLASSIFIERS[name])
+            stock = archives.build_stock(built, archives.CLASSIFIERS[name], "image_classifier")
             contenders.append(register(server, stock, STOCK, inputs, WINDOW))
         loads = [ClosedLoop(clients) for clients in CLIENTS]
         bench.settle(contenders, loads[-1])
         comparisons = [Comparison(load, contenders) for load in loads]
         if name == EMBEDDING:
-            lists = replace(contenders[0], inputs=samples.lists(samples.texts(), LIST), items=LIST)
+            lists = replace(ours, inputs=samples.lists(samples.texts(), LIST), items=LIST)
             comparisons.append(Comparison(ClosedLoop(LIST), [lists, *contenders[1:]], f"lists of {LIST}"))
         results = bench.measure(comparisons)
     for comparison, theirs in product(comparisons, contenders[1:]):

@@ -1,8 +1,8 @@
-"""What only a GPU can show, in ten minutes: python -m load.bench.gpu_check [STEP] [--dry-run]
+"""Tests and measurements of a GPU, in ten minutes: python -m load.bench.gpu_check [STEP] [--dry-run]
 
 build -> each step in a process with a limit of time -> a line of JSON for each figure -> build/gpu.json and a table
 
-A step that fails keeps its figures so far. `--dry-run` rehearses on a processor.
+A step that fails keeps its figures so far. `--dry-run` is a rehearsal on a processor.
 """
 
 import argparse

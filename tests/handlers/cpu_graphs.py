@@ -14,7 +14,7 @@ from handlers.engines.graphs import Run
 class Gpu(str):
     """A device that torch computes on, and the handlers take for a GPU."""
 
-    type = "gpu"  # type: ignore[assignment]
+    type = "gpu"
 
 
 GPU: Any = Gpu("cpu")

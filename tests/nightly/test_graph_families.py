@@ -49,7 +49,8 @@ def test_padded_rung_equals_each_text_alone(name: str, tmp_path: Path, monkeypat
     engine = TorchEngine(encoder, GPU, encoder.input_names, encoder.output_names, 1)
     rows = [np.random.default_rng(length).integers(10, 600, length).tolist() for length in LENGTHS]
     is_left = FAMILIES[name].tokenizer == "left"
-    arrays = pad_rows(rows, LENGTH, encoder.model.config.pad_token_id or 0, is_left=is_left)
+    pad_id = getattr(encoder.model.config, "pad_token_id", None) or 0
+    arrays = pad_rows(rows, LENGTH, pad_id, is_left=is_left)
     arrays["token_type_ids"] = pad_array([[0] * length for length in LENGTHS], LENGTH, 0)
     arrays = {each: arrays[each] for each in encoder.input_names}
     engine.record([{key: each[:1] for key, each in arrays.items()}], Budget(60.0, 2.0**31, 4))

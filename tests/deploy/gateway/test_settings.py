@@ -71,9 +71,10 @@ def test_missing_file_and_taken_port_are_one_line(config: Path, capsys: pytest.C
 
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}) + "\n")
-    config.chmod(0o604)
-    with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
-        configuration.read()
+    for mode in (0o604, 0o602):
+        config.chmod(mode)
+        with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
+            configuration.read()
     config.chmod(0o640)
     assert configuration.read()[0].keys
 

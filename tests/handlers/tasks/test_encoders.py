@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import transformers
 
-from handlers.engines.ladder import ROWS
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
 from handlers.warm_up import measure_change
-from tests.handlers.cpu_graphs import use_cpu_graphs
 from tests.handlers.serving import serve, started
 from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
@@ -143,20 +141,6 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
         assert answer.body == close(expected(handler, name, text, aggregation_strategy=way))
         labels |= {entity.get("entity_group") for entity in answer.body}
     assert {"PER", "LOC", "MISC"} <= labels
-
-
-@pytest.mark.parametrize("name", ["mean", "first, normalized", "softmax", "words", "bytes"])
-def test_texts_on_graphs_are_answered_as_transformers_answers_each(
-    tiny_archive: Archives, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = use_cpu_graphs(monkeypatch)
-    options = ALL if name == "softmax" else {}
-    handler = start(tiny_archive, name, max_batch_tokens=1024, **options)
-    assert (handler.graph_lengths, handler.overhead.sizes) == ([16, 32, 48, 64, 96, 128, 192], ROWS)
-    recorder.replays = 0
-    for text, answer in zip(TEXTS, serve(handler, list(TEXTS)), strict=True):
-        assert (answer.status, answer.body) == (200, close(expected(handler, name, text, **options)))
-    assert recorder.replays
 
 
 # -- in any company, in every form ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests.handlers.serving import serve, started
 from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
-from tests.oracle import is_apart
+from tests.oracle import assert_order, is_apart
 from tests.tiny_models import LIMIT, PAGE, TEXTS
 
 KINDS = ("bert", "distilbert", "roberta")
@@ -102,6 +102,9 @@ def test_questions_in_any_company_get_their_own_answers_and_errors(
     handler: QuestionAnsweringHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = [serve(handler, [asked(*pair)])[0] for pair in PAIRS]
+    for pair in PAIRS:
+        (two,) = serve(handler, [asked(*pair, top_k=2)])
+        assert_order([each["score"] for each in two.body], 1e-5)
     rows = [*(asked(*pair) for pair in PAIRS), *(row for row, *_ in BAD), asked("qzqz?", f"qzqz {PAGE}", top_k=9)]
     order = list(range(len(rows)))
     for seed in range(2):

@@ -52,7 +52,6 @@ def built(archive_sh: ArchiveSh, weights: Path, *arguments: str, **config: Any) 
         ("fnet", "auto", "exact"),  # it takes no mask
         ("gpt2:unpadded", "auto", None),
         ("xlnet", "auto", None),  # padded on the left
-        ("t5", "torch", None),  # its graph cannot be exported
     ],
 )
 def test_archive_of_a_family_answers_as_transformers_alone_and_together(
