@@ -103,30 +103,31 @@ def draw_stock() -> str:
 
 
 def draw_modes() -> str:
-    """Draw classic and adaptive batching of the same arrivals."""
-    arrivals = (0, 20, 34, 150, 172, 190, 300)
+    """Draw classic and adaptive batching of the same six requests, of which 2 and 5 are long."""
 
     def ticks(y: float) -> list[str]:
-        return [
+        arrivals = [
             part
-            for number, x in enumerate(arrivals, start=1)
+            for number, x in enumerate((0, 16, 32, 48, 64, 80), start=1)
             for part in (arrow(60 + x, y - 16, 60 + x, y), text(60 + x, y - 19, str(number), size=10, fill=GREY))
         ]
+        return [
+            *arrivals,
+            text(152, y - 10, "six requests arrive; 2 and 5 are long", size=11, anchor="start", fill=GREY),
+        ]
 
-    parts = [
-        text(20, 26, "Classic: after the first request TorchServe waits max_batch_delay (here long)", anchor="start")
-    ]
-    parts += ticks(62)
-    parts += [bar(60, 64, 36, "delay", GREY), bar(96, 64, 150, "batch 1, 2, 3", BLUE)]
-    parts += [bar(250, 64, 150, "batch 4, 5, 6", BLUE), bar(404, 64, 36, "delay", GREY), bar(440, 64, 90, "7", BLUE)]
-    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine runs waiting ones", anchor="start")]
-    parts += ticks(166)
-    parts += [bar(60, 168, 90, "1", BLUE), bar(154, 168, 110, "2, 3", BLUE)]
+    parts = [text(20, 26, "Classic: TorchServe forms batches in the order of arrival", anchor="start"), *ticks(62)]
+    parts += [bar(60, 64, 84, "before", GREY), bar(148, 64, 190, "1, 2, 3", BLUE), bar(342, 64, 190, "4, 5, 6", BLUE)]
     parts += [
-        bar(268, 168, 130, "4, 5, 6", BLUE),
-        bar(402, 168, 90, "7", BLUE),
-        text(60, 216, "time →", size=11, anchor="start", fill=GREY),
+        text(20, 130, "Adaptive: the worker chooses; similar requests run together, urgent ones first", anchor="start")
     ]
+    parts += ticks(166)
+    parts += [
+        bar(60, 168, 84, "before", GREY),
+        bar(148, 168, 100, "1, 3, 4, 6", BLUE),
+        bar(252, 168, 140, "2, 5", BLUE),
+    ]
+    parts += [text(60, 216, "time →", size=11, anchor="start", fill=GREY)]
     return card(620, 230, "Classic and adaptive batching of the same arrivals", parts)
 
 
@@ -141,7 +142,7 @@ def draw_threads() -> str:
         *(arrow(96, 140, 130, 140), arrow(130, 160, 96, 160)),
         box((130, 120), (164, 60), ["TorchServe", "one exchange per batch"], BLUE),
         *(arrow(294, 140, 392, 140), arrow(392, 160, 294, 160)),
-        *(label(328, 132, "requests"), label(328, 176, "replies")),
+        *(label(328, 132, "requests"), label(328, 176, "responses")),
         f'<rect x="366" y="20" width="644" height="270" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
         label(380, 40, "worker", "start"),
         box((392, 105), (160, 90), ["exchange thread", "receive, unpack, submit", "split, pack, send"], ORANGE),

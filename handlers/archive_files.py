@@ -62,6 +62,7 @@ class Build:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, Any] = field(default_factory=dict)
+    made_with: str = ""  # the version of torchserve-batching
 
     def to_json(self) -> str:
         """Return the text of build.json, which contains its format and a sum over itself."""
@@ -73,7 +74,7 @@ class Build:
         """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
-            raise ValueError("its own sum is another")
+            raise ValueError("its checksum does not match")
         if (found := content.pop("format", 1)) != FORMAT:
             problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
             raise InvalidConfig(f"{problem}: build it again with ./archive.sh")

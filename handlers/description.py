@@ -110,7 +110,7 @@ def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reser
     if unknown := sorted(given.keys() - names.keys()):
         raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: unknown; this task has {', '.join(names)}")
     if len(set(names.values())) < len(names) or not all(name.strip() for name in names.values()):
-        raise InvalidConfig(f"tensors.{kind}: every tensor needs another name, which is not empty")
+        raise InvalidConfig(f"tensors.{kind}: names must be unique and not empty")
     if taken := sorted(set(names.values()) & set(reserved)):
         raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)}: an option or the errors have this name; use another")
     return names

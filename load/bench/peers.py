@@ -12,6 +12,7 @@ scores are compared with torch's before the measurements.
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -166,6 +167,7 @@ def serve_peer(bench: Bench, peer: Peer, network: Network) -> Iterator[Tuned]:
     def serve(tuning: Tuning) -> Iterator[Endpoint]:
         graph = replace(network.graph, copies=tuning.copies, wait_ms=tuning.wait_ms)
         with peer_process.start(peer, inputs.items[0].body, graph.to_environment()) as process:
+            process.signal(signal.SIGSTOP)  # until it is measured
             yield Endpoint(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
     rates = {}

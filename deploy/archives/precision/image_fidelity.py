@@ -92,9 +92,7 @@ def _check_pixels(owner: Owner, picture: Image.Image, pixels: Pixels) -> None:
     off = float(((own - wanted) / level).abs().mean()) if own.shape == wanted.shape else math.inf
     if off > MOST_LEVELS:
         size = "{}x{}".format(*picture.size)
-        raise InvalidConfig(
-            f"a picture of {size} becomes other pixels than those of the model's library, by {off:.1f} levels of 256"
-        )
+        raise InvalidConfig(f"a picture of {size}: pixels differ from the model's library by {off:.1f} levels of 256")
 
 
 class _FirstOfEqual(TorchFunctionMode):
