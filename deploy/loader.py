@@ -32,7 +32,7 @@ class NoMetrics:
         """Discard a sample."""
 
 
-class _Context:
+class PlainContext:
     """The parts of TorchServe's context that `handler.initialize` reads, without the import of `ts` and torch."""
 
     def __init__(self, name: str, folder: str, manifest: Any, window: int, gpu: int | None, *rest: Any) -> None:
@@ -81,7 +81,7 @@ class LoadedArchive:
         settings = _settings(folder, mode, threads)
         if response_timeout_s is not None:
             settings["responseTimeout"] = response_timeout_s
-        make_context: Any = _Context
+        make_context: Any = PlainContext
         if mode == "classic" or (folder / "original").is_dir():
             # Handlers of stock archives, and `handler.handle`, need TorchServe's; handlers.torchserve looks for it.
             from ts.context import Context  # noqa: PLC0415

@@ -8,15 +8,13 @@ from typing import Any, Literal
 
 import yaml
 
+from deploy import places
 from deploy.yaml_text import parse_yaml
 from handlers.config import check_names
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import check_name
 
-ROOT = Path(__file__).resolve().parent.parent
-MODEL_LIST = ROOT / "examples" / "models.yaml"
-# The user's own list, from the current folder.
-MINE = Path("my/models.yaml")
+ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 
 # The engine for which an archive contains a model; with `auto`, both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]

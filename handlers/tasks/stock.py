@@ -38,6 +38,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     """
 
     config_class = StockConfig
+    reads_options = True
     inputs = frozenset({"data"})
     decodes_in_threads = False
 

@@ -50,6 +50,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     """
 
     config_class = TensorsConfig
+    reads_options = True
     decodes_in_threads = False
 
     def load(self) -> Engine:

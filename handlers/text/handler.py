@@ -35,6 +35,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})
+    reads_options = True
     media_types: tuple[str, ...] = ("text/plain",)
     # Checking a text takes microseconds, and the tokenizer has its own threads.
     decodes_in_threads = False

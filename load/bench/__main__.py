@@ -68,9 +68,9 @@ TERMINATED = 143
 def parser() -> Parser:
     """Return the parser of the command line."""
     command = Parser(
-        prog="python -m load.bench",
+        prog="torchserve-batching bench",
         description="Compare this deployment with its peers.",
-        examples=("python -m load.bench texts --minutes 10", "python -m load.bench poisson --rounds 5 --markdown"),
+        examples=("torchserve-batching bench texts --minutes 10", "torchserve-batching bench poisson --markdown"),
     )
     words = f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}"
     command.add_argument("parts", nargs="*", metavar="PART", help=words)

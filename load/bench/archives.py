@@ -17,7 +17,8 @@ import yaml
 from deploy.archives.archive import Recipe, run_archiver
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.staging import Comparisons, plan_comparisons
-from deploy.models import ROOT, Engine, ModelEntry, model
+from deploy.models import Engine, ModelEntry, model
+from deploy.places import STORE
 from handlers.archive_files import CHECKPOINT
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output
@@ -25,7 +26,7 @@ from load.bench.rounds import Bench, progress, redirect_output
 # The comparisons use OpenVINO on the processor, even on a machine with a GPU.
 CPU_ONLY = ("number_of_gpu=0",)
 # `make serve` uses these exports, too.
-EXPORTS = ROOT / "model_store" / ".exports"
+EXPORTS = STORE / ".exports"
 CLASSIC = "classic"
 ADAPTIVE = "adaptive"
 STOCK = "stock"

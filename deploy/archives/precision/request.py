@@ -16,6 +16,7 @@ from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, TASKS, find_s
 from deploy.archives.sources import Source
 from deploy.archives.tasks import import_quietly
 from deploy.models import ROOT, Engine, ModelEntry
+from deploy.places import INSTALL_INT8
 from deploy.progress import step
 from deploy.rooms import ROOMS, open_room
 from handlers.archive_files import GRAPH
@@ -95,7 +96,7 @@ class PrecisionRequest:
 def add_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of archive.sh."""
     if "int8" in ROOMS:
-        words = "add an int8 graph; requires deploy/extras/environment.sh int8"
+        words = f"add an int8 graph; requires {INSTALL_INT8}"
         group.add_argument("--precision", choices=["int8"], help=words)
         words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
         group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)

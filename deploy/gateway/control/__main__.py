@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from aiohttp import web
@@ -22,7 +23,6 @@ from aiohttp import web
 from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
-from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
@@ -33,13 +33,19 @@ from handlers.errors import InvalidConfig
 CHECK_S = 1.0
 # Seconds that a request in flight may take after the SIGTERM.
 SHUTDOWN_S = 2.0
+# Modules with `routes`; the page is optional.
+ROUTES = (
+    "protocol",
+    "operator",
+    "page",
+)
 
 
 def make_control_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
     app[GATEWAY] = gateway
-    for module in (protocol, operator, page):
-        app.add_routes(module.routes)
+    for name in ROUTES:
+        app.add_routes(import_module(f"deploy.gateway.control.{name}").routes)
     return app
 
 

@@ -39,12 +39,16 @@ class Discovery(grpc.GenericRpcHandler):  # type: ignore[misc]
     """A server of Envoy's endpoints, which follows their file."""
 
     def __init__(self, folder: Path) -> None:
-        """Start it; the folder's path may be longer than a socket's."""
+        """Start it, or raise OSError; the folder's path may be longer than a socket's."""
         self._file, self._logged = folder / ENDPOINTS, ""
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._server = grpc.server(ThreadPoolExecutor(STREAMS), handlers=[self], options=unlimited)
-        self._server.add_insecure_port(f"unix:/proc/self/fd/{self._folder}/{SOCKET}")
+        try:
+            self._server.add_insecure_port(f"unix:/proc/self/fd/{self._folder}/{SOCKET}")
+        except RuntimeError:
+            os.close(self._folder)
+            raise OSError(f"{folder / SOCKET}: cannot be opened; the disk may be full or read-only") from None
         (folder / SOCKET).chmod(0o600)
         self._server.start()
 

@@ -113,7 +113,7 @@ class Envoy:
 
     def keep(self, document: Resource, *options: str) -> None:
         """Serve its endpoints, start Envoy if it does not run, and wait until it answers."""
-        if self._discovery is None:
+        if self._discovery is None and "ads_config" in document.get("dynamic_resources", ()):
             self._discovery = Discovery(self._state_dir)
         if self.pid() is not None:
             return

@@ -58,6 +58,14 @@ def test_task_that_cannot_be_served_is_one_line(
     assert not (archive_sh.store / "colours").exists()
 
 
+def test_module_beside_the_task_that_would_hide_an_installed_one_is_one_line(
+    archive_sh: ArchiveSh, colours: Path
+) -> None:
+    (archive_sh.folder / "csv.py").write_text("")
+    words = "colours: handler: csv.py: it has the name of a module of the standard library, which it would hide"
+    assert words in archive_sh.refused("colours")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -109,7 +109,7 @@ def test_settings_that_are_cut_open_nothing(
     secret = tmp_path / "keys.yaml"
     secret.touch(mode=0o600)
     secret.write_text(KEYS)
-    parts = [TLS, LIMITS, f"key_file: {secret}\n" if in_file else f"keys:\n{KEYS}"]
+    parts = [TLS, LIMITS, f"key_file: {secret.name}\n" if in_file else f"keys:\n{KEYS}"]
     config.write_text("".join(parts[each] for each in order))
     for path in (secret, config) if in_file else (config,):
         lines = path.read_text().splitlines(keepends=True)

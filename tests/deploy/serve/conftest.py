@@ -12,7 +12,9 @@ from tests.hosts import Host, is_ready, start
 from tests.waiting import until
 
 INFER = """
-import time
+import os, time
+
+time.sleep(float(os.environ.get("LOADS", 0)))
 
 def infer(x):
     time.sleep(0.2)
