@@ -92,7 +92,7 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)
 
-gpu: .venv/.installed ## test and measure a GPU in ten minutes, write build/gpu.json; DRY=1 rehearses
+gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=1
 	@$(BIN)/python -m load.bench.gpu_check $(if $(DRY),--dry-run)
 
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1

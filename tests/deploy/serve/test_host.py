@@ -69,7 +69,8 @@ def test_head_and_body_of_an_answer_are_sent_together_and_a_head_without_a_body_
     joined = Joined(transport)
     joined.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     transport.write.assert_called_once()
-    for end in (lambda: joined.write(b"HTTP/1.1"), joined.flush, joined.close):
+    ends: list[Callable[[], None]] = [lambda: joined.write(b"HTTP/1.1"), joined.flush, joined.close]
+    for end in ends:
         joined.write(head)
         end()
     assert [call.args[0] for call in transport.writelines.mock_calls] == [(head, b"HTTP/1.1"), (head, b""), (head, b"")]
