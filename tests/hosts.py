@@ -33,14 +33,14 @@ class Host(NamedTuple):
         self.process.wait()
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
+def command(*words: object, python: str = sys.executable) -> list[str]:
+    return [python, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
 
 
-def start(archive: Path, *words: object) -> Host:
-    """Start a process, which need not be ready."""
+def start(archive: Path, *words: object, python: str = sys.executable) -> Host:
+    """Start a process, which need not be ready, in the environment of a Python."""
     port, grpc_port = free_ports(2)
-    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words)
+    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
     process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=subprocess.DEVNULL, text=True)
     return Host(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
 

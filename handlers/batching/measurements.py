@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,9 +55,16 @@ def path_for(task: Task, key: str) -> Path:
         import torch  # noqa: PLC0415 - a worker on OpenVINO has no GPU
 
         processor += torch.cuda.get_device_name(task.device)
-    identity = [task.fingerprint, key, processor, available_threads(0), *map(version, ("openvino", "torch"))]
+    identity = [task.fingerprint, key, processor, available_threads(0), *map(_version, ("openvino", "torch"))]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return cache_dir(task.model_dir) / f"measured-{name}.json"
+
+
+def _version(package: str) -> str:
+    """Return the version of a package; "" if the server lacks it."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
 
 
 @contextmanager
