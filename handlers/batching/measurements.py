@@ -61,11 +61,10 @@ def path_for(task: Task, key: str) -> Path:
 
 
 def _version(package: str) -> str:
-    """Return the version of a package; "" without it, as in an environment of one engine."""
-    try:
+    """Return the version of a package; "" if the server lacks it."""
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    return ""
 
 
 @contextmanager
