@@ -106,7 +106,7 @@ def test_clients_that_left_delay_no_other(serve: Serve, size: int) -> None:
 
 
 CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n".encode()
-# What a client sends -> the start of the response before the connection ends; every limit of seconds is 0.3.
+# Bytes of a client -> the start of the response before the connection ends; every limit of seconds is 0.3.
 HELD = {
     "nothing": (b"", b""),
     "part of a head": (b"GET /ping HTTP/1.1\r\n", b""),
