@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without compiled bytecode of torch and transformers, a worker takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench gpu soak lock help
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)
+
+gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=1
+	@$(BIN)/python -m load.bench.gpu_check $(if $(DRY),--dry-run)
 
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
 	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
