@@ -48,8 +48,8 @@ def command(*words: object, python: str = sys.executable) -> list[str]:
     return [python, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
 
 
-def start(archive: Path, *words: object, python: str = sys.executable, log: Path | None = None) -> Host:
-    """Start a process in the environment of a Python, which need not be ready; `log` receives all that it writes."""
+def start(archive: Path, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:
+    """Start a process, which need not be ready, in a Python's environment; `log` receives all that it writes."""
     port, grpc_port = free_ports(2)
     line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
     with (log or Path(os.devnull)).open("w") as out:
