@@ -7,6 +7,7 @@ import requests
 
 from deploy.run.server import Server
 from tests.e2e.conftest import STARTUP_TIMEOUT_S, Registrations, metrics, send, send_together, url
+from tests.e2e.test_conformance import assert_grpc_answers_like_http
 from tests.waiting import until
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.worker_log import WorkerLog
@@ -56,6 +57,7 @@ def test_plain_registration_has_one_adaptive_worker_whoever_asks_for_more(
     for _ in range(3):
         assert send(server, NAME, TEXTS[0]).status == 200
     requests.put(f"{scaled}?min_worker=1&max_worker=1", timeout=60).raise_for_status()
+    assert_grpc_answers_like_http(server, NAME)
     explained = requests.post(url(server, NAME).replace("predictions", "explanations"), data=TEXTS[0], timeout=60)
     assert (explained.status_code, explained.json()["type"]) == (501, "NotImplemented")
 

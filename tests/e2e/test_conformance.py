@@ -1,7 +1,8 @@
 """The Open Inference Protocol through the gateway, as docs/reference/open-inference.md has it row by row.
 
 tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
-    -> Envoy -> a real TorchServe with a model in classic mode, one in adaptive mode, and one of every datatype
+    -> Envoy -> a real TorchServe with a model in classic mode
+             -> processes of deploy.serve, which are adaptive: an encoder, and a model of every datatype
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e import echo
 from tests.e2e.conftest import Registrations, send, worker_pid
+from tests.hosts import Host, run_hosts
 from tests.waiting import until
 
 TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
@@ -126,24 +128,26 @@ def texts(*sent: str) -> NDArray[np.object_]:
 
 
 @pytest.fixture(scope="module")
-def models(
-    archive: Callable[..., str], registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, ...]:
-    files = (
-        archive(EMBEDDING),
-        archive(LANGUAGES),
-        archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto"),
-    )
-    parameters = {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1}
-    with ThreadPoolExecutor(len(files)) as pool:
-        list(pool.map(lambda name, file: registrations.serve(name, file, parameters), MODELS, files))
+def models(archive: Callable[..., str], registrations: Registrations) -> tuple[str, ...]:
+    """Register the classic one."""
+    registrations.serve(LANGUAGES, archive(LANGUAGES), {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     return MODELS
 
 
 @pytest.fixture(scope="module")
-def edge(server: Server, models: tuple[str, ...]) -> Iterator[Sandbox]:
+def hosts(
+    archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Host]]:
+    names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
+    with run_hosts(*(model_store / name for name in names)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def edge(server: Server, models: tuple[str, ...], hosts: list[Host]) -> Iterator[Sandbox]:
     """A gateway without management and keys that knows every model."""
-    with sandbox.run_gateway([sandbox.make_node(server)]) as started:
+    nodes = [host.node(f"host-{number}") for number, host in enumerate(hosts)]
+    with sandbox.run_gateway([sandbox.make_node(server), *nodes]) as started:
         clients = Clients(started.http, started.grpc)
         until(lambda: clients.get("/v2/health/ready") == 200)
         for name in models:
@@ -170,9 +174,9 @@ def which(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def workers(server: Server, models: tuple[str, ...]) -> dict[str, int]:
-    """The processes before the first test: each is there at the end, or something that was sent has ended it."""
-    return {name: worker_pid(server, name) for name in models}
+def worker(server: Server, models: tuple[str, ...]) -> int:
+    """The process before the first test: it is there at the end, or something that was sent has ended it."""
+    return worker_pid(server, LANGUAGES)
 
 
 def assert_refused(which: str, call: Callable[[], Any], http: int, rpc: str) -> str:
@@ -257,10 +261,9 @@ def test_statistics_count_what_was_inferred_and_name_every_model(lab: Clients, w
 # -- inference -----------------------------------------------------------------------------------------------------
 
 
-def test_inference_is_that_of_predictions_by_every_client_in_either_mode(
-    lab: Clients, which: str, server: Server
-) -> None:
-    plain = np.array([send(server, EMBEDDING, text.encode()).body for text in TEXTS], np.float32)
+def test_inference_is_that_of_predictions_by_every_client_in_either_mode(lab: Clients, which: str) -> None:
+    alone = [lab.post(f"/predictions/{EMBEDDING}", text.encode(), Content_Type="text/plain") for text in TEXTS]
+    plain = np.array([answer.json() for answer in alone], np.float32)
     ways: list[dict[str, Any]] = [
         {"outputs": ["output__0"], "model_version": "1"},
         {"request_id": "뉴스-7"},
@@ -439,10 +442,10 @@ def test_description_and_explanation_of_torchserve_are_no_predictions(
     described = f"{server.settings.management_url}/models/{LANGUAGES}?customized=true"
     (found,) = requests.get(described, timeout=TIMEOUT_S).json()
     assert LANGUAGES in json.dumps(found["customizedMetadata"])
+    refused = requests.post(f"{server.settings.inference_url}/explanations/{LANGUAGES}", DOCUMENT, timeout=TIMEOUT_S)
+    assert (refused.status_code, "explanations" in refused.json()["message"]) == (501, True)
+    # A client that sends the header of a description gets its prediction.
     for name in (EMBEDDING, LANGUAGES):
-        refused = requests.post(f"{server.settings.inference_url}/explanations/{name}", DOCUMENT, timeout=TIMEOUT_S)
-        assert (refused.status_code, "explanations" in refused.json()["message"]) == (501, True)
-        # A client that sends the header of a description gets its prediction.
         assert isinstance(lab.post(f"/predictions/{name}", DOCUMENT, describe="True").json(), list)
 
 
@@ -474,32 +477,33 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-def test_calls_of_torchserves_own_grpc_are_answered_like_http(
-    server: Server, models: tuple[str, ...], workers: dict[str, int]
-) -> None:
-    """A streamed call whose response is not a stream would end the worker."""
+def test_calls_of_torchserves_own_grpc_are_answered_like_http(server: Server, worker: int) -> None:
+    assert_grpc_answers_like_http(server, LANGUAGES)
+    assert worker_pid(server, LANGUAGES) == worker
+
+
+def assert_grpc_answers_like_http(server: Server, name: str) -> None:
+    """Fail unless TorchServe's gRPC does; a streamed call whose response is not a stream would end the worker."""
     lines = dict(line.split("=", 1) for line in server.config.read_text().splitlines() if "=" in line)
     service = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
     with grpc.insecure_channel(f"127.0.0.1:{lines['grpc_inference_port']}") as channel:
         predict = channel.unary_unary(f"{service}/Predictions")
         stream = channel.unary_stream(f"{service}/StreamPredictions")
-        for name in (EMBEDDING, LANGUAGES):
-            for text in (TEXTS[0].encode(), b"\xff\xfe"):
-                # PredictionsRequest: model_name = 1, input = 3, a map of names to bytes.
-                asked = field(1, name.encode()) + field(3, field(1, b"data") + field(2, text))
-                answers = [predict(asked, timeout=TIMEOUT_S)]
-                for _ in range(2):
-                    answers += stream(asked, timeout=TIMEOUT_S)
-                # PredictionResponse has one field, like this message: prediction = 1.
-                documents = [json.loads(BytesValue.FromString(answer).value) for answer in answers]
-                body = send(server, name, text).body
-                expected = pytest.approx(body, abs=0.02) if len(body) == SIZE else body
-                assert len(documents) == 3
-                assert all(document == expected for document in documents)
-            # A form may name its field like a header, and HTTP's answers are still no streams.
-            form = b'--b\r\nContent-Disposition: form-data; name="explain"\r\n\r\nGood morning.\r\n--b--\r\n'
-            assert send(server, name, form, "multipart/form-data; boundary=b").status == 200
-        assert {name: worker_pid(server, name) for name in models} == workers
+        for text in (TEXTS[0].encode(), b"\xff\xfe"):
+            # PredictionsRequest: model_name = 1, input = 3, a map of names to bytes.
+            asked = field(1, name.encode()) + field(3, field(1, b"data") + field(2, text))
+            answers = [predict(asked, timeout=TIMEOUT_S)]
+            for _ in range(2):
+                answers += stream(asked, timeout=TIMEOUT_S)
+            # PredictionResponse has one field, like this message: prediction = 1.
+            documents = [json.loads(BytesValue.FromString(answer).value) for answer in answers]
+            body = send(server, name, text).body
+            expected = pytest.approx(body, abs=0.02) if len(body) == SIZE else body
+            assert len(documents) == 3
+            assert all(document == expected for document in documents)
+        # A form may name its field like a header, and HTTP's answers are still no streams.
+        form = b'--b\r\nContent-Disposition: form-data; name="explain"\r\n\r\nGood morning.\r\n--b--\r\n'
+        assert send(server, name, form, "multipart/form-data; boundary=b").status == 200
 
 
 @pytest.mark.parametrize("which", ["http", "grpc"])
@@ -523,9 +527,6 @@ def test_management_lists_loads_and_unloads_where_it_is_let_through(
     until(lambda: managed.post(place, {"inputs": body}).status_code == 200)
 
 
-def test_nothing_that_was_sent_has_ended_a_worker_or_envoy(
-    server: Server, edge: Sandbox, workers: dict[str, int]
-) -> None:
-    kept = {name: pid for name, pid in workers.items() if name != LANGUAGES}
-    assert {name: worker_pid(server, name) for name in kept} == kept
+def test_nothing_that_was_sent_has_ended_a_process_or_envoy(hosts: list[Host], edge: Sandbox) -> None:
+    assert [host.process.poll() for host in hosts] == [None] * 2
     assert psutil.pid_exists(int((edge.state_dir / "envoy.pid").read_text()))

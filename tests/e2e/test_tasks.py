@@ -1,7 +1,8 @@
-"""Each task in each mode on the real server: every request gets its own answer in any mix of a batch."""
+"""Each task in one process, and one of each modality on TorchServe: every request gets its own answer in any batch."""
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,12 +19,16 @@ from sklearn.linear_model import LinearRegression
 from deploy.models import ROOT, ModelEntry
 from deploy.run.server import Server
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url, vary
+from tests.hosts import run_hosts
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
 # The difference between unbatched and batched answers in fp32 is the order of the sums. Answers of two items differ by
 # far more, which the tests check.
 ALIKE = 2e-3
+# One task of each modality; the others' classic mode is tested in tests/handlers.
+ON_TORCHSERVE = ("image_classification", "sentence_embedding", "tensors")
+ONE_PROCESS = "one-process"
 # Bounds of examples/tabular/model/bands.json.
 BANDS = (120, 200)
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
@@ -192,33 +197,48 @@ def alike(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize("task", CASES)
-def test_task_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
-    server: Server,
-    archive: Callable[..., str],
-    variant: Callable[..., str],
-    tmp_path: Path,
-    task: str,
+def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
+    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str
 ) -> None:
-    case = CASES[task]
-    weights = None if case.checkpoint is None else str(case.checkpoint(tmp_path))
-    folder = archive(case.model, weights, engine="auto", archive_format="no-archive")
-    bodies = [*case.good, *case.bad]
-    settings = {"precision": "fp32", **case.settings}
+    name = f"{task}-{ONE_PROCESS}"
+    folder = vary(model_store, name, built(archive, task, tmp_path), fp32(task), ADAPTIVE)
+    with run_hosts(folder, log=tmp_path / "log") as (host,):
+        check(host.as_server(), task, {ONE_PROCESS: name})
+    assert "canary" not in (tmp_path / "log").read_text()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("task", ON_TORCHSERVE)
+def test_task_on_torchserve_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
+    server: Server, archive: Callable[..., str], variant: Callable[..., str], tmp_path: Path, task: str
+) -> None:
+    case, folder = CASES[task], built(archive, task, tmp_path)
     modes: dict[str, dict[str, Any]] = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
     names = {
-        mode: variant(f"{task}-{mode}", of=folder, handler={**settings, "scheduling": {"mode": mode}}, **more)
+        mode: variant(f"{task}-{mode}", of=folder, handler={**fp32(task), "scheduling": {"mode": mode}}, **more)
         for mode, more in modes.items()
     }
 
     def register(mode: str) -> None:
         # A classic batch goes as soon as all are there; a machine that stalls has this long for them.
-        delay_ms = 3000 if mode == "classic" else 1
-        server.register(names[mode], names[mode], batch_size=len(bodies), max_batch_delay_ms=delay_ms, workers=1)
+        delay_ms, size = 3000 if mode == "classic" else 1, len([*case.good, *case.bad])
+        server.register(names[mode], names[mode], batch_size=size, max_batch_delay_ms=delay_ms, workers=1)
 
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(register, names))
     check(server, task, names)
     assert "canary" not in logged(server)
+
+
+def built(archive: Callable[..., str], task: str, folder: Path) -> str:
+    """Build a task's archive as a folder of the model store; returns its name."""
+    case = CASES[task]
+    weights = None if case.checkpoint is None else str(case.checkpoint(folder))
+    return archive(case.model, weights, engine="auto", archive_format="no-archive")
+
+
+def fp32(task: str) -> dict[str, Any]:
+    return {"precision": "fp32", **CASES[task].settings}
 
 
 def check(server: Server, task: str, names: Mapping[str, str]) -> None:
@@ -227,25 +247,26 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
     bodies = [*case.good, *case.bad]
     # Every other one of both kinds, as far as there are.
     order = sorted(range(len(bodies)), key=lambda index: index % len(case.good))
-    alone = [case.read(send(server, names["adaptive"], body).body) for body in case.good]
+    *_, adaptive = names.values()
+    alone = [case.read(send(server, adaptive, body).body) for body in case.good]
     for answer, other in itertools.pairwise(alone):
         assert not alike(answer, other)
     if case.known:
         assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known
     for mode, name in names.items():
         described = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
-        assert (described["task"], described["mode"]) == (task, mode)
+        assert (described["task"], described["mode"] == "classic") == (task, mode == "classic")
         together = dict(zip(order, send_together(server, name, [bodies[index] for index in order]), strict=True))
         for index, expected in enumerate(alone):
             assert together[index].status == 200, together[index]
             assert alike(case.read(together[index].body), expected), (mode, index)
-        if mode == "classic" and task != "translation":  # a micro-batch is of one language
+        if mode == "classic":
             assert max(together[index].batch_size for index in range(len(alone))) > 1
         for index, (status, kind) in enumerate(case.bad.values(), len(alone)):
             assert (together[index].status, together[index].body["type"]) == (status, kind), (mode, bodies[index])
             assert together[index].body["code"] == status
     if task == "translation":
-        check_documents(server, names["adaptive"])
+        check_documents(server, adaptive)
 
 
 def check_documents(server: Server, name: str) -> None:
