@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without compiled bytecode of torch and transformers, a worker takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench gpu soak lock help
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ nodes = $(if $(filter command,$(firstword $(origin NODES))),--node-count $(NODES
 serve: .venv/.installed ## build a model, start a server, predict; CONFIG=production NODES=4
 	@$(BIN)/python -m deploy.run start $(config) $(nodes)
 
-gateway: .venv/.installed ## start Envoy before the servers; CONFIG=my/gateway.yaml
+gateway: .venv/.installed ## start Envoy in front of the servers; CONFIG=my/gateway.yaml
 	@$(BIN)/python -m deploy.gateway start $(config)
 
 stop: .venv/.installed ## stop the gateway after its last response, then the servers
@@ -43,15 +43,23 @@ capped = $(if $(filter AVX2,$(ONEDNN_MAX_CPU_ISA)),tests/avx2.sh)
 # A process that dies ends the run: if xdist replaced it, `--dist loadfile` would wait forever.
 pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-check: lint ## run lint and the tests that need no server; 4 to 9 minutes
-	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier check tests --ignore tests/e2e --ignore tests/nightly
+check: lint tier-check ## run lint and the tests that build and start nothing; 2 minutes
 
 # Number of test processes, each with a separate TorchServe. A TorchServe that starts or waits for a batch leaves most of two
 # cores idle. Each process needs up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-test: check ## run check, then the tests with a real server; 10 to 25 minutes
+test: check tier-builds tier-test ## run check, then tests with builds and servers; 10 to 25 minutes
+
+.PHONY: tier-check tier-builds tier-test tier-nightly
+tier-check tier-builds: tier-%: # tests/conftest.py selects by the mark `builds`
+	@OMP_NUM_THREADS=1 $(pytest) -n auto --tier $* tests --ignore tests/e2e --ignore tests/nightly
+
+tier-test:
 	@$(pytest) -n $(SIDE_BY_SIDE) --tier test tests/e2e
+
+tier-nightly:
+	@$(pytest) -n 0 --tier nightly $(if $(CI),--strict-tier) tests/nightly
 
 packages: .venv/.installed ## install what test-all needs besides .venv; needs root
 	@tests/nightly/packages/debian.sh
@@ -59,8 +67,11 @@ packages: .venv/.installed ## install what test-all needs besides .venv; needs r
 	@tests/nightly/packages/perf_analyzer.sh >/dev/null
 	@tests/nightly/packages/prometheus.sh
 
-test-all: packages docs test ## run every test: image, Kubernetes, browser, soak, drills; an hour
-	@$(pytest) -n 0 --tier nightly $(if $(CI),--strict-tier) tests/nightly
+# A part that fails does not end the run; the table at the end names every module with its seconds and results.
+test-all: ## run every test: image, Kubernetes, browser, soak, drills; an hour
+	@rm -rf .pytest_cache/tiers
+	@$(MAKE) --keep-going packages docs lint tier-check tier-builds tier-test tier-nightly; status=$$?; \
+		$(BIN)/python -m tests.tiers; exit $$status
 
 EXAMPLES ?= 2000
 SEED ?= 1
@@ -81,6 +92,9 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)
 
+gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=1
+	@$(BIN)/python -m load.bench.gpu_check $(if $(DRY),--dry-run)
+
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
 	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
@@ -89,8 +103,8 @@ resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 # The second lock, for images, omits the packages of tests. Both locks have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
-	@$(resolve) --extra dev -o requirements.lock pyproject.toml
-	@$(resolve) --constraints requirements.lock -o requirements-server.lock pyproject.toml
+	@$(resolve) --extra dev --group weights -o requirements.lock pyproject.toml
+	@$(resolve) --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras
@@ -99,7 +113,7 @@ lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 
 # grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
 # modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names.
-messages := handlers/protocol/open_inference deploy/protocol/messages
+messages := handlers/protocol/open_inference deploy/protocol/messages deploy/gateway/envoy/discovery
 .PHONY: proto
 proto: # generate the messages of gRPC calls from their .proto files
 	@.uv/bin/uvx --quiet --from grpcio-tools==1.76.0 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \

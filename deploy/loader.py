@@ -32,7 +32,7 @@ class NoMetrics:
         """Discard a sample."""
 
 
-class _Context:
+class PlainContext:
     """The parts of TorchServe's context that `handler.initialize` reads, without the import of `ts` and torch."""
 
     def __init__(self, name: str, folder: str, manifest: Any, window: int, gpu: int | None, *rest: Any) -> None:
@@ -58,7 +58,7 @@ class LoadedArchive:
         """Load it; seconds.
 
         Args:
-            archive: NAME.mar (zip or tar.gz), or the folder of an archive that was built as one.
+            archive: NAME.mar, or the folder of an archive that was built as one.
             mode: the part that forms the batches: the caller of `handler.handle`, or `handler.core`.
             batch_size: of the registration; None for `batchSize` of model-config.yaml, or 1.
             response_timeout_s: seconds that a batch may take; None for `responseTimeout` of model-config.yaml.
@@ -81,7 +81,7 @@ class LoadedArchive:
         settings = _settings(folder, mode, threads)
         if response_timeout_s is not None:
             settings["responseTimeout"] = response_timeout_s
-        make_context: Any = _Context
+        make_context: Any = PlainContext
         if mode == "classic" or (folder / "original").is_dir():
             # Handlers of stock archives, and `handler.handle`, need TorchServe's; handlers.torchserve looks for it.
             from ts.context import Context  # noqa: PLC0415
@@ -121,11 +121,8 @@ def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack an archive into a folder, and return the folder of its files."""
     if archive.is_dir():
         return archive
-    # Neither writes outside the folder.
-    if archive.name.endswith((".tar.gz", ".tgz")):
-        shutil.unpack_archive(archive, folder, "gztar", filter="data")
-    else:
-        shutil.unpack_archive(archive, folder, "zip")
+    # It does not write outside the folder.
+    shutil.unpack_archive(archive, folder, "zip")
     return folder
 
 

@@ -48,11 +48,7 @@ def without_torch(text: str) -> str:
 
 
 def beyond(base: str, whole: str) -> str:
-    """Return the packages that only `whole` contains, below its first comment.
-
-    Raises:
-        ValueError: the locks pin different versions of a package, so they cannot be installed together.
-    """
+    """Return the packages that only `whole` contains, below its first comment."""
     head = [line for line in whole.splitlines() if line.startswith("#")]
     versions: dict[str, set[str]] = {}
     for pin in blocks(base):

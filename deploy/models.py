@@ -8,15 +8,13 @@ from typing import Any, Literal
 
 import yaml
 
+from deploy import places
 from deploy.yaml_text import parse_yaml
 from handlers.config import check_names
 from handlers.errors import InvalidConfig
 from torchserve_client.archives import check_name
 
-ROOT = Path(__file__).resolve().parent.parent
-MODEL_LIST = ROOT / "examples" / "models.yaml"
-# The user's own list, from the current folder.
-MINE = Path("my/models.yaml")
+ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 
 # The engine for which an archive contains a model; with `auto`, both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
@@ -59,11 +57,7 @@ class ModelEntry:
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """Read model-config.yaml; a missing or empty file is an empty mapping.
-
-        Raises:
-            InvalidConfig: the file is not valid YAML or not a mapping, has an unknown name, or another file name.
-        """
+        """Read model-config.yaml; a missing or empty file is an empty mapping."""
         file = self.config_path.name
         if not self.config_path.exists():
             if similar := get_close_matches(file, (path.name for path in self.folder.glob("*.y*ml")), cutoff=0.75):
@@ -88,11 +82,7 @@ class ModelEntry:
 
 
 def models(path: Path = MODEL_LIST) -> dict[str, ModelEntry]:
-    """Read a list: its models by name, in its order. A model's folder lies beside the list and has the model's name.
-
-    Raises:
-        InvalidConfig: the file is not a list of models; the message names the entry.
-    """
+    """Read a list: its models by name, in its order. A model's folder lies beside the list and has the model's name."""
     try:
         entries = parse_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(entries, Mapping):
@@ -128,11 +118,7 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list.
-
-    Raises:
-        UnknownModel: the message names the list's models.
-    """
+    """Find one model of a list."""
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

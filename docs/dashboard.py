@@ -25,7 +25,9 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "torchserve.json"
 VARIABLES = {"${model:pipe}": ".*", "$model": ".*", "$version": ".*", "$node": ".*", "$__rate_interval": "15s"}
 COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#8f3bb8", "#e02f44", "#1f9e9e", "#806eb7", "#99440a")
 UNITS = {"reqps": ", per second", "s": ", seconds", "bytes": ", bytes"}
-COLUMNS, POINTS, ROW_PX = 3, 100, 210
+# The panels of the picture: more would be too small to read.
+PANELS = ("Responses by status", "Latency in the worker", "Batch size", "Engine busy share")
+COLUMNS, POINTS, ROW_PX = 2, 100, 330
 Panel = dict[str, Any]
 
 
@@ -59,8 +61,8 @@ def heatmap(series: list[tuple[str, list[float], list[float]]]) -> go.Heatmap:
 
 
 def draw(url: str, start_s: float, end_s: float) -> go.Figure:
-    """Draw every panel that has a time axis."""
-    panels = [each for each in json.loads(DASHBOARD.read_text())["panels"] if each["type"] in ("timeseries", "heatmap")]
+    """Draw the panels of the picture."""
+    panels = [each for each in json.loads(DASHBOARD.read_text())["panels"] if each["title"] in PANELS]
     units = [panel["fieldConfig"]["defaults"].get("unit", "") for panel in panels]
     titles = [panel["title"] + UNITS.get(unit, "") for panel, unit in zip(panels, units, strict=True)]
     lines = -(-len(panels) // COLUMNS)
@@ -80,15 +82,15 @@ def draw(url: str, start_s: float, end_s: float) -> go.Figure:
             figure.add_scatter(x=x, y=y, name=name, mode="lines", stackgroup=group, line=line, legend=legend, **place)
         axes = figure.get_subplot(**place)
         corner = {"x": axes.xaxis.domain[0], "y": axes.yaxis.domain[1], "xanchor": "left", "yanchor": "top"}
-        figure.update_layout({legend: {**corner, "font": {"size": 9}, "bgcolor": "rgba(255,255,255,0.6)"}})
+        figure.update_layout({legend: {**corner, "font": {"size": 12}, "bgcolor": "rgba(255,255,255,0.6)"}})
         highest = max((value for _, _, y in series for value in y if value == value), default=0.0)  # noqa: PLR0124 - NaN
         total = sum(max(y) for _, _, y in series) if group else highest
         figure.update_yaxes(range=[0, (total or 0.8) * (1.2 + 0.13 * len(series))], **place)
         figure.update_yaxes(tickformat="~%" if unit == "percentunit" else None, **place)
     figure.update_xaxes(ticksuffix=" s", nticks=6)
-    figure.update_annotations(font={"size": 13})
+    figure.update_annotations(font={"size": 16})
     margin = {"l": 46, "r": 14, "t": 40, "b": 30}
-    return figure.update_layout(template="plotly_white", height=lines * ROW_PX, margin=margin, font={"size": 10})
+    return figure.update_layout(template="plotly_white", height=lines * ROW_PX, margin=margin, font={"size": 12})
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 Each diagram is a list of boxes, bars and arrows in pixels, on a white card that a dark page keeps.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -102,30 +103,31 @@ def draw_stock() -> str:
 
 
 def draw_modes() -> str:
-    """Draw classic and adaptive batching of the same arrivals."""
-    arrivals = (0, 20, 34, 150, 172, 190, 300)
+    """Draw classic and adaptive batching of the same six requests, of which 2 and 5 are long."""
 
     def ticks(y: float) -> list[str]:
-        return [
+        arrivals = [
             part
-            for number, x in enumerate(arrivals, start=1)
+            for number, x in enumerate((0, 16, 32, 48, 64, 80), start=1)
             for part in (arrow(60 + x, y - 16, 60 + x, y), text(60 + x, y - 19, str(number), size=10, fill=GREY))
         ]
+        return [
+            *arrivals,
+            text(152, y - 10, "six requests arrive; 2 and 5 are long", size=11, anchor="start", fill=GREY),
+        ]
 
-    parts = [
-        text(20, 26, "Classic: after the first request TorchServe waits max_batch_delay (here long)", anchor="start")
-    ]
-    parts += ticks(62)
-    parts += [bar(60, 64, 36, "delay", GREY), bar(96, 64, 150, "batch 1, 2, 3", BLUE)]
-    parts += [bar(250, 64, 150, "batch 4, 5, 6", BLUE), bar(404, 64, 36, "delay", GREY), bar(440, 64, 90, "7", BLUE)]
-    parts += [text(20, 130, "Adaptive: the worker sees every request; a free engine runs waiting ones", anchor="start")]
-    parts += ticks(166)
-    parts += [bar(60, 168, 90, "1", BLUE), bar(154, 168, 110, "2, 3", BLUE)]
+    parts = [text(20, 26, "Classic: TorchServe forms batches in the order of arrival", anchor="start"), *ticks(62)]
+    parts += [bar(60, 64, 84, "before", GREY), bar(148, 64, 190, "1, 2, 3", BLUE), bar(342, 64, 190, "4, 5, 6", BLUE)]
     parts += [
-        bar(268, 168, 130, "4, 5, 6", BLUE),
-        bar(402, 168, 90, "7", BLUE),
-        text(60, 216, "time →", size=11, anchor="start", fill=GREY),
+        text(20, 130, "Adaptive: the worker chooses; similar requests run together, urgent ones first", anchor="start")
     ]
+    parts += ticks(166)
+    parts += [
+        bar(60, 168, 84, "before", GREY),
+        bar(148, 168, 100, "1, 3, 4, 6", BLUE),
+        bar(252, 168, 140, "2, 5", BLUE),
+    ]
+    parts += [text(60, 216, "time →", size=11, anchor="start", fill=GREY)]
     return card(620, 230, "Classic and adaptive batching of the same arrivals", parts)
 
 
@@ -140,7 +142,7 @@ def draw_threads() -> str:
         *(arrow(96, 140, 130, 140), arrow(130, 160, 96, 160)),
         box((130, 120), (164, 60), ["TorchServe", "one exchange per batch"], BLUE),
         *(arrow(294, 140, 392, 140), arrow(392, 160, 294, 160)),
-        *(label(328, 132, "requests"), label(328, 176, "replies")),
+        *(label(328, 132, "requests"), label(328, 176, "responses")),
         f'<rect x="366" y="20" width="644" height="270" rx="8" fill="none" stroke="{GREY}" stroke-dasharray="4 3"/>',
         label(380, 40, "worker", "start"),
         box((392, 105), (160, 90), ["exchange thread", "receive, unpack, submit", "split, pack, send"], ORANGE),
@@ -165,7 +167,7 @@ def draw_states() -> str:
     parts = [box((20 + 180 * i, 20), (110, 40), [name], GREEN if i == 4 else BLUE) for i, name in enumerate(names)]
     parts += [arrow(130 + 180 * i, 40, 200 + 180 * i, 40) for i in range(4)]
     ends = (
-        ("refused: 503 or 429", "queue full, or response late"),
+        ("rejected: 503 or 429", "queue full, or response late"),
         ("failed: its own error", "413 for the whole request,", "504 if its time was up"),
         ("expired: 504", "with timeout_action: reject"),
         ("failed: 500 or 507", "after halving the micro-batch"),
@@ -176,12 +178,40 @@ def draw_states() -> str:
     return card(870, 200, "The states of a request: admission, decoding, queued, running, answered", parts)
 
 
+def draw_results() -> str:
+    """Draw the titled rows of results.json: a bar for each processor, the quotient of both medians."""
+    tables = json.loads((IMAGES.parent / "results.json").read_bytes())
+    columns = [[row for row in table["rows"] if "title" in row] for table in tables]
+    most = max(row["ours"]["median"] / row["theirs"]["median"] for rows in columns for row in rows)
+    left, unit, parts = 320, 400 / most, []
+    for index, (table, fill) in enumerate(zip(tables, (BLUE, ORANGE), strict=True)):
+        parts += [f'<rect x="{left + 200 * index}" y="12" width="12" height="12" fill="{fill}"/>']
+        parts += [text(left + 18 + 200 * index, 22, table["name"], size=12, anchor="start")]
+        for number, row in enumerate(columns[index]):
+            ours, theirs = (row[name]["median"] for name in ("ours", "theirs"))
+            y, width = 36 + 60 * number + 24 * index, ours / theirs * unit
+            words = f"{ours / theirs:.3g}x  ({ours:.3g} : {theirs:.3g} {row['measured'].rpartition(', ')[2]})"
+            parts += [f'<rect x="{left}" y="{y}" width="{width:.1f}" height="22" fill="{fill}"/>']
+            parts += [text(left + width + 8, y + 16, words, size=12, anchor="start")]
+    for number, row in enumerate(columns[0]):
+        for line, words in enumerate(row["title"].splitlines()):
+            fill = GREY if line else INK
+            parts.append(text(left - 10, 56 + 60 * number + 16 * line, words, size=13 - line, anchor="end", fill=fill))
+    end = 38 + 60 * len(columns[0])
+    parts.append(f'<path d="M{left + unit:.1f},32 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
+    parts.append(
+        text(left, end + 14, "times the rate of the baseline (dashed: equal)", size=11, anchor="start", fill=GREY)
+    )
+    return card(980, end + 24, "Throughput of this project over each baseline, with the figures of both", parts)
+
+
 DIAGRAMS = {
     "request-path": draw_request_path,
     "stock": draw_stock,
     "modes": draw_modes,
     "threads": draw_threads,
     "states": draw_states,
+    "results": draw_results,
 }
 
 

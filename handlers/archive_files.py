@@ -62,6 +62,7 @@ class Build:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, Any] = field(default_factory=dict)
+    made_with: str = ""  # the version of torchserve-batching
 
     def to_json(self) -> str:
         """Return the text of build.json, which contains its format and a sum over itself."""
@@ -70,15 +71,10 @@ class Build:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Build":
-        """Read build.json.
-
-        Raises:
-            InvalidConfig: it has another format.
-            ValueError: it is not the output of `to_json`.
-        """
+        """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
-            raise ValueError("its own sum is another")
+            raise ValueError("its checksum does not match")
         if (found := content.pop("format", 1)) != FORMAT:
             problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
             raise InvalidConfig(f"{problem}: build it again with ./archive.sh")
@@ -118,9 +114,6 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
 
     Returns:
         The archive's fingerprint; None without a build.json, or after edits.
-
-    Raises:
-        InvalidConfig: it has another format, or changed, missing or added files, which the message names.
     """
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
@@ -150,11 +143,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the folder of weights in an archive.
-
-    Raises:
-        InvalidConfig: the archive has none.
-    """
+    """Return the folder of weights in an archive; InvalidConfig if the archive has none."""
     found = folder / CHECKPOINT
     if not found.is_dir():
         raise InvalidConfig(f"this archive has no {CHECKPOINT}/, the folder of weights: build it again with --weights")

@@ -39,9 +39,6 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
     """Load a model of config.json and safetensors, in evaluation mode, by the name of a class of transformers.
 
     Weights that match the pattern `unused` may be missing. `options` are further arguments of `from_pretrained`.
-
-    Raises:
-        InvalidConfig: weights are missing, have another shape, or belong to more layers than config.json has.
     """
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
     model_class = getattr(import_transformers(), auto_class)
@@ -77,11 +74,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def check_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:
-    """Return the labels of config.json in the order of the model's outputs.
-
-    Raises:
-        InvalidConfig: an output has no label, or an exported graph has another number of outputs.
-    """
+    """Return the labels of config.json in the order of the model's outputs."""
     if not labels:
         raise InvalidConfig("config.json has no labels; add id2label, numbered from 0 on")
     outputs = getattr(engine, "output_sizes", {}).get("logits", len(labels))

@@ -32,11 +32,7 @@ SCHEMA_WORDS = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclu
 
 
 def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadata]:
-    """Describe a loaded task, with its registered name and version and the settings' names of tensors.
-
-    Raises:
-        InvalidConfig: the settings name an unknown tensor, or two tensors alike.
-    """
+    """Describe a loaded task, with its registered name and version and the settings' names of tensors."""
     config = task.config
     inputs = _inputs(task)
     names = _choose_names("outputs", task.output_tensors.names, config.tensors.outputs, (ERROR,))
@@ -109,16 +105,12 @@ def _most_rows(task: Task, item: Any) -> int:
 
 
 def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reserved: Iterable[str]) -> dict[str, str]:
-    """Return the name of each tensor, `given` by the settings or its `own`, in the order of `own`.
-
-    Raises:
-        InvalidConfig: the settings name an unknown tensor, or a name is used twice, empty or reserved.
-    """
+    """Return the name of each tensor, `given` by the settings or its `own`, in the order of `own`."""
     names = {name: given.get(name, name) for name in own}
     if unknown := sorted(given.keys() - names.keys()):
         raise InvalidConfig(f"tensors.{kind}: {', '.join(unknown)}: unknown; this task has {', '.join(names)}")
     if len(set(names.values())) < len(names) or not all(name.strip() for name in names.values()):
-        raise InvalidConfig(f"tensors.{kind}: every tensor needs another name, which is not empty")
+        raise InvalidConfig(f"tensors.{kind}: names must be unique and not empty")
     if taken := sorted(set(names.values()) & set(reserved)):
         raise InvalidConfig(f"tensors.{kind}: {', '.join(taken)}: an option or the errors have this name; use another")
     return names

@@ -41,15 +41,10 @@ class StockConfig(HandlerConfig):
 
 
 class OriginalRow(NamedTuple):
-    """A request as TorchServe passes it to a handler.
+    """A request as TorchServe passes it to a handler."""
 
-    Attributes:
-        values: the body, or the fields of a form, by name.
-        headers: the request's own, in their own case, with a mapping for each field's content type.
-    """
-
-    values: Mapping[str, Any]
-    headers: Mapping[str, Any]
+    values: Mapping[str, Any]  # the body, or the fields of a form, by name
+    headers: Mapping[str, Any]  # in their own case, with a mapping for each field's content type
 
 
 class OriginalReply(NamedTuple):
@@ -65,15 +60,7 @@ class OriginalArchive:
     """An old archive, loaded and called as stock TorchServe does it. Its code runs in this process."""
 
     def __init__(self, context: Any, folder: Path) -> None:
-        """Load the handler that the manifest names; its `initialize` sees its own folder, manifest and GPU.
-
-        Args:
-            context: TorchServe's, of the archive that contains the old one.
-            folder: the files of the old archive.
-
-        Raises:
-            InvalidConfig: a package is missing, or no handler is named.
-        """
+        """Load the handler that the manifest names; its `initialize` sees its own folder, manifest and GPU."""
         # TorchServe starts a worker in the folder of its archive, which comes first on its path.
         os.chdir(folder)
         sys.path.insert(0, str(folder))
@@ -113,11 +100,6 @@ class OriginalArchive:
 
         Returns:
             An answer for each row; the error of the only row if the handler raises TorchServe's own.
-
-        Raises:
-            WrongOutput: the handler returns no list, or one of another length.
-            OutOfMemory: the GPU's memory is full.
-            Exception: what the handler raises.
         """
         from ts.context import RequestProcessor  # noqa: PLC0415
         from ts.utils.util import PredictionException  # noqa: PLC0415

@@ -3,12 +3,10 @@
 photograph.jpg     one request, with the media type of its name
 texts.txt          one request per line, text/plain
 requests.jsonl     one request per line, application/json
-request.json       one request, or perf_analyzer's list: {"data": [{"TORCHSERVE_INPUT": [PATH]}, ...]}, whose paths are
-                   relative to the current folder or to the list's
+request.json       one request
 folder/            every file in it by these rules, in the order of their names, except hidden ones
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,7 +22,6 @@ TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 ANY_TYPE = "application/octet-stream"
-PERF_ANALYZER_KEY = "TORCHSERVE_INPUT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +71,5 @@ def _read(path: Path) -> Iterator[Input]:
     if suffix in (".jsonl", ".txt"):
         lines = ((number, line.strip()) for number, line in enumerate(body.splitlines(), 1))
         yield from (Input(line, content_type, f"{path.name}:{number}") for number, line in lines if line)
-    elif suffix == ".json" and (listed := _perf_analyzer(path, body)) is not None:
-        for each in listed:
-            yield from _read(each)
     else:
         yield Input(body, content_type, path.name)
-
-
-def _perf_analyzer(path: Path, body: bytes) -> list[Path] | None:
-    """Return the files in perf_analyzer's list of inputs; None if the file is not such a list."""
-    try:
-        content = json.loads(body)
-    except ValueError as error:
-        raise LoadError(f"{path} is not JSON: {error}") from error
-    data = content.get("data") if isinstance(content, dict) else None
-    # A nested list is a sequence of entries.
-    flat = [e for each in data for e in (each if isinstance(each, list) else [each])] if isinstance(data, list) else []
-    lists = [entry.get(PERF_ANALYZER_KEY) if isinstance(entry, dict) else None for entry in flat]
-    if all(files is None for files in lists):
-        return None
-    if not all(isinstance(files, list) and all(isinstance(file, str) for file in files) for files in lists):
-        raise LoadError(f'{path}: every entry of "data" must be {{"{PERF_ANALYZER_KEY}": [PATH, ...]}}')
-    return [Path(file) if Path(file).exists() else path.parent / file for files in lists for file in files or ()]

@@ -52,25 +52,28 @@ def _about(run: Run) -> str:
 
 
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Yield the highest median throughput of each run, and the ratio of the last run to the first."""
-    for number, run in enumerate(runs):
-        if points := [point for point in curve(run) if point.is_valid]:
-            best = max(points, key=lambda point: point.throughput_per_s)
-            words = f"{name(runs, number)}: highest throughput, at {best.name}, p99 {best.latency_ms['p99']:.0f} ms"
-            yield f"{best.throughput_per_s:.1f}/s", words
+    """Yield throughput and p99 of each run at the load of the charts, and the ratio of the last run to the first."""
     rows = ratios(runs[0], runs[-1]) if len(runs) > 1 else []
+    for number, (run, steps) in enumerate(zip(runs, _shown(runs), strict=True)):
+        for point in (point for point in curve(run) if steps and point.name == steps[0].name and point.is_valid):
+            words = f"{name(runs, number)}: throughput at {point.name}, p99 {point.latency_ms['p99']:.0f} ms"
+            yield f"{point.throughput_per_s:.1f}/s", words
     for row in (row for row in rows if row["load"] == rows[-1]["load"]):
         if row["quantity"] in ("throughput 1/s", "p99 ms"):
             yield f"× {float(row['ratio']):.2f}", f"{row['quantity'].split()[0]} at {row['load']}, after over before"
 
 
 def _shown(runs: Sequence[Run]) -> list[list[Step]]:
-    """Return the steps of each run to draw distributions of: those of the highest common load, or the best step."""
+    """Return the steps of each run to draw distributions of: the repeats of the highest common load, or of the best."""
     answered = [[step for step in run.steps if step.latency_ms] for run in runs]
     common = set.intersection(*({(step.value, step.name) for step in steps} for steps in answered))
     if len(runs) > 1 and common:
         return [[step for step in steps if step.name == max(common)[1]] for steps in answered]
-    return [sorted(steps, key=lambda step: step.throughput_per_s)[-1:] for steps in answered]
+    best = [max(steps, key=lambda step: step.throughput_per_s, default=None) for steps in answered]
+    return [
+        [step for step in steps if step.name == top.name] if top else []
+        for steps, top in zip(answered, best, strict=True)
+    ]
 
 
 def curve(run: Run) -> list[Step]:
@@ -115,20 +118,20 @@ def _figure(runs: Sequence[Run]) -> go.Figure:
                 row=1,
                 col=1,
             )
-        latencies = Latencies(value for step in steps for value in step.latencies_s)
+        repeats = [Latencies(step.latencies_s) for step in steps]
         # On this axis 1, 10, 100 are p0, p90, p99, so that each nine has equal width; it ends with the values.
         x = [10 ** (tick / POINTS_PER_NINE) for tick in range(1, 6 * POINTS_PER_NINE)]
-        x = [beyond for beyond in x if beyond <= len(latencies)]
-        y = [latencies.percentile_ms(100 - 100 / beyond) for beyond in x]
+        x = [beyond for beyond in x if beyond <= min(map(len, repeats), default=0)]
+        y = [median(each.percentile_ms(100 - 100 / beyond) for each in repeats) for beyond in x]
         figure.add_scatter(x=x, y=y, mode="lines", line={"color": colour, "width": 2.5}, **same, row=1, col=2)
         sizes: Counter[str] = Counter()
         for step in steps:
             sizes.update(step.requests_by_batch_size)
         shares = [100 * count / sizes.total() for count in sizes.values()]
         figure.add_bar(x=list(sizes), y=shares, marker=marker, **same, row=2, col=1)
-        for step in steps[:1]:
-            inside_ms = [step.server_ms.get(stage, 0.0) for stage in STAGES]
-            outside_ms = max(0.0, step.latency_ms["mean"] - sum(inside_ms))
+        if steps:
+            inside_ms = [median(step.server_ms.get(stage, 0.0) for step in steps) for stage in STAGES]
+            outside_ms = max(0.0, median(step.latency_ms["mean"] for step in steps) - sum(inside_ms))
             figure.add_bar(x=["outside", *STAGES], y=[outside_ms, *inside_ms], marker=marker, **same, row=2, col=2)
     order = sorted({size for steps in shown for step in steps for size in step.requests_by_batch_size}, key=float)
     ticks = {"tickvals": [100 / (100 - tick) for tick in TICKS], "ticktext": [f"p{tick:g}" for tick in TICKS]}

@@ -1,8 +1,7 @@
 """Stored runs as text: a table, verdicts, and ratios between runs. Pure."""
 
-import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean, stdev
+from statistics import median
 
 from load.results import PERCENTILE
 from load.run_file import Run, Step
@@ -12,8 +11,6 @@ Rows = list[dict[str, str]]
 
 # Stages of a request in the server, in order, by their names in the handlers' Server-Timing.
 STAGES = ("decode", "wait", "forward", "encode")
-# Quantiles of Student's t at 97.5 % for 1, 2, ... degrees of freedom; the last one for more.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.12)
 
 
 def table(runs: Sequence[Run]) -> Rows:
@@ -48,7 +45,7 @@ def _ms(value: float | None) -> str:
 
 
 def ratios(base: Run, other: Run) -> Rows:
-    """Return a row for each quantity of each common load: other over base, for repeats that are valid in both."""
+    """Return a row for each quantity of each common load, from the repeats that are valid in both."""
     rows = []
     for load in dict.fromkeys(step.name for step in base.steps):
         theirs = {step.repeat: step for step in other.steps if step.name == load and step.is_valid}
@@ -56,14 +53,15 @@ def ratios(base: Run, other: Run) -> Rows:
         for quantity in ("throughput 1/s", "goodput 1/s", "p50 ms", "p99 ms"):
             pairs = [(_value(step, quantity), _value(theirs[step.repeat], quantity)) for step in mine]
             if pairs and all(map(all, pairs)):
-                mean, low, high = ratio([b / a for a, b in pairs])
+                before, after = (median(values) for values in zip(*pairs, strict=True))
+                each = [b / a for a, b in pairs]
                 cells = {
                     "load": load,
                     "quantity": quantity,
-                    "before": f"{fmean(a for a, _ in pairs):.1f}",
-                    "after": f"{fmean(b for _, b in pairs):.1f}",
-                    "ratio": f"{mean:.3f}",
-                    "95 % interval": f"{low:.3f} .. {high:.3f}" if len(pairs) > 1 else "needs --repeats",
+                    "before": f"{before:.1f}",
+                    "after": f"{after:.1f}",
+                    "ratio": f"{after / before:.3f}",
+                    "of each repeat": f"{min(each):.3f} .. {max(each):.3f}" if len(each) > 1 else "needs --repeats",
                 }
                 rows.append(cells)
     return rows
@@ -74,18 +72,6 @@ def _value(step: Step, quantity: str) -> float:
     goodput_per_s = 0.0 if step.latency_threshold_ms is None else step.goodput_per_s
     rates = {"throughput 1/s": step.throughput_per_s, "goodput 1/s": goodput_per_s}
     return rates.get(quantity, step.latency_ms.get(quantity.removesuffix(" ms"), 0.0))
-
-
-def ratio(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of the repeats' ratios, and the bounds of its 95 % confidence interval.
-
-    The interval is Student's t over the logarithms, since repeats are few and ratios multiply; one repeat has none.
-    """
-    logs = [math.log(value) for value in values]
-    mean, half = fmean(logs), 0.0
-    if len(logs) > 1:
-        half = T_975[min(len(logs) - 1, len(T_975)) - 1] * stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def remarks(runs: Sequence[Run]) -> Iterator[str]:

@@ -138,11 +138,7 @@ class Latencies:
         return len(self._sorted_ms)
 
     def percentile_ms(self, percent: float) -> float:
-        """Return the smallest value in ms that at least `percent` of the values do not exceed.
-
-        Raises:
-            ValueError: there are no values, or percent is not in 0 < percent <= 100.
-        """
+        """Return the smallest value in ms that at least `percent` of the values do not exceed."""
         if not self or not 0 < percent <= 100:
             raise ValueError(f"no percentile {percent:g} of {len(self)} values")
         # A product that rounding puts just above a whole number must not become the next one.

@@ -1,6 +1,7 @@
-"""Tiers by folder, and the settings of every test.
+"""Tiers by folder and mark, and the settings of every test.
 
-tests/            `make check`: no server, no network, no package but those of requirements.lock
+tests/            `make check`: no build, no server, no network, no package but those of requirements.lock
+    mark builds   `make test`: exports or builds a model, or starts a server (tests/lightness.py)
 tests/e2e/        `make test`: a real TorchServe
 tests/nightly/    `make test-all`: minutes, or Debian's packages, or a separate environment
 """
@@ -27,6 +28,10 @@ hypothesis.settings.load_profile("house")
 TESTS = Path(__file__).parent
 # Seconds of a test, where it states no other: a server's first test has the start of the server and its archives in it.
 TIMEOUTS_S = {TESTS / "e2e": 300, TESTS / "nightly": 900}
+
+
+# Folders whose tests all have the mark `builds`: each starts an Envoy.
+BUILDING = (TESTS / "deploy" / "gateway" / "envoy",)
 
 
 def has_gpu() -> bool:
@@ -61,15 +66,21 @@ def _logging() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Set the timeouts of slow folders, and deselect the tests that this machine cannot run."""
+    """Set the timeouts of slow folders, and deselect the tests that this machine cannot run or another tier has."""
     kept: list[pytest.Item] = []
     lacking: list[pytest.Item] = []
+    tier = config.option.tier
     left_out = config.stash.setdefault(LEFT_OUT, {})
     for item in items:
         if item.get_closest_marker("timeout") is None:
             for folder, seconds in TIMEOUTS_S.items():
                 if item.path.is_relative_to(folder):
                     item.add_marker(pytest.mark.timeout(seconds))
+        if any(item.path.is_relative_to(folder) for folder in BUILDING):
+            item.add_marker("builds")
+        if tier in ("check", "builds") and (item.get_closest_marker("builds") is None) is (tier == "builds"):
+            lacking.append(item)
+            continue
         needs = [name for name, check in NEEDS.items() if item.get_closest_marker(name) and not check()]
         (lacking if needs else kept).append(item)
         for name in needs:

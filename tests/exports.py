@@ -4,16 +4,19 @@ deploy.archives.exports keeps each under the fingerprint of what it is made from
 files' sums: a stale or truncated one is built again. Archives are packed from them in a second and never kept.
 """
 
+import json
 import os
 import zlib
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import export_fingerprint
 from deploy.archives.sources import source
 from deploy.archives.tasks import task_of
-from deploy.models import ROOT, ModelEntry, model
+from deploy.models import ROOT, Engine, ModelEntry, model
 
 # `make serve` and the bench keep theirs here as well.
 FOLDER = ROOT / "model_store" / ".exports"
@@ -40,15 +43,43 @@ def dated(folder: Path) -> Path:
     return folder
 
 
-def taken(entry: ModelEntry, weights: str | None, folder: Path) -> None:
-    """Put into an empty folder what the archive of a model with these weights holds, for both engines."""
+def taken(entry: ModelEntry, weights: str | None, folder: Path, engine: Engine = "auto") -> None:
+    """Put into an empty folder what the archive of a model with these weights holds, for both engines or for one."""
     origin, task = source(entry, weights), task_of(entry)
 
     def make(empty: Path) -> None:
-        import_module(task.builder).stage(entry, origin, "auto", empty)
+        import_module(task.builder).stage(entry, origin, engine, empty)
 
-    key = export_fingerprint(entry, task, origin, "auto")
+    key = export_fingerprint(entry, task, origin, engine)
     if key is None:
         make(folder)
     else:
         Exports(shared()).take(key, make, folder)
+
+
+def archived(
+    task: str,
+    weights: Path | str,
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    engine: Engine = "auto",
+    files: Mapping[str, Any] | None = None,
+) -> Path:
+    """Return what the archive of a model with these weights and settings holds.
+
+    Args:
+        task: the task's name.
+        weights: of the model, or `random`.
+        folder: an empty one.
+        settings: `handler:` of its model-config.yaml.
+        engine: `torch` needs no export.
+        files: JSON files beside its model-config.yaml, by name.
+    """
+    own, archive = folder / "own", folder / "archive"
+    for place in (own, archive):
+        place.mkdir()
+    for name, content in {"model-config.yaml": {"handler": {**settings}}, **(files or {})}.items():
+        (own / name).write_text(json.dumps(content))
+    taken(ModelEntry("tiny", task, "1.0", own), str(weights), archive, engine)
+    return archive

@@ -1,13 +1,16 @@
 """The project's pages and their parts."""
 
 import re
+from textwrap import dedent
 
 from deploy.models import ROOT
 
 # Pages whose shell blocks run in this order in one shell: tests/e2e/test_readme.py.
 RUN_PAGES = (
     "README.md",
+    "docs/tutorials/first-model.md",
     "docs/tutorials/write-a-task.md",
+    "docs/how-to/keys-and-tls.md",
     "docs/how-to/gateway.md",
     "docs/how-to/latency-target.md",
     "docs/how-to/roll-out.md",
@@ -34,7 +37,7 @@ def read(page: str) -> str:
 
 def blocks(page: str, language: str = "bash") -> list[str]:
     """Return the fenced blocks of a language."""
-    return [body for name, body in FENCE.findall(read(page)) if name == language]
+    return [dedent(body) for name, body in FENCE.findall(read(page)) if name == language]
 
 
 def prose(page: str) -> str:

@@ -20,6 +20,7 @@ def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -
 
 
 # deploy.nodes names its successor.
+@pytest.mark.builds
 @pytest.mark.parametrize("module", [each for each in MODULES if each != "deploy.nodes"])
 def test_help_of_a_command_is_printed_and_no_error(module: str) -> None:
     command = [sys.executable, "-m", module, "--help"]

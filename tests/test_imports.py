@@ -1,4 +1,4 @@
-"""The direction of imports, as the packages' own first lines and docs/explanation/architecture.md state it."""
+"""The direction of imports, as the packages' own first lines and CONTRIBUTING.md state it."""
 
 import ast
 from collections.abc import Iterator

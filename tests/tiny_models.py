@@ -11,7 +11,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from deploy.archives.stagers.text import read_head
-from deploy.models import model
+from deploy.models import Engine, model
 from tests import exports
 
 # Most tokens that each of them takes.
@@ -96,8 +96,15 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     return exports.dated(folder)
 
 
-def staged(folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, **config: Any) -> Path:
-    """Return such a checkpoint's archive contents for both engines, with further JSON files, as archive.sh does."""
+def staged(
+    folder: Path,
+    kind: str,
+    task: str,
+    files: Mapping[str, Any] | None = None,
+    engine: Engine = "auto",
+    **config: Any,
+) -> Path:
+    """Return such a checkpoint's archive contents, with further JSON files; engine `torch` needs no export."""
     entry = model(task.replace("_", "-"))
     weights = checkpoint(folder / "checkpoint", kind, task, **config)
     for name, content in (files or {}).items():
@@ -105,7 +112,7 @@ def staged(folder: Path, kind: str, task: str, files: Mapping[str, Any] | None =
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content))
     (folder / "archive").mkdir()
-    exports.taken(entry, str(exports.dated(weights)), folder / "archive")
+    exports.taken(entry, str(exports.dated(weights)), folder / "archive", engine)
     return folder / "archive"
 
 

@@ -28,12 +28,7 @@ class Answers:
     """A JSON Lines file of answers, locked against other writers until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        """Create or open the file, lock it and read it.
-
-        Raises:
-            InvalidPayload: another run writes to the file, or it has other content; the file is unchanged.
-            OSError: the file cannot be written.
-        """
+        """Create or open the file, lock it and read it."""
         self.path = path.resolve()
         # The file for outdated answers.
         self.old_path = self.path.with_name(f"{self.path.name}.old")

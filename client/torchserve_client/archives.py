@@ -72,6 +72,23 @@ def check_name(name: str) -> None:
         raise InvalidPayload(f"{name[:_NAME_LENGTH]!r} is not a valid name: use {allowed}")
 
 
+def read_maker(path: Path) -> str | None:
+    """Return the version of torchserve-batching that built an archive; None for any other file."""
+    try:
+        return str(json.loads(_read(path, "build.json")).get("made_with") or "an older version")
+    except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile):
+        return None
+
+
+def find_version(path: Path, version: str) -> Path:
+    """Return the archive of a version beside an archive, NAME-VERSION.mar, or else the archive itself.
+
+    NAME.mar leads to the newest version, and may have led to another one when it was registered.
+    """
+    own = path.with_name(f"{path.name.removesuffix('.mar')}-{version}.mar")
+    return own if own.exists() else path
+
+
 def original_version(version: str) -> str:
     """Return the version of the archive that a copy was made from."""
     return _SUFFIX.sub("", version)

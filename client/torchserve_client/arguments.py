@@ -16,27 +16,19 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage in one line, and whose --help ends with examples."""
 
     def __init__(self, *arguments: Any, examples: Sequence[str] = (), **options: Any) -> None:
-        if examples:
-            options["epilog"] = "\n  ".join(("examples:", *examples))
-        # Without abbreviations, a former option cannot be read as the beginning of another one.
         options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(*arguments, **options)
+        if examples:
+            self.show_examples("", examples)
+
+    def show_examples(self, program: str, lines: Sequence[str]) -> None:
+        """End --help with calls of a program."""
+        self.epilog = "\n  ".join(("examples:", *(f"{program}{line}" for line in lines)))
 
     def error(self, message: str) -> NoReturn:
         """Print the error, after the name of the program, and exit with code 2."""
         name = self.prog.removeprefix("python -m ").split()[0].rpartition(".")[2]
         self.exit(USAGE, f"{name}: {message}; see {self.prog} --help\n")
-
-
-class Renamed(argparse.Action):
-    """A former option; an error names the present one, which is in `const`."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
-        super().__init__(option_strings, dest, "?", const, argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Reject the option."""
-        parser.error(f"{self.option_strings[0]} was renamed: use {self.const}")
 
 
 def duration_s(text: str) -> float:

@@ -15,7 +15,8 @@ from urllib3 import disable_warnings
 from urllib3.exceptions import InsecureRequestWarning
 
 from torchserve_client import bulk, commands
-from torchserve_client.arguments import USAGE, Parser, Renamed, duration_s, number
+from torchserve_client.archives import check_name
+from torchserve_client.arguments import USAGE, Parser, duration_s, number
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
@@ -25,6 +26,7 @@ from torchserve_client.nodes import Nodes, read_tokens
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.version import VERSION
 
+PROGRAM = "torchserve-client"
 # Exit codes, besides USAGE.
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -35,19 +37,23 @@ NODES = "TORCHSERVE_NODES"
 GATEWAY = "TORCHSERVE_GATEWAY"
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_MANAGEMENT_URL = "http://127.0.0.1:8081"
+# The folder of a server on this machine, which `torchserve-batching --dir` names; else the current one.
+HOME = Path(os.environ.get("TORCHSERVE_BATCHING_DIR", ""))
 # Seconds for workers to become ready, and for a request with its retries: TorchServe's own defaults of startupTimeout
 # and of responseTimeout.
 TIMEOUT_S = 120.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run one command and return its exit code; print a failure as one line on stderr."""
-    root = parser()
+    root = parser(program)
     options = root.parse_args(arguments)
     if options.client_key is not None and options.cert is None:
         root.error("--client-key needs --cert")
     if options.management_url and options.nodes_file:
-        root.error("--management-url and --nodes-file exclude each other: pass one of them")
+        root.error("--management-url and --nodes-file cannot both be set; pass one")
+    if getattr(options, "to", None) and options.archive:
+        root.error("--to and --archive cannot both be set; pass one")
     if getattr(options, "canary_header", None) and options.canary is None:
         root.error("--canary-header needs --canary")
     try:
@@ -59,19 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run: commands.Command = options.run
             return run(options, _nodes(options, client, tokens.get("management"), trust), client)
     except (Unreachable, NoConnection, TLSFailed, InvalidPayload) as error:
-        return _fail(error.message, USAGE)
+        return _fail(program, error.message, USAGE)
     except (ClientError, OSError) as error:
-        return _fail(str(error), FAILED)
+        return _fail(program, str(error), FAILED)
     except KeyboardInterrupt:
         words = "interrupted"
         if options.command == "predict":
             words += f"; {printable(options.out)} contains the answers so far, run the command again to resume"
-        return _fail(words, INTERRUPTED)
+        return _fail(program, words, INTERRUPTED)
 
 
-def _fail(words: str, code: int) -> int:
+def _fail(program: str, words: str, code: int) -> int:
     # An OSError names its file, which need not be UTF-8.
-    commands.err.print(f"torchserve-client: {printable(words)}")
+    commands.err.print(f"{program}: {printable(words)}")
     return code
 
 
@@ -98,17 +104,17 @@ def _nodes(options: argparse.Namespace, client: Client, token: str | None, trust
     return Nodes({name: management}, inference={name: client} if is_same else {})
 
 
-def parser() -> Parser:
+def parser(program: str = PROGRAM) -> Parser:
     """Make the parser of every command with its arguments."""
     root = Parser(
-        prog="torchserve-client",
+        prog=program,
         description="Request predictions from a TorchServe, and operate its models.",
         examples=(
-            "torchserve-client predict resnet-152 photographs/ --out answers.jsonl",
-            "torchserve-client --nodes-file .nodes/nodes.json describe",
+            f"{program} predict resnet-152 photographs/ --out answers.jsonl",
+            f"{program} --nodes-file .nodes/nodes.json describe",
         ),
     )
-    root.add_argument("--version", action="version", version=f"torchserve-client {VERSION}")
+    root.add_argument("--version", action="version", version=f"{program} {VERSION}")
     server = root.add_argument_group("server")
     words = f"inference API of a server or gateway; default: ${URL} or {DEFAULT_URL}"
     server.add_argument("--url", metavar="URL", help=words)
@@ -124,9 +130,6 @@ def parser() -> Parser:
     tls.add_argument("--cert", type=Path, metavar="FILE", help="client certificate, optionally with its private key")
     tls.add_argument("--client-key", type=Path, metavar="FILE", help="private key, if --cert does not contain it")
     tls.add_argument("--insecure", action="store_true", help="skip the check of certificates")
-    former = {"server": "url", "management": "management-url", "nodes": "nodes-file", "keys": "token-file"}
-    for old, new in (former | {"key": "client-key"}).items():
-        root.add_argument(f"--{old}", action=Renamed, const=f"--{new}")
     added = root.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_management(added)
     _add_rollout(added)
@@ -159,6 +162,7 @@ def _add_management(added: Any) -> None:
     describe.add_argument(
         "model", metavar="MODEL", nargs="?", help="one model, with its inputs and outputs; default: all models"
     )
+    describe.set_defaults(model_store=HOME / "model_store")
     words = "print the management API's JSON; with MODEL also its `metadata`"
     describe.add_argument("--json", action="store_true", help=words)
 
@@ -177,13 +181,15 @@ def _add_rollout(added: Any) -> None:
         added,
         commands.rollout,
         "replace a model's archive or batch parameters without losing a request",
-        ("rollout resnet-152 --batch-size 16", "rollout resnet-152 --archive resnet-152-new.mar --canary 5"),
+        ("rollout resnet-152 --to 2.0 --canary 5", "rollout resnet-152 --batch-size 16"),
     )
     _add_registration(
         rollout, "file name of a new archive; default: the running one", "the new archive's or the old version's"
     )
+    words = "go to a version whose archive is in the model store, MODEL-VERSION.mar, such as the one before"
+    rollout.add_argument("--to", type=_version, metavar="VERSION", help=words)
     words = "folder of the archives; default: %(default)s"
-    rollout.add_argument("--model-store", type=Path, default=Path("model_store"), metavar="FOLDER", help=words)
+    rollout.add_argument("--model-store", type=Path, default=HOME / "model_store", metavar="FOLDER", help=words)
     canary = rollout.add_argument_group("canary")
     action = canary.add_mutually_exclusive_group()
     words = "send the new version PERCENT of the traffic, 0 to 100; later, change the share"
@@ -234,9 +240,9 @@ def _add_inference(added: Any) -> None:
 def _command(added: Any, run: commands.Command, words: str, examples: Sequence[str]) -> Parser:
     """Add a command that runs a function, under the function's name."""
     name = run.__name__.replace("_", "-")
-    lines = [f"torchserve-client {each}" for each in examples]
     description = f"{words[0].upper()}{words[1:]}."
-    command: Parser = added.add_parser(name, help=words, description=description, examples=lines)
+    command: Parser = added.add_parser(name, help=words, description=description)
+    command.show_examples(command.prog.removesuffix(name), examples)
     command.set_defaults(run=run)
     if run is not commands.describe:
         command.add_argument("model", metavar="MODEL", help="registered name")
@@ -261,9 +267,15 @@ def _add_registration(command: Parser, archive: str, kept: str) -> None:
     words = f"time that a batch waits to be filled; default: {kept}"
     group.add_argument("--max-batch-delay", type=number(int, 1), metavar="MS", help=words)
     words = "folder of TorchServe's logs, which contain why a worker failed; default: %(default)s"
-    group.add_argument("--logs", type=Path, default=Path("logs"), metavar="FOLDER", help=words)
-    # `--url` is the server's, before the command.
-    command.add_argument("--url", action=Renamed, const="--archive FILE (the server's --url precedes the command)")
+    group.add_argument("--logs", type=Path, default=HOME / "logs", metavar="FOLDER", help=words)
+
+
+def _version(text: str) -> str:
+    try:
+        check_name(text)
+    except InvalidPayload as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+    return text
 
 
 def _header(text: str) -> tuple[str, str]:

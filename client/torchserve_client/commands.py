@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from torchserve_client.archives import check_name
+from torchserve_client.archives import check_name, find_version, read_maker
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, LoadFailed, ManagementError
 from torchserve_client.gateway import Gateway, find_gateway
@@ -21,6 +22,7 @@ from torchserve_client.management import Management
 from torchserve_client.metadata import Metadata
 from torchserve_client.nodes import Nodes
 from torchserve_client.rollout import Registration, Rollout
+from torchserve_client.version import VERSION
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
 # Seconds that `describe` waits for a model's metadata, so that a busy or broken model does not delay it.
@@ -133,6 +135,9 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
             for each in versions:
                 if "error" in each:
                     out.print(f"{each['modelName']}: not described: {each['error']}")
+                elif (maker := _read_maker(options.model_store, each)) not in (None, VERSION):
+                    name = f"{each['modelName']} {each['modelVersion']}"
+                    out.print(f"{name}: built with {maker}, installed is {VERSION}; to upgrade, build it again")
         return versions
 
     versions = [(name, each) for name, listed in nodes.each_named(call).items() for each in listed]
@@ -158,6 +163,10 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
                 out.print(f"{precision} against fp32: {_format_proof(proof)}")
             out.print(_tensor_table(metadata))
     return 0
+
+
+def _read_maker(store: Path, version: Mapping[str, Any]) -> str | None:
+    return read_maker(find_version(store / str(version["modelUrl"]), str(version["modelVersion"])))
 
 
 def _describe_versions(options: argparse.Namespace, management: Management) -> list[dict[str, Any]]:
@@ -188,7 +197,8 @@ def _read_metadata(client: Client, model: str, versions: Iterable[str]) -> dict[
 
 def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
     """Replace the default version on every node, or route a share of the traffic to a new one."""
-    new = Registration(options.batch_size, options.max_batch_delay, options.archive)
+    archive = options.archive if options.to is None else f"{options.model}-{options.to}.mar"
+    new = Registration(options.batch_size, options.max_batch_delay, archive)
     is_canary = options.canary is not None or options.promote or options.abort
     if new == Registration() and not is_canary:
         name = options.model

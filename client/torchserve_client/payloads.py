@@ -49,12 +49,7 @@ class Body(NamedTuple):
 
 
 def encode(payload: Any, options: Mapping[str, Any]) -> Body:
-    """Write a payload and its options as the body of a request.
-
-    Raises:
-        InvalidPayload: the payload's type is not supported.
-        OSError: a path cannot be read.
-    """
+    """Write a payload and its options as the body of a request."""
     if is_array(payload):
         return _tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
@@ -120,11 +115,7 @@ def _bytes(payload: Any) -> bytes:
 
 
 def decode(response: Response, form: Form) -> Any:
-    """Read a response: parsed JSON, a list with ItemFailed for failed items, arrays by name, or bytes.
-
-    Raises:
-        ValueError: the request contained tensors, and the response does not.
-    """
+    """Read a response: parsed JSON, a list with ItemFailed for failed items, arrays by name, or bytes."""
     if form is Form.TENSORS:
         from torchserve_client import protocol  # noqa: PLC0415
 

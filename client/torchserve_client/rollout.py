@@ -177,11 +177,15 @@ class Rollout:
 
     def _prepare(self, model: str, old: Mapping[str, Any], new: Registration, taken: Sequence[str]) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, with a free version."""
-        path = self.model_store / (new.archive or str(old["modelUrl"]))
-        description = archives.describe(path)
         if new.archive is None:
-            version = archives.next_version(str(old["modelVersion"]), taken)
+            running = str(old["modelVersion"])
+            path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
+            if (version := archives.describe(path).version) != running:
+                raise RolloutFailed(f"{path.name} contains version {version} now, not {running}: pass --archive")
+            version = archives.next_version(running, taken)
             return version, archives.copy_as_version(path, version)
+        path = self.model_store / new.archive
+        description = archives.describe(path)
         if description.name != model:
             raise RolloutFailed(f"{path.name} contains the model {description.name}, not {model}")
         if (version := description.version) in taken:
@@ -260,7 +264,8 @@ class Rollout:
             while idle < 2 and (left_s := ends_s - time.monotonic()) > 0:
                 count = inference.in_flight(model, str(old["modelVersion"]), timeout_s=left_s)
                 if count is None:
-                    return not archives.describe(self.model_store / str(old["modelUrl"])).is_continuous
+                    path = archives.find_version(self.model_store / str(old["modelUrl"]), str(old["modelVersion"]))
+                    return not archives.describe(path).is_continuous
                 idle = idle + 1 if count == 0 else 0
                 self.sleep(0 if idle else POLL_S)
         except ClientError:

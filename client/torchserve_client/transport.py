@@ -65,11 +65,7 @@ class Response:
 
 
 def address(url: str) -> str:
-    """Return the address of a server without a slash at its end.
-
-    Raises:
-        InvalidPayload: not the address of one server; the message omits it, since it may contain a password.
-    """
+    """Return the address of a server without a slash at its end; InvalidPayload if not the address of one server."""
     with contextlib.suppress(ValueError):
         parts = isinstance(url, str) and urlsplit(url)
         is_http = parts and parts.scheme in ("http", "https")
@@ -85,14 +81,7 @@ class Transport:
     """Sends requests from several threads at once; it ignores the environment's proxies and .netrc."""
 
     def __init__(self, connections: int = 64, *, verify: Verify = True, cert: Cert | None = None) -> None:
-        """Prepare connection pools; the first request opens a connection.
-
-        Args:
-            connections: most idle connections to keep per server; more threads open one for a single request.
-            verify: whether to check the certificate of an https server, or the file or folder of the CA bundle to
-                check it against. True uses the bundle that REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names, or certifi's.
-            cert: the client certificate: a file with certificate and private key, or (certificate, key).
-        """
+        """Prepare connection pools; the first request opens a connection."""
         self._pools = PoolManager(maxsize=connections)
         self._pools.pool_classes_by_scheme = {
             "http": _Pool,
@@ -105,18 +94,8 @@ class Transport:
     def send(self, request: Request, timeout_s: float) -> Response:
         """Send a request once and wait for its response; only the system bounds the lookup of a host's name.
 
-        Args:
-            request: the request.
-            timeout_s: most seconds from now to the last byte of the response.
-
         Returns:
             The response, whatever its status.
-
-        Raises:
-            NoConnection: the connection was refused, or lost before the response.
-            TLSFailed: a certificate is not trusted, or client and server have no version of TLS in common.
-            DeadlineExceeded: the response was not complete within `timeout_s`.
-            Closed: `close` was called.
         """
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
@@ -288,11 +267,7 @@ def _tls_reason(error: OSError) -> str:
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """Return the header of a token, or no header without one.
-
-    Raises:
-        ValueError: the token contains characters that a header may not contain; the message omits it.
-    """
+    """Return the header of a token, or no header without one."""
     if token is None:
         return {}
     if not (token.isascii() and token.isprintable()):

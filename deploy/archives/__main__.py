@@ -9,10 +9,8 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import get_args
 
 from deploy.archives.archive import (
-    SUFFIXES,
     ArchiverFailed,
     Recipe,
     describe_defaults,
@@ -20,31 +18,27 @@ from deploy.archives.archive import (
     find_classic_cause,
     report,
 )
-from deploy.archives.fingerprint import read_packed
+from deploy.archives.arguments import PRECISION, parse_arguments
+from deploy.archives.fingerprint import handler_files, read_build, read_packed
+from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
-from deploy.models import MINE, MODEL_LIST, ROOT, TENSORS, Engine, ModelEntry, UnknownModel, model, models
+from deploy.models import TENSORS, ModelEntry, UnknownModel, model, models
 from deploy.progress import printable
-from deploy.rooms import ROOMS, open_room
+from deploy.rooms import open_room
+from handlers.archive_files import hash_files
 from handlers.config import parse
 from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
-
-EXAMPLES = """\
-docs/how-to/bring-a-model.md explains model lists, docs/how-to/int8.md int8.
-
-examples:
-  ./archive.sh mobilenet-v2
-  ./archive.sh flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
-
-# deploy.archives.precision.request; None without comparisons.
-PRECISION = open_room("precision")
+from torchserve_client.version import VERSION
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], program: str = "archive.sh") -> int:
     """Build the archives that the command line names; return 1 if one cannot be built."""
-    options = parse_arguments(arguments)
+    options = parse_arguments(arguments, program)
+    if options.check:
+        return list_outdated(options.export_path)
     cache_path, name = find_cache_folder(os.environ), options.models.name
     try:
         if options.source is not None:
@@ -54,8 +48,9 @@ def main(arguments: list[str]) -> int:
                 options.source, asked, options.models, is_stock=options.stock
             )
             options.names = [moved] if is_whole else []
+        recipes = []
+        # All are checked before the first is built.
         for name in list(models(options.models)) if options.all else options.names:
-            started = time.monotonic()
             recipe = Recipe(
                 model(name, options.models),
                 options.weights,
@@ -67,21 +62,15 @@ def main(arguments: list[str]) -> int:
                 PRECISION.read_options(options) if PRECISION else None,
             )
             try:
-                archive = (None if options.force else recipe.find()) or recipe.build()
+                recipe.check(with_code=options.all or len(options.names) > 1)
+                recipes.append(recipe)
             except WeightsNotMade as error:
                 # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
-                print(printable(f"archive.sh: left out: {error}"), file=sys.stderr)
-                continue
-            report(archive, time.monotonic() - started)
-            place = os.path.relpath(archive.path)
-            if cause := find_classic_cause(recipe.entry.config()):
-                print(f"{place}: classic mode, since model-config.yaml has {cause}")
-            if signature := describe_signature(recipe.entry, archive.path):
-                print(printable(f"{place}: {signature}"))
-            if archive.is_new and (defaults := describe_defaults(recipe.entry)):
-                print(f"{place}: {defaults}")
+                print(printable(f"{program}: left out: {error}"), file=sys.stderr)
+        for recipe in recipes:
+            build(recipe, options)
     except Exception as error:
         if options.debug:
             raise
@@ -89,78 +78,48 @@ def main(arguments: list[str]) -> int:
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
         if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
             line = f"{name}: {line}"
-        print(printable(f"archive.sh: {line}"), file=sys.stderr)
+        print(printable(f"{program}: {line}"), file=sys.stderr)
         return 1
     return 0
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Parse the command line; argparse ends the process if it is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="archive.sh",
-        usage="archive.sh (NAME... | --all) [OPTION...]",
-        description="Build TorchServe archives from the models of a list.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    group = parser.add_argument_group("models")
-    group.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"build this model; the default list has {', '.join(models())}"
-    )
-    group.add_argument("--all", action="store_true", help="build every model of the list")
-    words = "read this model list (default: examples/models.yaml)"
-    group.add_argument("--models", type=Path, metavar="FILE", help=words)
-    if "migrate" in ROOMS:
-        words = "move an archive of stock TorchServe to my/models.yaml and build it, without running its code"
-        group.add_argument("--from", dest="source", type=Path, metavar="OLD", help=words)
-        words = "serve the handler of --from unchanged: its code runs in the worker"
-        group.add_argument("--stock", action="store_true", help=words)
-    words = "use these weights: a file, a folder, a Hugging Face id, or random (default: the list's)"
-    group.add_argument("--weights", metavar="PATH|HUB_ID|random", help=words)
-    words = "pack the model for one engine (default: auto, for OpenVINO and for PyTorch)"
-    group.add_argument("--engine", choices=get_args(Engine), default="auto", help=words)
+def build(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Build an archive unless it is up to date, and print what it is."""
+    started = time.monotonic()
+    archive = (None if options.force else recipe.find()) or recipe.build()
+    report(archive, time.monotonic() - started)
+    place = os.path.relpath(archive.path)
+    for path in prune(archive.path, options.keep) if options.keep else ():
+        print(f"{os.path.relpath(path)}: removed")
+    if cause := find_classic_cause(recipe.entry.config()):
+        print(f"{place}: classic mode, since model-config.yaml has {cause}")
+    if signature := describe_signature(recipe.entry, archive.path):
+        print(printable(f"{place}: {signature}"))
+    if archive.is_new and (defaults := describe_defaults(recipe.entry)):
+        print(f"{place}: {defaults}")
 
-    group = parser.add_argument_group(
-        "output", "CACHE_DIR names a folder for exported graphs (default: model_store/.exports)."
-    )
-    words = "write archives into this folder (default: model_store)"
-    group.add_argument("--export-path", type=Path, default=ROOT / "model_store", metavar="FOLDER", help=words)
-    words = "write this format; no-archive is a folder, for development (default: zip-store, uncompressed)"
-    group.add_argument("--archive-format", choices=list(SUFFIXES), default="zip-store", help=words)
-    group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
-    group.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
-    group = parser.add_argument_group("precision", "Each build prints how near the answers are to the model's own.")
-    if PRECISION:
-        PRECISION.add_options(group)
-    words = "refuse a converted translation model whose chrF against fp32, 0..100, is less (default: any)"
-    group.add_argument("--min-chrf", type=float, metavar="N", help=words)
-
-    parser.set_defaults(source=None, stock=False)
-    options = parser.parse_args(arguments)
-    if options.models is None:
-        options.models = MINE if options.source else MODEL_LIST
-    if options.source is not None:
-        if options.all or len(options.names) > 1:
-            parser.error("--from takes one archive and at most one name")
-    elif options.stock:
-        parser.error("--stock belongs to --from: use both")
-    elif bool(options.names) == options.all:
-        parser.error("name models or use --all, and not both")
-    if options.weights not in (None, "random") and (options.all or len(options.names) > 1):
-        parser.error("--weights PATH belongs to one model: name only that model")
-    if PRECISION:
-        PRECISION.check_options(parser, options)
-    return options
+def list_outdated(folder: Path) -> int:
+    """Print each archive of a folder with other handlers than this version's; return 1 if there are any."""
+    wanted, code = hash_files(handler_files()), 0
+    # NAME.mar is a second name of one of the others.
+    for path in {path.stat().st_ino: path for path in sorted(folder.glob("*.mar"), reverse=True)}.values():
+        if (build := read_build(path)) is None:
+            print(f"{os.path.relpath(path)}: not built by torchserve-batching, or by a version before 0.2")
+            continue
+        found = {name: value for name, value in build.files.items() if name.startswith("handlers/")}
+        changed = sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name))
+        if changed:
+            code, some = 1, ", ".join(changed[:3])
+            print(
+                f"{os.path.relpath(path)}: built with {build.made_with or 'an older version'}, installed is {VERSION}; "
+                f"{len(changed)} modules differ: {some}; CHANGELOG.md says why; to upgrade, build it again"
+            )
+    return code
 
 
 def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task.
-
-    Args:
-        entry: its settings add to the model's own description.
-        path: the archive, of any format.
-    """
+    """Describe the inputs and outputs of a model of tensors; None for another task."""
     if entry.handler != TENSORS:
         return None
     try:
@@ -185,17 +144,17 @@ def _join(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 
-def run_in_child(arguments: list[str]) -> int:
+def run_in_child(arguments: list[str], program: str = "archive.sh") -> int:
     """Build in a child, so that a crash of a library ends in one line."""
     child = os.fork()
     if child == 0:
         # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-        return main(arguments)
+        return main(arguments, program)
     # A terminal sends Ctrl-C to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda sent, _: os.kill(child, sent))
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda sent, _: os.kill(child, sent))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -203,7 +162,7 @@ def run_in_child(arguments: list[str]) -> int:
     name = signal.Signals(-code).name
     known = {"SIGKILL": "; the kernel sends it if memory runs out", "SIGTERM": "", "SIGHUP": ""}
     crash = "; a library crashed: precision: fp32 in model-config.yaml or --engine torch may avoid it"
-    print(f"archive.sh: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
+    print(f"{program}: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
     return 128 - code
 
 

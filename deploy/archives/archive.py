@@ -1,11 +1,12 @@
 """Builds archives: `./archive.sh NAME...`.
 
-    model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME.mar
+    model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME-VERSION.mar <- NAME.mar
 
 Every build works in separate folders and ends in one rename, so builds can run side by side, and a server never reads
 half an archive. An archive of equal inputs is not built again; an export of equal inputs comes from the cache.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -20,20 +21,24 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
+from deploy.archives.names import check_names, lead
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, plan_comparisons, stage
 from deploy.archives.tasks import Mode, task_of
-from deploy.models import ROOT, Engine, ModelEntry
+from deploy.models import Engine, ModelEntry
+from deploy.places import REGISTER, STORE
 from deploy.progress import step
 from deploy.work_folders import make_work_folder
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
+from handlers.config import parse
 from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
+from torchserve_client.version import VERSION
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
 # weights gain nothing by it.
-SUFFIXES = {"zip-store": ".mar", "default": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES = {"zip-store": ".mar", "no-archive": ""}
 
 # TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
 # worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
@@ -78,7 +83,7 @@ class Recipe:
     # The engine for which the archive contains a model; with `auto` it contains both, and the worker's device decides.
     engine: Engine = "auto"
     archive_format: str = "zip-store"
-    export_path: Path = ROOT / "model_store"
+    export_path: Path = STORE
     # The folder of cached exports; None for a hidden one in the model store.
     cache_path: Path | None = None
     # The least chrF of a converted translation model against the original; None for any.
@@ -97,27 +102,45 @@ class Recipe:
         is_known = self.engine == "auto" and configured in get_args(Engine)
         return cast(Engine, configured) if is_known else self.engine
 
+    def locate(self, version: str) -> Path:
+        """Return the path of a version, to which `path` leads; only a .mar has a version in its name."""
+        suffix = SUFFIXES[self.archive_format]
+        return self.path.with_name(f"{self.entry.name}-{version}.mar") if suffix == ".mar" else self.path
+
+    def check(self, *, with_code: bool = False) -> None:
+        """Raise InvalidConfig or WeightsUnavailable if the settings or weights are not valid.
+
+        The settings of a user's task are checked `with_code`, which imports it, unless its archive is up to date.
+        """
+        self._check_comparisons()
+        task = task_of(self.entry)
+        complete_config(self.entry)
+        if task.settings:
+            parse(task.settings_class(), self.entry.config().get("handler"))
+        elif with_code and self.find() is None:
+            importlib.import_module(task.builder).check(self.entry)
+        source(self.entry, self.weights)
+
     def find(self) -> Archive | None:
         """Return the archive on disk if it was built from these inputs and none has changed since."""
         self._check_comparisons()
         origin = source(self.entry, self.weights)
-        build = read_build(self.path)
+        path = self.locate(self._version(origin))
+        build = read_build(path)
         if build is None or build.fingerprint != self._fingerprint(origin):
             return None
         _check_quality(self.entry, build.label, self.min_chrf)
+        lead(self.path, path)
         proofs = read_proofs(build.proofs)
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk.
-
-        Raises:
-            WeightsUnavailable, InvalidConfig, ArchiverFailed: with one line for the user.
-        """
+        """Build the archive, and replace the one on disk."""
         self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
+        check_names(entry.name, self.path, self.locate(version))
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
             staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
@@ -143,6 +166,7 @@ class Recipe:
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,
+                made_with=VERSION,
             )
             (staged / BUILD).write_text(build.to_json())
             arguments = {
@@ -156,7 +180,8 @@ class Recipe:
             }
             with step(f"{entry.name}: packing"):
                 run_archiver(entry.name, arguments, temporary)
-            _replace(out / self.path.name, self.path)
+            _replace(out / self.path.name, self.locate(version))
+            lead(self.path, self.locate(version))
         words, found = fidelity.get("said", ""), read_proofs(proofs)
         return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=words, settings=settings)
 
@@ -220,11 +245,7 @@ def _is_unpacked(folder: str) -> bool:
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
-    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first.
-
-    Raises:
-        ArchiverFailed: with its last line.
-    """
+    """Run torch-model-archiver with a new, empty folder: it works in $TMPDIR/NAME, which it deletes first."""
     finished = subprocess.run(
         [str(Path(sys.executable).with_name("torch-model-archiver")), *(a for pair in arguments.items() for a in pair)],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -256,11 +277,7 @@ def complete_config(entry: ModelEntry) -> dict[str, Any]:
 
 
 def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay.
-
-    Raises:
-        InvalidConfig: TorchServe cannot serve `mode: adaptive` with the other keys.
-    """
+    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
             f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "
@@ -321,7 +338,7 @@ def report(archive: Archive, seconds: float) -> None:
     facts = [f"version {archive.version}", f"engine {archive.settings['engine']}"]
     facts += [f"precision {archive.settings.get('precision', 'auto')}"] if archive.proofs else []
     facts += [f"{size / 1e6:.0f} MB"] if size else []
-    register = f"; torchserve-client register {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
+    register = f"; {REGISTER} {archive.path.stem} --wait" if archive.path.suffix == ".mar" else ""
     print(f"{place}: built, {', '.join(facts)}, {seconds:.0f} s{register}")
     if archive.label:
         print(f"{place}: {', '.join(f'{name} {value}' for name, value in archive.label.items())}")

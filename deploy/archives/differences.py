@@ -61,15 +61,7 @@ def relative_error(got: Array, exact: Array, scale: float | None = None) -> floa
 def compare_samples(
     task: Any, samples: Mapping[Any, Sample], groups: Iterable[Sequence[Any]], *, kind: str, owner: str
 ) -> Outcome:
-    """Run groups of samples, and compare each answer with the exact one.
-
-    Args:
-        task: loaded, with its engine.
-        samples: by any keys that have an order.
-        groups: keys of the samples of a micro-batch; those that may not share one run apart.
-        kind: the words before a sample's name, such as "a picture of".
-        owner: the name of the model's library, or "the model".
-    """
+    """Run groups of samples, and compare each answer with the exact one."""
     outcome = Outcome()
     for group in _split_groups(task, samples, groups):
         items, names = [samples[key].item for key in group], ", ".join(samples[key].name for key in group)

@@ -34,11 +34,6 @@ class Exports:
         """Put an entry's files into an empty folder; make the entry first if there is no sound one.
 
         The files may be hard links: nothing may write into them.
-
-        Args:
-            key: the fingerprint of the files' inputs.
-            make: writes the files into an empty folder.
-            target: the folder to fill.
         """
         entry = self.folder / key
         try:

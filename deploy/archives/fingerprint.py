@@ -10,7 +10,6 @@ found by their imports; none is imported, since torch takes seconds.
 import functools
 import hashlib
 import importlib.metadata
-import tarfile
 import zipfile
 from collections.abc import Mapping
 from modulefinder import ModuleFinder
@@ -63,6 +62,7 @@ def archive_fingerprint(
         **handler_files(root),
         **find_modules(root, "deploy.archives.archive", task.builder),
         f"task/{task.path.name}": task.path,
+        **{f"task/{name}": path for name, path in task.helpers.items()},
         **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
     }
     return digest(files, model.name, model.handler, origin.identity, packing)
@@ -113,11 +113,7 @@ def read_packed(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             return (path / name).read_bytes()
-        if path.suffix == ".mar":
-            with zipfile.ZipFile(path) as archive:
-                return archive.read(name)
-        with tarfile.open(path) as archive:
-            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
-            return member.read() if member else b""
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name)
+    except (OSError, zipfile.BadZipFile) as error:
         raise LookupError(name) from error

@@ -107,13 +107,7 @@ class Reference:
 
 
 def find_differences(source: Path, task: Any, texts: Sequence[str]) -> dict[int, str]:
-    """Find the first text whose answer differs, by the number of beams: 1 and BEAMS.
-
-    Args:
-        source: the checkpoint.
-        task: loaded from the archive's files, in fp32.
-        texts: those that the archive refuses are skipped.
-    """
+    """Find the first text whose answer differs, by the number of beams: 1 and BEAMS."""
     limit = min(NEW_TOKENS, task.lengths.limit)
     options = {**task.sample().options, "max_new_tokens": limit}
     reference = Reference(source, options, trust_remote_code=task.config.trust_remote_code)

@@ -35,18 +35,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 def open_checkpoint(
     model: ModelEntry, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
 ) -> Iterator[Path]:
-    """Open a folder with the served files of a checkpoint.
-
-    Args:
-        model: the entry of the list.
-        origin: its source.
-        with_code: whether to include its Python files.
-        with_weights: whether to include its weights.
-        lists_others: whether to print the files that are left out.
-
-    Raises:
-        WeightsUnavailable: the checkpoint is missing or broken, or is a pickle that --weights does not name.
-    """
+    """Open a folder with the served files of a checkpoint."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
         if origin.kind not in ("hub", "folder", "file"):

@@ -54,17 +54,11 @@ class Header(tarfile.TarInfo):
 
 @dataclass(frozen=True, slots=True)
 class OldArchive:
-    """An unpacked archive of stock TorchServe.
-
-    Attributes:
-        folder: its files.
-        manifest: `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile.
-        config: its model-config.yaml; empty if it has none.
-    """
+    """An unpacked archive of stock TorchServe."""
 
     folder: Path
-    manifest: dict[str, Any]
-    config: dict[str, Any]
+    manifest: dict[str, Any]  # `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile
+    config: dict[str, Any]  # its model-config.yaml; empty if it has none
 
     def path(self, key: str) -> Path | None:
         """Return the file that the manifest names under a key; None if there is no such file."""
@@ -73,22 +67,14 @@ class OldArchive:
         return path if name and path.is_file() else None
 
     def read_text(self, name: str) -> str:
-        """Read a file of code or settings, of a bounded size.
-
-        Raises:
-            InvalidConfig: it has more bytes than such a file needs.
-        """
+        """Read a file of code or settings, of a bounded size."""
         path = self.folder / name
         if path.stat().st_size > MOST_SETTINGS_BYTES:
             raise InvalidConfig(f"{name} has {path.stat().st_size} bytes; at most {MOST_SETTINGS_BYTES} are read")
         return path.read_text(encoding="utf-8", errors="replace")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON object; empty if there is no such file.
-
-        Raises:
-            InvalidConfig: it is not a JSON object.
-        """
+        """Read a JSON object; empty if there is no such file; InvalidConfig if it is not a JSON object."""
         return _parse(name, self.read_text(name), json.loads) if (self.folder / name).is_file() else {}
 
     def files(self) -> list[str]:
@@ -98,11 +84,7 @@ class OldArchive:
 
 
 def unpack(path: Path, folder: Path) -> OldArchive:
-    """Copy the files of an archive into an empty folder.
-
-    Raises:
-        InvalidConfig: it is not an archive of TorchServe, or a member's path, kind or size is not accepted.
-    """
+    """Copy the files of an archive into an empty folder."""
     try:
         packed = path.stat().st_size
         if path.is_dir():

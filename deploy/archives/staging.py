@@ -52,10 +52,6 @@ def stage(
     """Write a model's files and precisions into an empty folder; return the engine that the archive has.
 
     With `auto`, the archive has only another engine if OpenVINO cannot run the model exactly.
-
-    Raises:
-        WeightsUnavailable: see the builder.
-        InvalidConfig: the configuration is wrong, no engine runs the model exactly, or a precision is not near enough.
     """
     if engine == "onnxruntime" and model.handler != TENSORS:
         raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")

@@ -1,5 +1,6 @@
-"""A user's file with their own task, read as text: the check whether an archive is up to date imports no code.
+"""A user's file with their own task, and the modules beside it, read as text.
 
+The check whether an archive is up to date imports no code.
 `deploy.archives.stagers.custom` imports the file and checks its class.
 """
 
@@ -12,17 +13,16 @@ from pathlib import Path, PurePosixPath
 from deploy.models import ROOT
 from handlers.errors import InvalidConfig
 
+# The packages that every archive has, or that tests import; a folder of the user's may have these names.
+OWN = {"handlers", "deploy", "load", "torchserve_client", "torchserve_batching"}
+
 
 def read_attributes(path: Path) -> dict[str, str]:
     """Return the source of each attribute of the file's class; InvalidConfig if the file is not valid Python."""
-    try:
-        module = ast.parse(path.read_bytes(), path.name)
-    except (SyntaxError, ValueError) as error:
-        place = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise InvalidConfig(f"{path.name}{place}: {getattr(error, 'msg', error)}") from None
-    found = {}
-    # The outermost class comes first.
-    task = next((node for node in ast.walk(module) if isinstance(node, ast.ClassDef)), None)
+    module, found = _parse(path), {}
+    classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    # The outermost classes come first, and the task has a base that names BatchHandler, unless it has a base between.
+    task = next((node for node in classes if "BatchHandler" in map(_name_base, node.bases)), next(iter(classes), None))
     for statement in task.body if task else ():
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -32,12 +32,12 @@ def read_attributes(path: Path) -> dict[str, str]:
     return found
 
 
-def read_staged_files(path: Path) -> tuple[str, ...]:
-    """Return `staged_files` of the class: names and patterns of the files that belong into the archive.
+def _name_base(base: ast.expr) -> str:
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base).rpartition(".")[2]
 
-    Raises:
-        InvalidConfig: the names are computed, or one lies outside the model's folder.
-    """
+
+def read_staged_files(path: Path) -> tuple[str, ...]:
+    """Return `staged_files` of the class: names and patterns of the files that belong into the archive."""
     if (text := read_attributes(path).get("staged_files")) is None:
         return ()
     try:
@@ -50,6 +50,46 @@ def read_staged_files(path: Path) -> tuple[str, ...]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise InvalidConfig(f"{path.name}: staged_files: {name} is outside the model's folder")
     return tuple(names)
+
+
+def find_helpers(path: Path) -> dict[str, Path]:
+    """Find the modules and packages beside a task's file that it imports, by their paths in the archive."""
+    folder, found, left = path.parent, dict[str, Path](), [path]
+    while left:
+        for name in _list_imports(left.pop()):
+            module, package = folder / f"{name}.py", folder / name
+            files = [file for file in sorted(package.rglob("*")) if file.is_file() and not _is_hidden(file, folder)]
+            if not any(file.suffix == ".py" for file in files):
+                files = [module] if module.is_file() else []
+            new = [file for file in files if file != path and file not in found.values()]
+            if new:
+                check_name(module)
+                found |= {file.relative_to(folder).as_posix(): file for file in new}
+                left += [file for file in new if file.suffix == ".py"]
+    return found
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(folder).parts)
+
+
+def _list_imports(path: Path) -> set[str]:
+    """Return the first names of the modules that a file imports anywhere, without this project's own."""
+    found = set()
+    for node in ast.walk(_parse(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return {name.partition(".")[0] for name in found} - OWN
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), path.name)
+    except (SyntaxError, ValueError) as error:
+        place = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InvalidConfig(f"{path.name}{place}: {getattr(error, 'msg', error)}") from None
 
 
 def check_name(path: Path) -> None:

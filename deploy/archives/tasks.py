@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.archives.task_file import check_name, read_staged_files
+from deploy.archives.task_file import check_name, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import plan_micro_batches
@@ -40,6 +40,8 @@ class Task:
     export_settings: tuple[str, ...] | None = None
     # Names or patterns of the files beside a model's configuration that belong into its archive.
     files: tuple[str, ...] = field(default=())
+    # Modules beside the file of a user's task, by their paths in the archive.
+    helpers: Mapping[str, Path] = field(default_factory=dict)
     # Settings that name a file; the archive has it under the setting's name, with its ending.
     named_files: tuple[str, ...] = field(default=())
     # Whether `--weights` may name a checkpoint on the Hugging Face hub.
@@ -56,96 +58,54 @@ class Task:
         return getattr(importlib.import_module(module), name)
 
 
-def _find_file(name: str) -> Path:
-    return ROOT / "handlers" / "tasks" / f"{name}.py"
+def _task(name: str, stager: str, settings: str, **more: Any) -> Task:
+    """Describe a built-in task by the module of its stager and, below handlers/, the class of its settings."""
+    path = ROOT / "handlers" / "tasks" / f"{name}.py"
+    return Task(path, f"deploy.archives.stagers.{stager}", f"handlers.{settings}", **more)
 
 
-def _encoder(name: str, settings: str, files: tuple[str, ...] = ()) -> Task:
+def _encoder(name: str, settings: str) -> Task:
     """Describe a task on a transformers encoder."""
-    return Task(
-        path=_find_file(name),
-        files=files,
-        builder="deploy.archives.stagers.text",
-        settings=f"handlers.text.config:{settings}",
-        export_settings=("trust_remote_code",),
-        takes_hub_ids=True,
-    )
+    more = {"export_settings": ("trust_remote_code",), "takes_hub_ids": True}
+    return _task(name, "text", f"text.config:{settings}", **more)
 
 
-BUILT_IN = {
-    "image_classification": Task(
-        path=_find_file("image_classification"),
-        builder="deploy.archives.stagers.vision",
-        settings="handlers.vision.config:ImageClassificationConfig",
-        export_settings=("arch", "resize_size", "crop_size", "interpolation", "mean", "std", "transform_input"),
-        files=("index_to_name.json",),
-        takes_hub_ids=True,
-    ),
-    "object_detection": Task(
-        path=_find_file("object_detection"),
-        builder="deploy.archives.stagers.detection",
-        settings="handlers.vision.config:ObjectDetectionConfig",
-        export_settings=("arch",),
-        files=("index_to_name.json",),
-        takes_hub_ids=True,
-    ),
-    "image_segmentation": Task(
-        path=_find_file("image_segmentation"),
-        builder="deploy.archives.stagers.segmentation",
-        settings="handlers.vision.config:ImageSegmentationConfig",
-        export_settings=("arch", "resize_size", "crop_size", "mean", "std"),
-        files=("index_to_name.json",),
-        takes_hub_ids=True,
-    ),
-    "image_text_embedding": Task(
-        path=_find_file("image_text_embedding"),
-        builder="deploy.archives.stagers.image_text",
-        settings="handlers.image_text.config:ImageTextEmbeddingConfig",
-        export_settings=(),
-        takes_hub_ids=True,
-    ),
-    "text_classification": _encoder("text_classification", "TextClassificationConfig"),
-    "token_classification": _encoder("token_classification", "TokenClassificationConfig"),
-    "question_answering": _encoder("question_answering", "QuestionAnsweringConfig"),
-    "sentence_embedding": _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
-    "reranking": _encoder("reranking", "RerankingConfig"),
-    "tokenization": Task(
-        path=_find_file("tokenization"),
-        builder="deploy.archives.stagers.tokenization",
-        settings="handlers.text.config:TokenizationConfig",
-        takes_hub_ids=True,
-        mode="classic",
-    ),
-    "translation": Task(
-        path=_find_file("translation"),
-        builder="deploy.archives.stagers.translation",
-        settings="handlers.text.config:TranslationConfig",
-        named_files=("detector",),
-        export_settings=("trust_remote_code", "precision", "src_lang", "tgt_lang"),
-        files=("samples.txt",),
-        takes_hub_ids=True,
-    ),
-    "language_id": Task(
-        path=_find_file("language_id"),
-        builder="deploy.archives.stagers.language_id",
-        settings="handlers.text.config:LanguageIdConfig",
-        mode="classic",
-    ),
-    TENSORS: Task(
-        path=_find_file("tensors"),
-        builder="deploy.archives.stagers.tensors",
-        settings="handlers.tensor_models.config:TensorsConfig",
-        # The file is checked against these.
-        export_settings=("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
-        mode="classic",
-    ),
-    STOCK: Task(
-        path=_find_file(STOCK),
-        builder="deploy.archives.stagers.stock",
-        settings="handlers.original_archive:StockConfig",
-        mode="classic",
-    ),
+def _vision(name: str, stager: str, settings: str, export_settings: tuple[str, ...]) -> Task:
+    """Describe a task on images with names of classes."""
+    more = {"export_settings": export_settings, "files": ("index_to_name.json",), "takes_hub_ids": True}
+    return _task(name, stager, f"vision.config:{settings}", **more)
+
+
+SEGMENTED = ("arch", "resize_size", "crop_size", "mean", "std")
+CLASSIFIED = (*SEGMENTED, "interpolation", "transform_input")
+TRANSLATED: dict[str, Any] = {
+    "export_settings": ("trust_remote_code", "precision", "src_lang", "tgt_lang"),
+    "named_files": ("detector",),
+    "files": ("samples.txt",),
+    "takes_hub_ids": True,
 }
+IMAGE_TEXT = "image_text.config:ImageTextEmbeddingConfig"
+# A model's file is checked against these.
+CHECKED = ("inputs", "outputs", "constants", "max_batch_items", "warm_up")
+
+# To remove a task, remove its line.
+TABLE = (
+    _vision("image_classification", "vision", "ImageClassificationConfig", CLASSIFIED),
+    _vision("object_detection", "detection", "ObjectDetectionConfig", ("arch",)),
+    _vision("image_segmentation", "segmentation", "ImageSegmentationConfig", SEGMENTED),
+    _task("image_text_embedding", "image_text", IMAGE_TEXT, export_settings=(), takes_hub_ids=True),
+    _encoder("text_classification", "TextClassificationConfig"),
+    _encoder("token_classification", "TokenClassificationConfig"),
+    _encoder("question_answering", "QuestionAnsweringConfig"),
+    _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
+    _encoder("reranking", "RerankingConfig"),
+    _task("tokenization", "tokenization", "text.config:TokenizationConfig", takes_hub_ids=True, mode="classic"),
+    _task("translation", "translation", "text.config:TranslationConfig", **TRANSLATED),
+    _task("language_id", "language_id", "text.config:LanguageIdConfig", mode="classic"),
+    _task(TENSORS, "tensors", "tensor_models.config:TensorsConfig", export_settings=CHECKED, mode="classic"),
+    _task(STOCK, "stock", "original_archive:StockConfig", mode="classic"),
+)
+BUILT_IN = {task.path.stem: task for task in TABLE}
 
 
 def task_of(model: ModelEntry) -> Task:
@@ -166,13 +126,14 @@ def task_of(model: ModelEntry) -> Task:
         )
     try:
         check_name(path)
-        files = read_staged_files(path)
+        files, helpers = read_staged_files(path), find_helpers(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: handler: {error}") from None
     return Task(
         path=path,
         builder="deploy.archives.stagers.custom",
         files=files,
+        helpers=helpers,
         takes_hub_ids=True,
         needs_weights=False,
         mode="classic",
@@ -200,11 +161,7 @@ def find_in_package(package: str, file: str) -> Path | None:
 
 
 def find_named_file(model: ModelEntry, setting: str) -> Path | None:
-    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for other values.
-
-    Raises:
-        InvalidConfig: the package or file is missing.
-    """
+    """Find the file that a setting names: `NAME` beside the configuration, or {package, file}; None for others."""
     value: Any = model.settings().get(setting)
     path: Path | None
     if isinstance(value, str):
@@ -260,15 +217,7 @@ def run_items(
     max_items: int,
     max_tokens: int | None = None,
 ) -> list[Any]:
-    """Run items in micro-batches, and return one answer for each, in order.
-
-    Args:
-        task: loaded.
-        items: decoded.
-        read: the task, the outputs of a micro-batch and its items -> an answer for each item.
-        max_items: the most items of a micro-batch.
-        max_tokens: the most padded tokens of a micro-batch.
-    """
+    """Run items in micro-batches, and return one answer for each, in order."""
     answers: dict[int, Any] = {}
     for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
         some = [items[index] for index in indices]

@@ -26,11 +26,7 @@ NETWORK_TIMEOUT_S = 20
 
 
 def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -> StateDict:
-    """Read the weights of a network of torchvision, which `get_model` builds with `options`.
-
-    Raises:
-        WeightsUnavailable: they cannot be fetched, or are not a state dict.
-    """
+    """Read the weights of a network of torchvision, which `get_model` builds with `options`."""
     if origin.kind == "random":
         if "detection" in torchvision.models.get_model_builder(arch).__module__:
             raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; use --weights PATH, a state dict")

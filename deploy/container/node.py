@@ -18,7 +18,7 @@ from deploy.container import envoy as node_envoy
 from deploy.container.envoy import LISTENER, READY, ROUTES_FILE, NodeStatus
 from deploy.container.settings import NodeSettings
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy.files import make_folders, write_resources
+from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy, NoAnswer
 from deploy.run import production
 from deploy.run.errors import ServerError
@@ -72,11 +72,7 @@ class NodeProcess:
         self._is_stopping = threading.Event()
 
     def run(self) -> None:
-        """Serve until a SIGTERM or Ctrl-C, and end in order.
-
-        Raises:
-            ServerError, ManagementError, EnvoyError: TorchServe, a model or Envoy did not start, or has died.
-        """
+        """Serve until a SIGTERM or Ctrl-C, and end in order."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_signal)
         try:
@@ -104,7 +100,7 @@ class NodeProcess:
         # A container's log is the output of its process. Log files are rotated, which tail follows.
         words = ["tail", "--quiet", "--lines=0", "--follow=name", "--retry", f"--pid={os.getpid()}"]
         self._logs = subprocess.Popen([*words, *(str(server.logs / name) for name in LOGS)], stderr=subprocess.DEVNULL)
-        make_folders(self._settings.envoy)
+        make_folder(self._settings.envoy)
         self._publish(NodeStatus())
         self._keep_envoy()
         where = f"node: {self._settings.address}:{self._settings.port}"
@@ -123,12 +119,7 @@ class NodeProcess:
         print(f"{where}: serves {served}", flush=True)
 
     def _check(self) -> None:
-        """Check both processes and publish the status.
-
-        Raises:
-            EnvoyError: Envoy has died repeatedly.
-            ServerError: Java has died, or hangs.
-        """
+        """Check both processes and publish the status."""
         self._keep_envoy()
         server = self._local.server
         if server.pid() is None:

@@ -64,7 +64,6 @@ def make_parser(environment: Mapping[str, str] = os.environ) -> CommandParser:
         prog="python -m deploy.container",
         description="Run a node: TorchServe, and Envoy in front of it, until a SIGTERM.",
         examples=["python -m deploy.container", "python -m deploy.container --port 9085 --notice-s 10"],
-        renamed={"--run": "--state-dir"},
     )
     files = parser.add_argument_group("files")
     network = parser.add_argument_group("network")

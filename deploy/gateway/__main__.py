@@ -20,6 +20,7 @@ from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.models import ROOT
+from deploy.places import HOME
 from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode, reachable_nodes
 from deploy.run.node import NODES, write_nodes
@@ -28,11 +29,11 @@ from deploy.run.server import Server
 from deploy.run.summary import shorten
 from handlers.errors import InvalidConfig
 
-RENAMED = {"--nodes": "--nodes-file", "--run": "--state-dir"}
 PID = "gateway.pid"
 # The settings file of the last start, and its ports, which do not change until the gateway ends.
 STARTED = "started.json"
-STOP = f"{os.path.relpath(sys.executable)} -m deploy.gateway stop"
+PROGRAM = f"{os.path.relpath(sys.executable)} -m deploy.gateway" if HOME == ROOT else "torchserve-batching gateway"
+STOP = f"{PROGRAM} stop"
 START_S = 90.0  # seconds until both processes must be up
 STOP_S = 30.0  # seconds that `stop` waits beyond limits.response_s
 # Seconds in which a control process notices that its supervisor has ended, and ends.
@@ -176,10 +177,9 @@ def print_addresses(settings: GatewaySettings) -> None:
 
 def make_parser() -> CommandParser:
     parser = CommandParser(
-        prog="python -m deploy.gateway",
+        prog="torchserve-batching gateway",
         description="Start, check and stop Envoy in front of the nodes, and the process that configures it.",
-        examples=["python -m deploy.gateway start --config my/gateway.yaml", "python -m deploy.gateway stop"],
-        renamed=RENAMED,
+        examples=["torchserve-batching gateway start --config my/gateway.yaml", "torchserve-batching gateway stop"],
     )
     words = (
         "start: in the background, until stop; run: in the foreground, for systemd and containers; "

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 
 from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, make_settings, read_document
 from deploy.gateway.watch import read_saved
-from deploy.models import ROOT
 from deploy.run.node import Node, read_nodes, replace_file
 from handlers.errors import InvalidConfig
 
@@ -117,7 +116,7 @@ class Configuration:
     def _stat_files(self) -> Any:
         """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
         named = self._parsed[1].key_file if self._parsed else None
-        found = [path.stat() for path in (self._config, *([ROOT / named] if named else []))]
+        found = [path.stat() for path in (self._config, *([Path(named)] if named else []))]
         if time.time() - max(each.st_mtime for each in found) < RECENT_S:
             return object()
         return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]

@@ -111,7 +111,7 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         gateway.drain(find_name(gateway, local), is_draining=False)
         mark.unlink()
     except ManagementError as error:
-        print(f"{local.title}: still drained: {error.message}; run python -m deploy.run drain NODE --undo")
+        print(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")
 
 
 # -- commands of python -m deploy.run ---------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def drain(options: argparse.Namespace) -> None:
     gateway = connect(settings)
     if options.undo:
         gateway.drain(name, is_draining=False)
-        (options.folder / name / MARK).unlink(missing_ok=True)
+        (options.state_dir / name / MARK).unlink(missing_ok=True)
         print(f"{name}: receives requests again")
         return
     management = gateway.node(name).management
@@ -139,7 +139,7 @@ def drain(options: argparse.Namespace) -> None:
         print(f"{name}: process {watcher} watches it; stop that process by its supervisor, such as systemctl")
     else:
         stop_node(local, is_for_good=False)
-        print(f"{name}: stopped; after its next start run: python -m deploy.run drain {name} --undo")
+        print(f"{name}: stopped; after its next start run: torchserve-batching drain {name} --undo")
 
 
 def restart(options: argparse.Namespace) -> None:
@@ -169,7 +169,7 @@ def restart(options: argparse.Namespace) -> None:
 
 
 def find_running(options: argparse.Namespace) -> list[LocalNode]:
-    nodes = all_nodes(serve.find_config(options.config), options.folder)
+    nodes = all_nodes(serve.find_config(options.config), options.state_dir)
     return [each for each in nodes if each.server.pid() is not None]
 
 

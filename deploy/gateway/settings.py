@@ -4,6 +4,7 @@ docs/reference/gateway.md explains each setting, and deploy/gateway.yaml lists a
 """
 
 import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -13,14 +14,16 @@ from pydantic.dataclasses import dataclass
 from deploy import settings_file
 from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
+from deploy.places import HOME
 from deploy.run.node import Node
 from deploy.settings_file import Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
-CONFIG = ROOT / "deploy" / "gateway.yaml"
+# The user's own settings in the folder of the state, or else the built-in ones.
+CONFIG = own if (own := HOME / "gateway.yaml").is_file() else ROOT / "deploy" / "gateway.yaml"
 # The folder of Envoy and the control process: configuration, logs, saved state.
-STATE_DIR = ROOT / ".gateway"
+STATE_DIR = HOME / ".gateway"
 # The settings that close the edge. `NAME: none` gives one, or a part of it, its default.
 GUARDS = ("tls", "keys", "limits")
 NONE = "none"
@@ -128,7 +131,7 @@ class GatewaySettings:
         if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
             raise ValueError("keys: duplicate client or key")
         if self.nodes and self.discover is not None:
-            raise ValueError("nodes and discover exclude each other")
+            raise ValueError("nodes and discover cannot both be set; remove one")
         filter_headers(self.forward_headers)
         if self.management and not self.keys:
             raise ValueError("management: true without keys lets every client load and unload models: set keys")
@@ -147,8 +150,8 @@ def read_document(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"{path.name}: not a mapping of settings")
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
-            raise InvalidConfig(f"{path.name}: keys and key_file exclude each other")
-        if not (keys := read_yaml(ROOT / name)):
+            raise InvalidConfig(f"{path.name}: keys and key_file cannot both be set; remove one")
+        if not (keys := read_yaml(path.parent / name)):
             raise InvalidConfig(f"{name}: contains no keys")
         document["keys"] = keys
     return document
@@ -157,13 +160,27 @@ def read_document(path: Path) -> dict[str, Any]:
 def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
     """Check the document of a file."""
     settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
-    secret = ROOT / settings.key_file if settings.key_file else path
+    settings = _anchor(settings, path.resolve().parent)
+    secret = Path(settings.key_file or path)
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
     if settings.keys and not secret.read_bytes().endswith(b"\n"):
         # A file that is cut inside a key contains a shorter key.
         raise InvalidConfig(f"{secret.name}: its last line is incomplete: end the file with a newline")
     return settings
+
+
+def _anchor(settings: GatewaySettings, folder: Path) -> GatewaySettings:
+    """Make the paths of files absolute, which count from the settings' folder."""
+
+    def at(path: str | None) -> Any:
+        return path and str(folder / path)
+
+    tls = settings.tls and replace(settings.tls, **{name: at(path) for name, path in asdict(settings.tls).items()})
+    nodes = tuple(
+        replace(node, token_file=at(node.token_file), restore_file=at(node.restore_file)) for node in settings.nodes
+    )
+    return replace(settings, key_file=at(settings.key_file), tls=tls, nodes=nodes)
 
 
 def _omit_none(document: dict[str, Any]) -> dict[str, Any]:

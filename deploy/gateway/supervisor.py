@@ -66,12 +66,7 @@ class Control:
         self._alive_s = self._retry_s = 0.0
 
     def keep(self) -> None:
-        """Start the process if it does not run, and kill it if it hangs; never wait.
-
-        Raises:
-            GatewayFailed: it ended before its first heartbeat.
-            OSError: it cannot be started now.
-        """
+        """Start the process if it does not run, and kill it if it hangs; never wait."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._retry_s:
@@ -94,6 +89,7 @@ class Control:
             self._process.wait()
         if (status := self._process.poll()) is not None:
             self._process = None
+            self._heartbeats.close()
             lines = " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-2:])
             if not self.has_answered and status > 0:
                 raise GatewayFailed(f"the control process did not start ({self._log}): {lines}")
@@ -109,24 +105,21 @@ class Control:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._heartbeats.close()
 
 
 def supervise(
     settings: GatewaySettings, config: Path, nodes_file: Path, state_dir: Path, is_ending: threading.Event
 ) -> None:
-    """Keep all processes alive until `is_ending` is set, and end them in order: Envoy first, after its last response.
-
-    Raises:
-        GatewayFailed: one of them did not start, or Envoy keeps dying.
-    """
+    """Keep all processes alive until `is_ending` is set, and end them: Envoy first, after its last response."""
     control, envoy = Control(config, nodes_file, state_dir), Envoy(state_dir)
     threading.Thread(target=_keep_nodes, args=(nodes_file.parent, is_ending), name="nodes", daemon=True).start()
     try:
         while not is_ending.wait(CHECK_S):
             try:
+                control.keep()
                 if control.has_answered:
                     envoy.keep(bootstrap(settings))
-                control.keep()
                 _rotate_logs(state_dir, envoy)
             except OSError as error:
                 # A full or read-only disk must not end a running process.

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 # Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
 POLL_S = 2.0
-# Seconds until a version is asked again for its metadata.
-FAILED_S = 5.0  # without a response
-OUTPUTS_S = 5.0  # without outputs: a user's function that declares no outputs knows them after its first run
+# Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
+# first run.
+ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Watch:
                 found, faults = await list_models(self._session, self.node)
                 # A restoration may begin or end meanwhile.
                 later = self._read_pending()
-                missing = self._find_missing(found, None if pending is None or later is None else {*pending, *later})
+                missing = self._find_missing(found, None if pending is None or later is None else {**pending, **later})
                 found = {key: _keep_history(self.models.get(key), replica) for key, replica in found.items()}
                 self.models = {**found, **missing}
                 for name in faults.keys() - self._faults:
@@ -108,19 +108,19 @@ class Watch:
             self.models = {key: replica for key, replica in self.models.items() if key not in removed}
             self._ask_new()
 
-    def _read_pending(self) -> Collection[tuple[str, str]] | None:
-        """Return the versions that the node has not restored; None if it does not report that."""
+    def _read_pending(self) -> Mapping[tuple[str, str], Replica | None] | None:
+        """Return the versions that the node has not restored, as registered; None if it does not report that."""
         if (name := self.node.restore_file) is not None and Path(name).with_name(STARTED).exists():
             try:
-                return {(each["model"], each["version"]) for each in json.loads(Path(name).read_bytes())}
+                return {(each["model"], each["version"]): _recall(each) for each in json.loads(Path(name).read_bytes())}
             except FileNotFoundError:
-                return set()
+                return {}
             except (OSError, ValueError, LookupError, TypeError):
-                return set(self.models)
+                return dict.fromkeys(self.models)
         # A node in a container lists its models when all are restored (deploy.container.envoy).
-        return set() if self.node.inference == self.node.management else None
+        return {} if self.node.inference == self.node.management else None
 
-    def _find_missing(self, found: Models, pending: Collection[tuple[str, str]] | None) -> Models:
+    def _find_missing(self, found: Models, pending: Mapping[tuple[str, str], Replica | None] | None) -> Models:
         """Return the versions that the node had, and has not restored since its restart."""
         absent = {key: replica for key, replica in self.models.items() if key not in found}
         if pending is None:
@@ -130,7 +130,8 @@ class Watch:
             is_new = self._was_unreachable and not is_same
             absent = {key: replica for key, replica in absent.items() if is_new or replica.is_missing}
         else:
-            absent = {key: replica for key, replica in absent.items() if key in pending}
+            # A gateway that has started since, too, knows those that are not restored.
+            absent = {key: each for key in pending if (each := absent.get(key) or pending[key]) and key not in found}
         return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in absent.items()}
 
     def close(self) -> None:
@@ -163,7 +164,6 @@ class Watch:
         """Ask a version for its metadata until it declares its outputs, or shows that its handler has none."""
         key = model, version
         while True:
-            retry_s = FAILED_S
             if self.is_up and self.models[key].ready_workers:
                 try:
                     found = await fetch_metadata(self._session, self.node, model, version)
@@ -176,10 +176,17 @@ class Watch:
                     self._changed()
                     if found is None or found["outputs"]:
                         return
-                    retry_s = OUTPUTS_S
                 except NodeFailed as error:
                     logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(ASK_S)
+
+
+def _recall(entry: Mapping[str, Any]) -> Replica | None:
+    """Return a version that a node has lost, from its record; None from an entry with less."""
+    if "batch_size" not in entry:
+        return None
+    batch = int(entry["batch_size"]), int(entry["max_batch_delay_ms"])
+    return Replica(int(entry["min_workers"]), 0, *batch, bool(entry["is_default"]), is_missing=True, was_ready=True)
 
 
 def _keep_history(before: Replica | None, now: Replica) -> Replica:

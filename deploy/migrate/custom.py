@@ -75,11 +75,7 @@ $methods
 
 
 def draft_task(archive: OldArchive, source: str) -> str:
-    """Write a task that calls the handler's own preprocess, inference and postprocess for a micro-batch.
-
-    Raises:
-        InvalidConfig: it is not valid Python, or has no class.
-    """
+    """Write a task that calls the handler's own preprocess, inference and postprocess for a micro-batch."""
     module, old = _parse(source)
     if old is None:
         raise InvalidConfig("its handler is a function, not a class; add --stock to run it as it is")

@@ -13,6 +13,7 @@ import yaml
 from deploy.archives.old_archives import unpack
 from deploy.migrate.move import Move, find_move
 from deploy.models import STOCK, models
+from deploy.places import ARCHIVE
 from deploy.progress import printable
 from deploy.work_folders import make_work_folder
 from deploy.yaml_text import parse_yaml
@@ -128,4 +129,4 @@ def _print(move: Move, name: str, path: Path) -> None:
     for note in move.notes:
         print(printable(f"{name}: {note}"), file=sys.stderr)
     if not move.is_whole:
-        print(f"{name}: then build it: ./archive.sh {name} --models {path}")
+        print(f"{name}: then build it: {ARCHIVE} {name} --models {path}")

@@ -44,29 +44,17 @@ WAY_OUT = "add --stock to run it as it is"
 
 @dataclass(slots=True)
 class Move:
-    """The files and the messages of a moved model.
+    """The files and the messages of a moved model."""
 
-    Attributes:
-        handler: of the entry: a task, or the draft's file.
-        weights: of the entry, a path from the model's folder; empty for none.
-        settings: `handler:` of model-config.yaml.
-        files: contents of the model's folder by path: a file of the old archive, or text.
-        state: the weights, written to model.pt.
-        is_whole: whether it can be built before its owner fills anything in.
-        draft: the source of a task beside the list, which its owner completes; empty for a built-in task.
-        sources: rows of the table: setting, value, source of the value.
-        notes: lines of advice: differences, problems, values to fill in.
-    """
-
-    handler: str
-    weights: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, Path | str] = field(default_factory=dict)
-    state: StateDict | None = None
-    is_whole: bool = True
-    draft: str = ""
-    sources: list[tuple[str, str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    handler: str  # a task, or the draft's file
+    weights: str = ""  # a path from the model's folder; empty for none
+    settings: dict[str, Any] = field(default_factory=dict)  # `handler:` of model-config.yaml
+    files: dict[str, Path | str] = field(default_factory=dict)  # a file of the old archive, or text, by path
+    state: StateDict | None = None  # the weights, written to model.pt
+    is_whole: bool = True  # it can be built before its owner fills anything in
+    draft: str = ""  # the source of a task that its owner completes; empty for a built-in task
+    sources: list[tuple[str, str, str]] = field(default_factory=list)  # setting, value, source of the value
+    notes: list[str] = field(default_factory=list)  # differences, problems, values to fill in
 
     def add(self, values: dict[str, Any], source: str) -> None:
         """Add settings with their source."""
@@ -75,16 +63,7 @@ class Move:
 
 
 def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
-    """Decide which task serves an archive.
-
-    Args:
-        name: the model's.
-        archive: its files.
-        is_stock: whether its own handler is to run, unchanged.
-
-    Raises:
-        InvalidConfig: it cannot be moved; the line has the reason and the way out.
-    """
+    """Decide which task serves an archive; InvalidConfig if it cannot be moved."""
     handler = str(archive.manifest["handler"])
     own, config_file = _own_handler(archive), str(archive.manifest.get("configFile"))
     source = None if own is None else archive.read_text(own.name)

@@ -58,13 +58,7 @@ def _list_tensors(program: Any) -> dict[str, Claim]:
 
 
 def find_arch(state: StateDict, package: Any, hint: str) -> str | None:
-    """Find the network of torchvision that has these weights, but for the size of its head.
-
-    Args:
-        state: the weights.
-        package: torchvision.models, or its `detection` or `segmentation`.
-        hint: text that may name the network: it is looked for first, since making all of them takes half a minute.
-    """
+    """Find the network of torchvision that has these weights, but for its head; it tries those in `hint` first."""
     words = re.sub(r"\W|_", "", hint.lower())
     own = {name: tensor.shape for name, tensor in state.items() if not _is_optional(name)}
     names = torchvision.models.list_models(package)

@@ -1,18 +1,21 @@
 """`python -m deploy.ray config models.yaml > serve.yaml`: a configuration for `serve run` and `serve deploy`."""
 
-import argparse
 import sys
 from pathlib import Path
 
 import yaml
 
-from deploy.command import run_command
+from deploy.command import CommandParser, run_command
 from deploy.ray.settings import read
 from handlers.errors import InvalidConfig
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.ray", description="Configure Ray Serve for archives.")
+    parser = CommandParser(
+        prog="torchserve-batching ray",
+        description="Configure Ray Serve for archives.",
+        examples=["torchserve-batching ray config models.yaml > serve.yaml", "serve run serve.yaml"],
+    )
     commands = parser.add_subparsers(required=True)
     about = "print the configuration of an application for each archive"
     config = commands.add_parser("config", help=about, description=f"{about}, for `serve run` and `serve deploy`")

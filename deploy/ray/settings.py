@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from deploy.loader import manifest_of, settings_of
+from deploy.places import ARCHIVE
 from deploy.settings_file import Port, read_settings, read_yaml
 from handlers.config import SETTINGS, Count, HandlerConfig, SchedulingConfig
 from handlers.errors import InvalidConfig
@@ -49,7 +50,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return Serve's configuration.
 
     Args:
-        path: models.yaml; paths of archives in it are relative to the working folder.
+        path: models.yaml; paths of archives in it are relative to its folder.
 
     Raises:
         InvalidConfig: names every problem.
@@ -57,9 +58,9 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     settings = read_settings(Settings, path, read_yaml(path))
-    archives = [Path(each.archive).resolve() for each in settings.models]
+    archives = [(path.parent / each.archive).resolve() for each in settings.models]
     if missing := [str(each) for each in archives if not each.exists()]:
-        raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; ./archive.sh builds archives")
+        raise InvalidConfig(f"{path.name}: no such archive: {', '.join(missing)}; {ARCHIVE} builds archives")
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):
         raise InvalidConfig(f"{path.name}: expected different models, and invocations to be one; they are {names}")

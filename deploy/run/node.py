@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 
-from deploy.models import ROOT
+from deploy.places import HOME
 from handlers.config import SETTINGS
 from handlers.errors import InvalidConfig
 
-NODES = ROOT / ".nodes" / "nodes.json"
+NODES = HOME / ".nodes" / "nodes.json"
 # In a node's folder: a mark that exists from `make serve` to `make stop`.
 STARTED = "served"
 # In a node's folder: the registrations that are not restored yet.

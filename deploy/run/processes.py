@@ -36,11 +36,7 @@ def lock(file: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_pid_file(file: Path) -> Iterator[None]:
-    """Lock a file that contains this process id; the kernel releases the lock when the process ends.
-
-    Raises:
-        ServerError: another process has locked it.
-    """
+    """Lock a file that contains this process id; the kernel releases the lock when the process ends."""
     with file.open("a") as opened:
         for _ in range(ATTEMPTS):
             with suppress(BlockingIOError):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.places import ARCHIVE
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
 from deploy.run.java_memory import excess_memory
@@ -25,11 +26,7 @@ class NotAsConfigured(ServerError):
 
 
 def start(nodes: Sequence[LocalNode]) -> None:
-    """Start nodes of one configuration, check that they serve its models, and print the summary.
-
-    Raises:
-        ServerError: a check failed. The nodes that this call started are stopped again.
-    """
+    """Start nodes of one configuration, check that they serve its models, and print the summary."""
     new = [node for node in nodes if node.server.pid() is None]
     try:
         with ThreadPoolExecutor(len(nodes)) as pool:
@@ -49,7 +46,7 @@ def check_archives(settings: ServerSettings, store: Path) -> None:
     for file in settings.load_models:
         archive = store / file.rpartition("=")[2]
         if file.lower() != "all" and not archive.exists():
-            builds = f"./archive.sh {archive.name.partition('.')[0]} builds it"
+            builds = f"{ARCHIVE} {archive.name.partition('.')[0]} builds it"
             raise NotAsConfigured(f"{archive} is missing, and load_models names it: {builds}")
     if not settings.load_models or not settings.models:
         raise NotAsConfigured("load_models and models= name no model, and enable_model_api=false registers no other")
@@ -60,12 +57,6 @@ def verify(node: LocalNode) -> list[tuple[str, str]]:
 
     Returns:
         Name and version of each model.
-
-    Raises:
-        LoadFailed: a worker failed; the message quotes its log.
-        NotAsConfigured: the registered models are not the configured ones, or Java may exceed the memory limit.
-        ServerError: the server did not start, or its key is missing.
-        ManagementError: it does not answer.
     """
     server = node.server
     named = server.settings.models

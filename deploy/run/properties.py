@@ -33,6 +33,8 @@ class ServerSettings:
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # The folder of archives, relative to the server's working folder.
     model_store: str = "model_store"
+    # The file of TorchServe's metrics, relative to the server's working folder.
+    metrics_config: str = "deploy/metrics.yaml"
     # Whether every call needs a token of key_file.json.
     has_tokens: bool = True
     # Whether models can be registered and unregistered while the server runs.
@@ -67,6 +69,7 @@ class ServerSettings:
                 **urls,
                 ports=_ports(values, urls),
                 model_store=values.get("model_store", cls.model_store),
+                metrics_config=values.get("metrics_config", cls.metrics_config),
                 has_tokens=values.get("disable_token_authorization", "false").lower() != "true",
                 has_model_api=values.get("enable_model_api", "false").lower() == "true",
                 load_models=tuple(name.strip() for name in values.get("load_models", "").split(",") if name.strip()),

@@ -20,7 +20,7 @@ from pathlib import Path
 from deploy.run.machine import LocalNode
 from deploy.run.node import RESTORE, STARTED, replace_file
 from deploy.run.properties import parse
-from torchserve_client.archives import describe
+from torchserve_client.archives import describe, find_version
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -171,7 +171,7 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[
 def _register(local: LocalNode, wanted: Registration) -> str | None:
     """Register one version as it was; return the reason of a failure."""
     server, management = local.server, local.server.management
-    path = server.directory / server.settings.model_store / wanted.archive
+    path = find_version(server.directory / server.settings.model_store / wanted.archive, wanted.version)
     try:
         if not path.exists():
             return f"{wanted.archive} is missing from the model store"
@@ -179,7 +179,7 @@ def _register(local: LocalNode, wanted: Registration) -> str | None:
             return f"{wanted.archive} contains version {version} now"
         if wanted.version not in management.versions(wanted.model, is_missing_ok=True):
             management.register(
-                wanted.archive,
+                path.name,
                 batch_size=wanted.batch_size,
                 max_batch_delay_ms=wanted.max_batch_delay_ms,
                 initial_workers=wanted.min_workers,

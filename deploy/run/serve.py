@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.models import ROOT
+from deploy.places import HOME, STOP
 from deploy.run import development, production
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import find_watcher, start_node, stop_node
@@ -19,29 +20,32 @@ from torchserve_client.management import ManagementError
 
 def find_config(text: str) -> Path:
     """Find a configuration by its name, as in `make serve CONFIG=production`, or by its path."""
-    for path in (ROOT / f"config.{text}.properties", Path(text)):
+    file = f"config.{text}.properties"
+    for path in (HOME / file, ROOT / file, Path(text)):
         if path.is_file():
             return path
     names = sorted(path.name.split(".")[1] for path in ROOT.glob("config.*.properties"))
     raise ServerError(f"no configuration {text}: CONFIG is a path, or one of {', '.join(names)}")
 
 
-def choose_layout(config: Path, nodes: int | None, folder: Path) -> Layout:
-    """Return the layout to run: the requested one, or the running one if `nodes` is None.
+def default_config() -> Path:
+    """Return config.properties of the folder of the state, or else the built-in one."""
+    own = HOME / "config.properties"
+    return own if own.is_file() else ROOT / "config.properties"
 
-    Raises:
-        ServerError: another layout runs.
-    """
+
+def choose_layout(config: Path, nodes: int | None, folder: Path) -> Layout:
+    """Return the layout to run: the requested one, or the running one if `nodes` is None."""
     single, *several = [each.server for each in all_nodes(config, folder)]
     pid = single.pid()
     if (other := single.running_config()) not in (None, config.resolve()):
-        raise ServerError(f"TorchServe is already running with {other} (pid {pid}); run `make stop`")
+        raise ServerError(f"TorchServe is already running with {other} (pid {pid}); run `{STOP}`")
     if pid is not None and (nodes or 1) > 1:
-        raise ServerError(f"a single TorchServe already uses the whole machine (pid {pid}); run `make stop`")
+        raise ServerError(f"a single TorchServe already uses the whole machine (pid {pid}); run `{STOP}`")
     last = Layout.read(folder)
     if last is not None and any(server.pid() is not None for server in several):
         if last.config != config.resolve() or nodes not in (None, last.nodes):
-            raise ServerError(f"{last.nodes} nodes are already running with {last.config}; run `make stop`")
+            raise ServerError(f"{last.nodes} nodes are already running with {last.config}; run `{STOP}`")
         return last
     return Layout(config, nodes or 1)
 
@@ -54,12 +58,10 @@ def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
     return nodes
 
 
-def start(nodes: Sequence[LocalNode]) -> None:
+def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
     """Start the nodes that do not run, wait until all answer predictions, and print a summary.
 
-    Raises:
-        ServerError: a node or model failed. Without the model API the nodes that this call started are stopped;
-            otherwise the models that are already served stay.
+    With a user's own configuration (`is_own`) nothing is built, and only its models are served.
     """
     for node in nodes:
         # Before archives are built. The ports of a dead server may be taken until its workers have ended.
@@ -68,7 +70,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
             raise ServerError(f"{node.title}: {problem}")
     try:
         if nodes[0].server.settings.has_model_api:
-            development.start(nodes)
+            development.start(nodes, is_own=is_own)
         else:
             production.start(nodes)
     except (ServerError, ManagementError, OSError) as error:

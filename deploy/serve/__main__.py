@@ -3,34 +3,42 @@
 ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from deploy.command import CommandParser, run_command
+from deploy.places import ARCHIVE, HOME, OWN_LIST, PLACE, ROOT, STORE
 from deploy.serve.process import NotServed, Process
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Serve the archive of the command line."""
     parser = CommandParser(
-        prog="python -m deploy.serve",
+        prog="torchserve-batching serve",
         description="Serve one archive in this process, without TorchServe and Java.",
         examples=[
-            "python -m deploy.serve model_store/language-id.mar",
-            "python -m deploy.serve M.mar --grpc-port 8001 --threads 2",
+            "torchserve-batching serve model_store/language-id.mar",
+            "torchserve-batching serve colours --grpc-port 8001 --threads 2",
         ],
     )
-    parser.add_argument("archive", type=Path, help="NAME.mar, which ./archive.sh builds")
+    words = "a file NAME.mar, or a NAME of models.yaml, which is built first; the list's first model by default"
+    parser.add_argument("archive", nargs="?", default="", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
     parser.add_argument("--port", type=int, default=8080, help="port of HTTP; 8080 by default")
     parser.add_argument("--grpc-port", type=int, help="port of the Open Inference Protocol's gRPC; off by default")
     parser.add_argument("--threads", type=int, default=0, help="processor threads; the archive's own by default")
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
-    options, process = parser.parse_args(), Process()
-    process.end(run_command("serve", lambda: _serve(options, process), NotServed))
+    options = parser.parse_args(arguments)
+    # A build runs before this process takes the signals.
+    if code := run_command("serve", lambda: setattr(options, "archive", _find_archive(options.archive)), NotServed):
+        return code
+    process = Process()
+    return process.end(run_command("serve", lambda: _serve(options, process), NotServed))
 
 
 def _serve(options: Any, process: Process) -> None:
@@ -40,8 +48,6 @@ def _serve(options: Any, process: Process) -> None:
         limits = read_limits(options.config)
     except (OSError, ValueError) as error:
         raise NotServed(f"--config: {error}") from None
-    if not options.archive.exists():
-        raise NotServed(f"no archive {options.archive}; ./archive.sh builds archives")
     listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
         # gRPC binds it itself, after minutes perhaps.
@@ -56,6 +62,26 @@ def _serve(options: Any, process: Process) -> None:
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
     run(host, listener, options, limits, process)
+
+
+def _find_archive(text: str) -> Path:
+    """Return the path of an archive; a model of the user's list is built in another process."""
+    path = Path(text)
+    if path.name != text or text.endswith((".mar", ".gz")) or (path / "MAR-INF").is_dir():
+        if not path.exists():
+            raise NotServed(f"no archive {path}; {ARCHIVE} builds archives")
+        return path
+    if not OWN_LIST.is_file():
+        raise NotServed(f"no models.yaml in {HOME}; name an archive, or write a project: torchserve-batching init DIR")
+    import yaml  # noqa: PLC0415
+
+    listed = yaml.safe_load(OWN_LIST.read_text(encoding="utf-8"))
+    name = text or next(iter(listed), "") if isinstance(listed, dict) else ""
+    command = [sys.executable, "-m", "torchserve_batching", "archive", name or "--all"]
+    environment = {**os.environ, PLACE: str(HOME), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT.parent}"}
+    if subprocess.run(command, env=environment, check=False).returncode:
+        raise NotServed(f"{name or OWN_LIST.name} is not built")
+    return STORE / f"{name}.mar"
 
 
 def _bind(host: str, port: int, option: str = "--port") -> socket.socket:

@@ -72,15 +72,7 @@ class Core:
     """Batches the requests of one task."""
 
     def __init__(self, task: Task, choice: Choice, recorder: Recorder, longest_run_s: float) -> None:
-        """Start the threads.
-
-        Args:
-            task: loaded; from now on it runs on the chosen engine.
-            choice: the engine and its streams, which have run, and the measurements of both.
-            recorder: counts.
-            longest_run_s: seconds after which a running micro-batch is stuck. The worker then ends: TorchServe does not
-                notice while the worker asks for new requests.
-        """
+        """Start the threads; a micro-batch that runs for `longest_run_s` seconds is stuck, and the worker ends."""
         config, task.engine = task.config, choice.arrangement.whole
         self.lock = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None

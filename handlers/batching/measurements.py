@@ -61,10 +61,11 @@ def path_for(task: Task, key: str) -> Path:
 
 
 def _version(package: str) -> str:
-    """Return the version of a package; "" if the server lacks it."""
-    with suppress(PackageNotFoundError):
+    """Return the version of a package; "" without it, as in an environment of one engine."""
+    try:
         return version(package)
-    return ""
+    except PackageNotFoundError:
+        return ""
 
 
 @contextmanager

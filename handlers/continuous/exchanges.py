@@ -59,11 +59,7 @@ class Exchanges:
         core.on_change = self._wake
 
     def serve(self, connection: socket.socket) -> NoReturn:
-        """Serve the frontend on a connection on which it waits for the answer to a batch, which it then sends again.
-
-        Raises:
-            SystemExit: the frontend is gone, and so must the worker be.
-        """
+        """Serve the frontend on a connection on which it waits for the answer to a batch, which it then sends again."""
         link = Link(connection)
         with self._core.guard.watch():
             try:

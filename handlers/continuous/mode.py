@@ -22,11 +22,7 @@ def resolve_mode(config: AnyConfig, settings: Mapping[str, Any]) -> AnyConfig:
 
 
 def check_mode(settings: Mapping[str, Any]) -> None:
-    """Check that TorchServe can work with adaptive mode by an archive's model-config.yaml.
-
-    Raises:
-        InvalidConfig: it cannot; the message lists every problem.
-    """
+    """Check that TorchServe can work with adaptive mode by an archive's model-config.yaml."""
     problems = []
     if settings.get(CONTINUOUS) is not True:
         problems.append(f"{CONTINUOUS} must be true")

@@ -21,11 +21,7 @@ _claims: dict[str, socket.socket] = {}
 
 
 def claim_worker(model: str, version: str | None) -> None:
-    """Claim to be the only worker of a model, if TorchServe's frontend has started this process.
-
-    Raises:
-        InvalidConfig: another worker serves it.
-    """
+    """Claim to be the only worker of a model, if TorchServe's frontend has started this process."""
     frontend = os.getppid()
     try:
         is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
@@ -37,11 +33,7 @@ def claim_worker(model: str, version: str | None) -> None:
 
 
 def claim(name: str, gone_s: float) -> None:
-    """Claim a name on this machine as an abstract socket, which is free again when this process has ended.
-
-    Raises:
-        InvalidConfig: another process has it, and has not ended within `gone_s` seconds.
-    """
+    """Claim a name on this machine as an abstract socket, which is free again when this process has ended."""
     if name in _claims:
         return
     deadline_s = time.monotonic() + gone_s

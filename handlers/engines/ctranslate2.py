@@ -64,9 +64,6 @@ def compute_type(device: str, precision: str) -> str:
     """Return CTranslate2's name of a precision on "cpu" or "cuda".
 
     `auto` is int8 on a CPU; on a GPU it is bf16 if the GPU has it, else fp16.
-
-    Raises:
-        InvalidConfig: the processor does not have the precision; the message names those that it has.
     """
     known = ctranslate2.get_supported_compute_types(device)
     if precision == "auto":
@@ -132,18 +129,7 @@ class CTranslate2Engine(Stream):
         streams: int = 1,
         longest_run_s: float = inf,
     ) -> None:
-        """Load a converted model, with its GenerationConfig.
-
-        Args:
-            pad_id: the token that answers are padded with.
-            device: torch's device of the worker.
-            threads: the number of threads of all streams together; 0 for one on every core.
-            streams: how many micro-batches, or parts of one, run side by side; at most one for each thread.
-            longest_run_s: the most seconds of one `run`.
-
-        Raises:
-            InvalidConfig: the folder contains no model, or the device or processor cannot run it.
-        """
+        """Load a converted model; `threads` are those of all streams together, 0 means one on every core."""
         where = device_name(device)
         if where is None:
             raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")

@@ -60,11 +60,7 @@ class Function:
 
 
 def load_function(folder: Path) -> Function:
-    """Import infer.py from a folder, whose other modules it may import.
-
-    Raises:
-        InvalidConfig: the module cannot be imported, or its functions are missing or not callable.
-    """
+    """Import infer.py from a folder, whose other modules it may import."""
     path = folder / FILE
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if not path.is_file() or spec is None or spec.loader is None:

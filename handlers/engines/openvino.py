@@ -131,9 +131,6 @@ class OpenVinoEngine:
 
         With precision `auto` a trial chooses among `precisions`; without a trial the first one is used. The operations
         of an int8 graph that stay in floating point run in bf16 if the processor has it, else in fp32.
-
-        Raises:
-            InvalidConfig: the graph is missing, or the processor has no instructions for the precision.
         """
         self._core = openvino.Core()
         capabilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -4,13 +4,16 @@ handlers.base.BatchHandler adds the lifecycle, and contains an example.
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from handlers.config import HandlerConfig, NoOptions
+from handlers.config import HandlerConfig, NoOptions, parse_options
 from handlers.engines import Arrays, Device, Engine, Listener, Outputs
 from handlers.errors import ItemError
+from handlers.pipeline.declared import complete
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 from handlers.protocol import retrieval, rows
 from handlers.protocol.fields import Fields
@@ -28,8 +31,10 @@ Item = TypeVar("Item")
 class Hooks(abc.ABC, Generic[Config, Item]):
     """Hooks that a task implements, on `BatchHandler`. B is the number of items of a micro-batch."""
 
-    config_class: ClassVar[type[HandlerConfig]]  # its settings
-    options_class: ClassVar[Any] = NoOptions  # the options of one item
+    config_class: ClassVar[type[HandlerConfig]]  # its settings: a plain class or a dataclass
+    options_class: ClassVar[Any] = NoOptions  # the options of one item: such a class, too
+    # Whether `decode` reads the options as the client sent them; else it gets a checked `options_class`.
+    reads_options: ClassVar[bool] = False
     inputs: frozenset[str]  # the JSON fields of its input; other fields are options
     item_dimensions: ClassVar[int] = 0  # of an item that is a tensor of numbers
     # Tensors of inputs by name, unless they are BYTES [B], or FP32 with `item_dimensions`.
@@ -41,6 +46,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     api: ClassVar[retrieval.Api | None] = None  # the API whose responses contain its results
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # cost of one more micro-batch
+    graph_lengths: Sequence[int] = ()  # padded lengths of CUDA graphs, ascending
 
     config: Config
     engine: Engine
@@ -50,6 +56,17 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     device: Device  # of the engine
     shape: Shape  # of requests, for `unpack`
     metadata: Metadata
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Complete the classes of settings and options, which TorchServe must not count as handlers."""
+        super().__init_subclass__(**more)
+        for name, base in (("config_class", HandlerConfig), ("options_class", NoOptions)):
+            if (own := vars(cls).get(name)) is not None:
+                setattr(cls, name, complete(own, base))
+                if own.__module__ == cls.__module__:
+                    own.__module__ += ".own"
+        if "decode" in vars(cls) and not cls.reads_options:
+            cls.decode = _with_options(cls.decode)  # type: ignore[method-assign,assignment]
 
     @abc.abstractmethod
     def load(self) -> Engine:
@@ -87,6 +104,9 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     def decode(self, payload: Payload) -> Item:
         """Check and decode one item. Several threads may call it.
 
+        Args:
+            payload: its `options` are an `options_class`, unless `reads_options`.
+
         Raises:
             InvalidInput: this item cannot be served; its client reads the message.
         """
@@ -102,6 +122,10 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     @abc.abstractmethod
     def collate(self, items: Sequence[Item]) -> Arrays:
         """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
+
+    def examples(self, items: Sequence[Item]) -> Sequence[Arrays]:
+        """Return the inputs of one item for each shape that deserves a CUDA graph; `items` are the samples."""
+        return [self.collate([item]) for item in items]
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
         """Run the model once, again for each half of a micro-batch that failed.
@@ -140,6 +164,21 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     def tokens(self, item: Item) -> int:  # noqa: ARG002
         """Return the number of an item's tokens, for responses that contain their request's sum."""
         return 0
+
+
+def _with_options(decode: Callable[[Any, Payload], Any]) -> Callable[[Any, Payload], Any]:
+    """Check a payload's options before `decode`; settings of the same name are their defaults."""
+
+    @wraps(decode)
+    def checked(task: Any, payload: Payload) -> Any:
+        known = task.options_class
+        if isinstance(payload.options, known):
+            return decode(task, payload)
+        names = [each.name for each in fields(known)]
+        defaults = {name: getattr(task.config, name) for name in names if hasattr(task.config, name)}
+        return decode(task, replace(payload, options=parse_options(known, {**defaults, **payload.options})))
+
+    return checked
 
 
 # A task of any settings and items.

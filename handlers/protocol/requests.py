@@ -32,9 +32,6 @@ class Allowance:
         """Take an item's part, in "pixels" or "characters"; any thread may call it.
 
         A refused part stays counted, so that the order of the items does not matter.
-
-        Raises:
-            WorkTooLarge: all items together have more than `limit`, the setting `max_request_<unit>`.
         """
         with self._lock:
             self._taken[unit] += amount
@@ -49,13 +46,13 @@ class Payload:
 
     Attributes:
         value: the raw body, an item's part of a tensor, or the input fields of a JSON object.
-        options: all other fields, not checked yet.
+        options: all other fields; `decode` of a task gets them as its `options_class`, unless it reads them itself.
         allowance: the limits of all items of its request together; `decode` takes its part before it works. None for a
             single item, to which only the limits of an item apply.
     """
 
     value: Value
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Any = field(default_factory=dict)
     allowance: Allowance | None = field(default=None, compare=False, repr=False)
 
 

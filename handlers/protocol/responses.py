@@ -79,12 +79,7 @@ class Form(Protocol):
     """The form in which the answer to a request is written."""
 
     def pack(self, results: Sequence[Any]) -> Reply:
-        """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order.
-
-        Raises:
-            WrongOutput: a result contains NaN or infinity.
-            TypeError: a result contains a type that JSON does not have.
-        """
+        """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,6 @@ class Terms:
 
         A parameter of 0 means none, as in Triton. The header's priority wins over the parameter's, since a proxy may
         have set it; the shorter of two timeouts wins.
-
-        Raises:
-            InvalidPriority: the value is not a level from 1 to `priority_levels`.
-            InvalidTimeout: the value is not a time above 0.
         """
         level, timeout_us = sent.get("priority", 0), sent.get("timeout", 0)
         if type(level) is not int or not 0 <= level <= priority_levels:

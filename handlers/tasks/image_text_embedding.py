@@ -131,6 +131,10 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         is_images = isinstance(items[0], DecodedImage)
         return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
 
+    def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
+        image, *texts = items
+        return [self.collate([image]), *(super().examples(texts) if texts else ())]
+
     def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32."""
         return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])

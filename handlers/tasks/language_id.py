@@ -23,6 +23,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
 
     config_class = LanguageIdConfig
     options_class = LanguageIdOptions
+    reads_options = True
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     output_tensors = rankings(LABELS)

@@ -38,6 +38,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     """
 
     config_class = StockConfig
+    reads_options = True
     inputs = frozenset({"data"})
     decodes_in_threads = False
 
@@ -83,11 +84,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"rows": make_objects(items)}
 
     def run(self, rows: Sequence[OriginalRow]) -> Outputs:
-        """Call the old handler once.
-
-        Raises:
-            WrongOutput: it returns another number of answers, or a status that HTTP does not have.
-        """
+        """Call the old handler once."""
         replies = self.original.handle([*rows])
         for reply in replies:
             if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:

@@ -50,6 +50,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     """
 
     config_class = TensorsConfig
+    reads_options = True
     decodes_in_threads = False
 
     def load(self) -> Engine:
@@ -142,17 +143,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
 
 
 def load_model(folder: Path, config: TensorsConfig, device: Device, *, uses_torch: bool) -> tuple[Engine, Signature]:
-    """Load the model of an archive.
-
-    Args:
-        folder: the archive, unpacked.
-        config: its settings.
-        device: of the model.
-        uses_torch: whether PyTorch runs it; without a program for PyTorch, OpenVINO does, unless `engine` is set.
-
-    Raises:
-        InvalidConfig: the model cannot be served.
-    """
+    """Load the model of an archive; InvalidConfig if the model cannot be served."""
     functions = folder / FOLDER
     if functions.is_dir():
         return _load_function(functions, config, device)

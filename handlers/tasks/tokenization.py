@@ -33,6 +33,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 
     config_class = TokenizationConfig
     options_class = TokenizationOptions
+    reads_options = True
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     # Checking a text takes microseconds, and the tokenizer has its own threads.

@@ -44,6 +44,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     config_class = TranslationConfig
     options_class = TranslationOptions
+    reads_options = True
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     output_tensors: OutputTensors = columns({"translation_text": object})

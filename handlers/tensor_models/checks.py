@@ -33,17 +33,9 @@ def check_inputs(
 ) -> dict[str, Any]:
     """Check the inputs of a request.
 
-    Args:
-        tensors: by the clients' names, of any dtype of DTYPES.
-        inputs: of the signature, by the clients' names.
-        signature: of the model.
-
     Returns:
         Arrays by the model's names, with at least one row; numbers of BF16 as float32, elements of BYTES as bytes. A
         mask that was not sent is left out.
-
-    Raises:
-        InvalidBody, TensorMismatch, EmptyInput: a tensor does not fit the signature, or is missing or unknown.
     """
     arrays = {}
     for name, array in tensors.items():
@@ -136,17 +128,8 @@ def check_outputs(
 ) -> dict[str, NDArray[Any]]:
     """Check the outputs of a run.
 
-    Args:
-        outputs: the model's return value.
-        signature: the expected outputs, by name; None if they are not known yet.
-        rows: the expected number of rows.
-        given: the clients' name of an output, if it differs.
-
     Returns:
         An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers contain them.
-
-    Raises:
-        WrongOutput: an output is missing, or does not fit the signature.
     """
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")

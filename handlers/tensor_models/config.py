@@ -79,8 +79,8 @@ class TensorsConfig(HandlerConfig):
     )
     allow_non_finite: bool = Field(
         default=False,
-        description="Whether inputs may contain NaN and infinity. Without it such a row is a 422: OpenVINO's ReLU and "
-        "max pooling turn NaN into a plausible number.",
+        description="Whether inputs may contain NaN and infinity. Without it such a row returns 422: OpenVINO's ReLU "
+        "and max pooling turn NaN into a plausible number.",
     )
     inputs: dict[str, Annotated[InputConfig, from_mapping(InputConfig)]] = Field(
         default_factory=dict, description="Properties of the inputs."

@@ -39,13 +39,7 @@ class TensorItems:
         given: Mapping[str, str],
         most_rows: int,
     ) -> None:
-        """Read requests to one model.
-
-        Args:
-            signature, rows, model: of the model.
-            given: the model's name of each input, by the clients' name.
-            most_rows: the most rows of one request.
-        """
+        """Read requests to one model."""
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
         # By the clients' names, for messages.
@@ -127,16 +121,8 @@ class TensorItems:
 def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
     """Read a JSON value of an input.
 
-    Args:
-        value: a number, a string, or nested lists of them.
-        tensor: the expected tensor. For any datatype, whole numbers are INT64, others FP64, strings BYTES.
-        is_row: whether it is one row, without the batch dimension, or all of them.
-
     Returns:
         An array with the batch dimension and as many dimensions as the tensor, of a dtype of DTYPES; not checked yet.
-
-    Raises:
-        TensorMismatch: the value does not fit.
     """
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")

@@ -125,11 +125,7 @@ def _split_rows(arrays: Arrays, dimensions: Mapping[str, int], count: int) -> li
 
 
 def _pad(tensor: Tensor, arrays: Sequence[NDArray[Any]], value: Any) -> NDArray[Any]:
-    """Join arrays of different free sizes, each in the low corner of its row.
-
-    Raises:
-        OutOfMemory: nearly all of it would be padding, so the micro-batch is halved.
-    """
+    """Join arrays of different free sizes, each in the low corner of its row."""
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     shape[tensor.batch_dim] = len(arrays)
     if prod(shape) > max(_ROOM, _MOST_PADDING * sum(array.size for array in arrays)):
@@ -159,9 +155,6 @@ def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[s
     Returns:
         Arrays by the model's names, with the batch dimension, of size 1; numbers of BF16 as float32. No row if any
         datatype or shape is accepted.
-
-    Raises:
-        InvalidConfig: `warm_up` names an unknown input, or sizes that its shape excludes.
     """
     inputs = signature.inputs
     for sizes in config.warm_up:

@@ -116,11 +116,7 @@ def set_engine_types(signature: Signature, datatypes: Mapping[str, str]) -> Sign
 
 
 def merge_signature(declared: DeclaredSignature, config: TensorsConfig) -> Signature:
-    """Combine the model's own description with the configuration.
-
-    Raises:
-        InvalidConfig: they contradict each other, or leave a necessary property open.
-    """
+    """Combine the model's own description with the configuration."""
     constants = {each.name: _make_constant(each, config) for each in declared.inputs if each.name in config.constants}
     known = [tensor.name for tensor in declared.inputs]
     if unknown := sorted(config.constants.keys() - constants.keys()):

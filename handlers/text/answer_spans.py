@@ -57,17 +57,7 @@ class Span:
 
 
 def split_context(encoding: Any, max_length: int, stride: int) -> list[Window]:
-    """Split a context into as few windows as cover it, in its order.
-
-    Args:
-        encoding: the tokenizer's, of question and context.
-        max_length: the most tokens of a window.
-        stride: how many tokens of the context neighbouring windows share.
-
-    Raises:
-        EmptyInput: the context has no tokens.
-        TextTooLong: several windows are needed, and the question leaves room for at most `stride` tokens in each.
-    """
+    """Split a context into as few windows as cover it, in its order."""
     ids, type_ids = encoding.ids, encoding.type_ids
     indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     if not indices:

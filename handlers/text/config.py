@@ -36,10 +36,10 @@ class TextConfig(HandlerConfig):
         description="Maximum tokens per text, including special tokens; None for the limit in the model's files.",
     )
     max_characters: Count = Field(
-        default=50_000, description="Maximum characters per text; a longer text is refused before it is tokenised."
+        default=50_000, description="Maximum characters per text; a longer text is rejected before it is tokenised."
     )
     truncation: bool = Field(
-        default=False, description="Whether to cut a text that is too long, instead of refusing it."
+        default=False, description="Whether to cut a text that is too long, instead of rejecting it."
     )
     padding: Literal["longest", "max_length", "exact"] = Field(
         default="longest",
@@ -77,7 +77,7 @@ class SentenceEmbeddingConfig(RetrievalConfig):
     token_ids: Literal["own"] | None = Field(
         default=None,
         description="The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
-        "None to refuse token ids.",
+        "None to reject token ids.",
     )
 
 
@@ -137,7 +137,7 @@ class TokenizationOptions:
         "always pads to `max_length`."
     )
     max_length: Count = Field(description="Maximum tokens of the text, including special tokens.")
-    truncation: bool = Field(description="Whether to cut a text that is too long, instead of refusing it.")
+    truncation: bool = Field(description="Whether to cut a text that is too long, instead of rejecting it.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

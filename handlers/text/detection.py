@@ -49,22 +49,12 @@ class Detector:
     """Identifies languages for one model. Any thread may call it."""
 
     def __init__(self, engine: FastTextEngine, sources: Collection[str], fallback: str | None) -> None:
-        """Match the labels of a detector with the codes of a model.
-
-        Args:
-            engine: a fastText model for languages, with labels of ISO 639, or of NLLB (`fra_Latn`).
-            sources: the translation model's codes, at least one.
-            fallback: the code for a text whose language is not certain; None to refuse it.
-        """
+        """Match the labels of a detector with the codes of a model."""
         self._engine, self._sources, self._fallback = engine, sources, fallback
         self._codes = ModelCodes(sources)
 
     def identify(self, text: str, min_score: float) -> SourceLanguage:
-        """Identify the language of a text that is not only white space; a score below `min_score` is not certain.
-
-        Raises:
-            UnknownLanguage: the model lacks the language, or it is not certain and there is no fallback.
-        """
+        """Identify the language of a text that is not only white space; a score below `min_score` is not certain."""
         # For fastText a line break ends the text, and every white space separates words.
         line = " ".join(text.strip()[:MOST_CHARACTERS].split())
         outputs = self._engine.run({"texts": np.array([line], object), "top_k": np.array([1])})

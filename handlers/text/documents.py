@@ -148,13 +148,7 @@ class JoiningForm:
 
 
 def divide_texts(request: Request, divide: Callable[[Payload], DividedText | None], max_sentences: int) -> Request:
-    """Replace texts of a request by their sentences.
-
-    Args:
-        request: as it was unpacked.
-        divide: splits a text, or returns None to leave it whole. It may raise InvalidInput.
-        max_sentences: the most sentences of all divided texts; a text with more than are left gets an error.
-    """
+    """Replace texts of a request by their sentences."""
     payloads: list[Payload | ItemError] = []
     texts: list[DividedText | None] = []
     count = 0

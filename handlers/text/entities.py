@@ -54,13 +54,6 @@ def find_entities(
 ) -> list[dict[str, Any]]:
     """Label tokens and group them.
 
-    Args:
-        tokens: of one text, in its order.
-        labels: by index of `scores`; "B-X" begins an entity X, "I-X" or "X" continues it.
-        aggregation: how tokens are grouped; see the module's first lines.
-        join: joins tokens to text.
-        ignored: labels, or names of groups, to leave out.
-
     Returns:
         {"entity", "score", "index", "word", "start", "end"} per token, or
         {"entity_group", "score", "word", "start", "end"} per group.

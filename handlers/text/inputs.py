@@ -102,22 +102,7 @@ def read_payload(payload: Payload, max_characters: int) -> str:
 
 
 def read_text(value: Any, name: str, max_characters: int) -> str:
-    """Check one text.
-
-    Args:
-        value: the raw body, or one field of a JSON object.
-        name: of the field, for the message.
-        max_characters: the most characters of the text.
-
-    Returns:
-        The text, white space at its ends included: offsets of an answer count from its start.
-
-    Raises:
-        InvalidBody: the value is not a text.
-        InvalidText: it is not UTF-8, or contains a lone surrogate or a null character.
-        EmptyInput: it contains only white space.
-        TextTooLong: it has more than `max_characters`.
-    """
+    """Check one text; return the text, white space at its ends included: offsets of an answer count from its start."""
     if isinstance(value, bytes | bytearray):
         try:
             value = value.decode("utf-8")
@@ -182,11 +167,6 @@ class AnswerLengths:
         return cls(min(generation.max_new_tokens or longest, limit), limit)
 
     def of(self, source_tokens: int, *, in_few_classes: bool) -> int:
-        """Return the most tokens of an answer if the request sets no limit, so that endless sentences cost little.
-
-        Args:
-            source_tokens: tokens of its text, special ones included.
-            in_few_classes: round up to a power of two, so that texts of similar length may share a run.
-        """
+        """Return the most tokens of an answer if the request sets no limit, so that endless sentences cost little."""
         tokens = ANSWER_FLOOR + ANSWER_FACTOR * source_tokens
         return min(self.usual, 2 ** (tokens - 1).bit_length() if in_few_classes else tokens)

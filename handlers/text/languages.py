@@ -79,11 +79,7 @@ class Languages:
     targets: Mapping[str, Target] = field(default_factory=dict)  # by code; none if there is only one language
 
     def check(self, src_lang: str | None, tgt_lang: str | None, text: str) -> None:
-        """Check that a text can be translated from one language to another; None for a language that is not named.
-
-        Raises:
-            InvalidOption: it cannot; the message lists the languages of the model.
-        """
+        """Check that a text can be translated from one language to another; None for a language that is not named."""
         _check("src_lang", src_lang, self.sources)
         if tgt_lang is not None or not self.prefix_of(text)[0]:
             _check("tgt_lang", tgt_lang, self.targets.keys())

@@ -45,15 +45,7 @@ class Prompts:
         return cls(texts, config.get("default_prompt_name"))
 
     def find(self, name: str | None, input_type: str | None) -> str:
-        """Find the prompt of one text; "" if it has none.
-
-        Args:
-            name: of the prompt, if the request names one.
-            input_type: `query` or `document`; a model without prompts for these embeds both unchanged.
-
-        Raises:
-            InvalidOption: there is no prompt of that name.
-        """
+        """Find the prompt of one text; "" if it has none; InvalidOption if there is no prompt of that name."""
         if name is not None and name not in self.texts:
             known = ", ".join(self.texts) or "none"
             raise InvalidOption(f"prompt_name: {show_name(name)} is not a prompt of this model; it has {known}.")
@@ -70,13 +62,7 @@ class Dimensions:
 
     @classmethod
     def read(cls, folder: Path, size: int, *, is_any: bool) -> "Dimensions":
-        """Read the sizes that a model's vectors may be cut to.
-
-        Args:
-            folder: the model's; its config.json may have `matryoshka_dimensions`, or `is_matryoshka: true` for any.
-            size: of a whole vector.
-            is_any: whether the archive's owner allows any.
-        """
+        """Read the sizes that a model's vectors may be cut to."""
         config = _read_mapping(folder / "config.json")
         if is_any or config.get("is_matryoshka") is True:
             return cls(size, range(1, size + 1))

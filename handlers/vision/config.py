@@ -26,7 +26,7 @@ class PixelsConfig(HandlerConfig):
 
     max_pixels: Count = Field(
         default=50_000_000,
-        description="Maximum pixels of an image; a larger one is refused by its header, before it is decoded.",
+        description="Maximum pixels of an image; a larger one is rejected by its header, before it is decoded.",
     )
     max_request_pixels: Count = Field(default=200_000_000, description="Maximum pixels of all images of one request.")
     scaled_decode: bool = Field(
@@ -132,7 +132,7 @@ class ImageSegmentationConfig(PixelsConfig):
         default=IMAGENET_STD, description="The standard deviation of each channel, by which values are divided."
     )
     max_seen_pixels: Count = Field(
-        default=2_000_000, description="Maximum pixels of an image after resizing: a very long image is refused."
+        default=2_000_000, description="Maximum pixels of an image after resizing: a very long image is rejected."
     )
     max_map_pixels: Count = Field(
         default=16_000_000, description="Maximum pixels of a map in a response, which has the size of the image."

@@ -49,6 +49,7 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
     """
 
     inputs = frozenset({"b64"})
+    reads_options = True
     item_dimensions = 3
     input_tensors = IMAGE_TENSORS
     media_types = ("image/*",)

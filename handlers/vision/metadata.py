@@ -80,15 +80,7 @@ class StrippedFile:
 
 
 def strip_metadata(body: bytes | bytearray) -> StrippedFile:
-    """Strip a file of its metadata, and count its parts.
-
-    Args:
-        body: a file of any format; only JPEG, PNG and GIF are changed or counted.
-
-    Raises:
-        CorruptInput: its parts do not follow each other as they should.
-        ImageTooLarge: it has more parts than an image needs.
-    """
+    """Strip a file of its metadata, and count its parts."""
     if body.startswith(JPEG):
         return _strip_jpeg(body)
     if body.startswith(PNG):
@@ -110,11 +102,7 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
 
 def _read_exif_orientation(tiff: bytes) -> int | None:
-    """Find the orientation in the first directory; Pillow would need a step for each entry.
-
-    Raises:
-        struct.error, ValueError: the block is broken.
-    """
+    """Find the orientation in the first directory; Pillow would need a step for each entry."""
     if (order := TIFF_ORDERS.get(tiff[:4])) is None:
         return None
     (at,) = unpack_from(f"{order}I", tiff, 4)

@@ -62,17 +62,7 @@ class PixelSegformer(PixelNetwork):
 def load_segmenter(
     weights: Path, arch: str | None, classes: int, preprocessing: Preprocessing
 ) -> PixelSegmenter | PixelSegformer:
-    """Load a network, in fp32.
-
-    Args:
-        weights: a checkpoint's folder, or with `arch` the file of a state dict.
-        arch: a network of torchvision; None for a checkpoint.
-        classes: the number of classes, for `arch`.
-        preprocessing: of its images.
-
-    Raises:
-        InvalidConfig: the weights are missing, belong to another network, or their family is not supported.
-    """
+    """Load a network, in fp32."""
     if arch is not None:
         return build_torchvision(read_state(weights), arch, classes, preprocessing)
     loaded = load_checkpoint(weights, "AutoModelForSemanticSegmentation", FAMILY)

@@ -91,10 +91,6 @@ def to_levels(values: Any) -> Levels:
 def find_neighbours(own: int, wanted: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
     """Find the values that torch.nn.functional.interpolate reads: bilinear, without align_corners and antialias.
 
-    Args:
-        own: the number of values.
-        wanted: the number of new values.
-
     Returns:
         For each new value, the indices of its two neighbours, and the share of the second one.
     """

@@ -56,7 +56,6 @@ PARTS = {
     "gateway": Part("load.bench.gateway:measure", is_plain=False),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
-    "default": Part("load.bench.modes:measure_default", is_plain=False),
     "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
 }
 PLAIN = [name for name, part in PARTS.items() if part.is_plain]
@@ -69,9 +68,9 @@ TERMINATED = 143
 def parser() -> Parser:
     """Return the parser of the command line."""
     command = Parser(
-        prog="python -m load.bench",
+        prog="torchserve-batching bench",
         description="Compare this deployment with its peers.",
-        examples=("python -m load.bench texts --minutes 10", "python -m load.bench default --rounds 5 --markdown"),
+        examples=("torchserve-batching bench texts --minutes 10", "torchserve-batching bench poisson --markdown"),
     )
     words = f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}"
     command.add_argument("parts", nargs="*", metavar="PART", help=words)

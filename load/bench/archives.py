@@ -17,14 +17,16 @@ import yaml
 from deploy.archives.archive import Recipe, run_archiver
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.staging import Comparisons, plan_comparisons
-from deploy.models import ROOT, Engine, ModelEntry, model
+from deploy.models import Engine, ModelEntry, model
+from deploy.places import STORE
+from handlers.archive_files import CHECKPOINT
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output
 
 # The comparisons use OpenVINO on the processor, even on a machine with a GPU.
 CPU_ONLY = ("number_of_gpu=0",)
 # `make serve` uses these exports, too.
-EXPORTS = ROOT / "model_store" / ".exports"
+EXPORTS = STORE / ".exports"
 CLASSIC = "classic"
 ADAPTIVE = "adaptive"
 STOCK = "stock"
@@ -42,6 +44,27 @@ class ImageClassifier(MobileNetV2):
     pass
 """,
 }
+# TorchServe's transformers example, for embeddings: texts one by one, padded to 150 tokens, one forward pass in torch.
+TRANSFORMERS = """import torch
+import transformers
+from ts.torch_handler.base_handler import BaseHandler
+class TransformersHandler(BaseHandler):
+    def initialize(self, context):
+        folder = context.system_properties["model_dir"]
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.model = transformers.AutoModel.from_pretrained(folder).eval()
+        self.initialized = True
+    def preprocess(self, requests):
+        options = {"max_length": 150, "padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        rows = [self.tokenizer(bytes(each.get("data") or each["body"]).decode(), **options) for each in requests]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    def inference(self, batch):
+        with torch.inference_mode():
+            hidden, mask = self.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+            return (hidden * mask).sum(1) / mask.sum(1)
+    def postprocess(self, vectors):
+        return vectors.tolist()
+"""
 # Most seconds of ResNet-152 for one image in torch: above, a batch of 16 takes longer than a measurement.
 SLOW_S = 0.4
 
@@ -120,23 +143,18 @@ def copy_with(built: Path, name: str, mode: str | None = None, **settings: str |
     return name
 
 
-def build_stock(built: Path, handler: str, source: str) -> str:
+def build_stock(built: Path, source: str, handler: str | None = None) -> str:
     """Build an archive of a TorchServe handler by its documentation, beside a folder and with its weights.
 
-    `source` is the file with one class that the handler needs. Returns the name of the archive's file.
+    `source` is the class that `handler` needs, or else the handler itself. Returns the name of the archive's file.
     """
     temporary = built.parent / ".stock"
     temporary.mkdir()
-    (temporary / "model.py").write_text(source, encoding="utf-8")
-    arguments = {
-        "--model-name": STOCK,
-        "--version": "1.0",
-        "--model-file": str(temporary / "model.py"),
-        "--serialized-file": str(built / "model.pt"),
-        "--extra-files": str(built / "index_to_name.json"),
-        "--handler": handler,
-        "--archive-format": "zip-store",
-        "--export-path": str(built.parent),
-    }
-    run_archiver(STOCK, arguments, temporary)
+    (file := temporary / "model.py").write_text(source, encoding="utf-8")
+    files = {"--handler": str(file), "--extra-files": ",".join(map(str, (built / CHECKPOINT).glob("*.*")))}
+    if handler:
+        labels, weights = str(built / "index_to_name.json"), str(built / "model.pt")
+        files = {"--handler": handler, "--model-file": str(file), "--serialized-file": weights, "--extra-files": labels}
+    place = {"--archive-format": "zip-store", "--export-path": str(built.parent)}
+    run_archiver(STOCK, {"--model-name": STOCK, "--version": "1.0", **files, **place}, temporary)
     return f"{STOCK}.mar"

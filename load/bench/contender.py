@@ -84,7 +84,20 @@ class Loop:
         return self.process.submit(_run_loop, self.way, size, duration_s, warm_up_s).result()
 
 
-Contender = Endpoint | Loop
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A server with the best tuning for each number of clients; open loops have that for the most clients."""
+
+    name: str
+    best: Mapping[int, Endpoint]
+
+    def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
+        """Measure once."""
+        clients = load.clients if isinstance(load, ClosedLoop) else max(self.best)
+        return self.best[clients].run(load, duration_s, warm_up_s)
+
+
+Contender = Endpoint | Loop | Tuned
 
 
 def register(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int, *, workers: int = 1) -> Endpoint:

@@ -29,6 +29,7 @@ class PeerGraph:
     batch_size: int
     threads: int  # of all copies together: as many as ours has
     copies: int = 1  # BentoML's workers, LitServe's workers and HTTP servers, PyTriton's functions
+    wait_ms: float = 1.0  # BentoML's max_latency_ms, LitServe's batch_timeout, PyTriton's max_queue_delay
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable for a peer's process."""

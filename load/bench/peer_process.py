@@ -55,6 +55,7 @@ class Peer:
     encode: Callable[[Any], bytes] = encode_raw  # returns the body of a row; the response ends with its scores
     headers: Mapping[str, str] = field(default_factory=dict)  # of a request
     variables: Mapping[str, str] = field(default_factory=dict)  # of its process
+    waits_ms: Sequence[float] = ()  # to try: its default and the values that its documentation suggests
 
 
 BENTOML = Peer(
@@ -63,8 +64,9 @@ BENTOML = Peer(
     ("bentoml", "serve", "load.bench.serve_bentoml:Network", "--host", "127.0.0.1", "--port"),
     "infer",
     variables={"BENTOML_DO_NOT_TRACK": "True"},
+    waits_ms=(10, 100, 1000, 60_000),
 )
-LITSERVE = Peer("LitServe", "peers", ("python", "-m", "load.bench.serve_litserve"), "predict")
+LITSERVE = Peer("LitServe", "peers", ("python", "-m", "load.bench.serve_litserve"), "predict", waits_ms=(0, 1, 10, 50))
 PYTRITON = Peer(
     "PyTriton",
     "pytriton",
@@ -74,6 +76,7 @@ PYTRITON = Peer(
     {protocol.HEADER: str(HEAD_BYTES)},
     # Triton's stub must find the libpython of this version, not the system's.
     {"LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR"))},
+    (0, 0.1, 1, 5),
 )
 
 

@@ -2,7 +2,8 @@
 
     a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
         -> one TorchServe with both; each peer in a separate environment
-    ours and each peer -> one copy with all threads, or a copy per core with one thread, if that is faster
+    ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
+        one thread, and of the peer's times to wait for a batch
 
 Ours are archives of `handler: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
 batch sizes, as many threads as cores, their cheapest request bodies, kept-alive connections and no access log. Their
@@ -11,13 +12,14 @@ scores are compared with torch's before the measurements.
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +29,12 @@ from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
 from load.bench import peer_process, retrieval
 from load.bench.archives import CPU_ONLY, copy_with
-from load.bench.contender import Endpoint, register
+from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
 from load.bench.peer_process import BENTOML, LITSERVE, PYTRITON, Peer
-from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers, progress, redirect_output
+from load.bench.rounds import MOST_PEER_CLIENTS, PEER_CLIENTS, Bench, compare_with_peers, progress, redirect_output
 from load.bench.table import Row
+from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
@@ -49,8 +52,8 @@ ROWS = 64  # different rows to send
 SCORES = 10  # numbers per response
 # Largest difference of a number in another runtime, as a share of the largest number.
 TOLERANCE = 1e-3
-# Seconds of the measurements that choose a number of copies.
-CHOICE_S = 2.0
+# Seconds of a measurement that chooses.
+CHOICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +100,40 @@ def encode(network: Network) -> tuple[Inputs, Mapping[str, str]]:
     return Inputs.of(body for body, _ in bodies), {protocol.HEADER: str(length)}
 
 
-def choose_copies(network: Network, choices: Mapping[int, Endpoint]) -> int:
-    """Return the number of copies with the highest rate for the most clients, by the best of two measurements."""
-    per_s = dict.fromkeys(choices, 0.0)
-    for _, (copies, contender) in product(range(2), choices.items()):
-        found = contender.run(ClosedLoop(MOST_PEER_CLIENTS), CHOICE_S, CHOICE_S).per_s
-        progress(f"{network.name}: {contender.name}, copies: {copies}: {found:.0f} rows/s")
-        per_s[copies] = max(per_s[copies], found)
-    return max(per_s, key=lambda copies: per_s[copies])
+class Tuning(NamedTuple):
+    """The settings of a server that the benchmark chooses."""
+
+    copies: int
+    wait_ms: float
+
+    def __str__(self) -> str:
+        return f"copies: {self.copies}, wait for a batch: {self.wait_ms:g} ms"
+
+
+def measure_rates(network: Network, tuning: Tuning, endpoint: Endpoint) -> dict[int, float]:
+    """Check the responses of a tuning, and return its rate for each number of clients; 0 without a good response."""
+    replace(endpoint, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+    rates = dict.fromkeys(PEER_CLIENTS, 0.0)
+    for clients in PEER_CLIENTS:
+        with suppress(LoadError):
+            rates[clients] = endpoint.run(ClosedLoop(clients), CHOICE_S, CHOICE_S).per_s
+    words = ", ".join(f"{rate:.0f}/s with {clients}" for clients, rate in rates.items())
+    progress(f"{network.name}: {endpoint.name}, {tuning}: {words}")
+    return rates
+
+
+def choose(bench: Bench, title: str, rates: Mapping[Tuning, Mapping[int, float]]) -> dict[int, Tuning]:
+    """Return the fastest tuning for each number of clients, and state it below the table."""
+    chosen = {clients: max(rates, key=lambda each: rates[each][clients]) for clients in PEER_CLIENTS}
+    for clients, tuning in chosen.items():
+        bench.remark(f"{title}, {ClosedLoop(clients)}: {tuning}")
+    return chosen
 
 
 @contextmanager
-def serve_ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Endpoint]]:
+def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned]]:
     """Serve every network with one TorchServe, with one worker or one per core."""
+    work = bench.work
     listed = work / "models.yaml"
     entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
@@ -118,36 +142,42 @@ def serve_ours(work: Path, networks: Sequence[Network]) -> Iterator[list[Endpoin
             built = Recipe(model(name, listed), archive_format="no-archive", export_path=work / STORE).build()
             copy_with(built.path, f"{name}{OF_ONE_THREAD}", threads=1)
     with run_server(work / STORE, extra=(*CPU_ONLY, QUEUE)) as server:
-        chosen = []
+        tuned = []
         for network in networks:
             (inputs, headers), size = encode(network), network.graph.batch_size
             choices = {
-                copies: replace(
+                Tuning(copies, 1): replace(
                     register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
                     headers=headers,
                 )
                 for kind, copies in ((OF_ONE_THREAD, network.graph.threads), ("", 1))
             }
-            chosen.append(choices[choose_copies(network, choices)])
-        yield chosen
+            rates = {tuning: measure_rates(network, tuning, each) for tuning, each in choices.items()}
+            chosen = choose(bench, f"{network.name}, {OURS}", rates)
+            tuned.append(Tuned(OURS, {clients: choices[tuning] for clients, tuning in chosen.items()}))
+        yield tuned
 
 
 @contextmanager
-def serve_peer(peer: Peer, network: Network) -> Iterator[Endpoint]:
-    """Serve a network with a peer, with one copy or one per core."""
+def serve_peer(bench: Bench, peer: Peer, network: Network) -> Iterator[Tuned]:
+    """Serve a network with a peer, tuned for each number of clients."""
     inputs = Inputs.of(map(peer.encode, network.rows))
 
     @contextmanager
-    def serve(copies: int) -> Iterator[Endpoint]:
-        graph = replace(network.graph, copies=copies)
+    def serve(tuning: Tuning) -> Iterator[Endpoint]:
+        graph = replace(network.graph, copies=tuning.copies, wait_ms=tuning.wait_ms)
         with peer_process.start(peer, inputs.items[0].body, graph.to_environment()) as process:
+            process.signal(signal.SIGSTOP)  # until it is measured
             yield Endpoint(peer.name, process.url, inputs, headers=peer.headers, process=process)
 
+    rates = {}
+    for tuning in map(Tuning._make, product({network.graph.threads, 1}, peer.waits_ms)):
+        with serve(tuning) as endpoint:
+            rates[tuning] = measure_rates(network, tuning, endpoint)
+    chosen = choose(bench, f"{network.name}, {peer.name}", rates)
     with ExitStack() as stack:
-        choices = {copies: stack.enter_context(serve(copies)) for copies in {network.graph.threads, 1}}
-        chosen = choose_copies(network, choices)
-    with serve(chosen) as contender:
-        yield contender
+        # A process for each number of clients: BentoML's batching remembers other loads for minutes.
+        yield Tuned(peer.name, {clients: stack.enter_context(serve(tuning)) for clients, tuning in chosen.items()})
 
 
 def check(expected: Any, number: int, body: bytes) -> Verdict:
@@ -160,12 +190,11 @@ def check(expected: Any, number: int, body: bytes) -> Verdict:
 def measure(bench: Bench) -> Iterator[Row]:
     """Measure both networks, and then embeddings."""
     first = replace(bench, ends_s=bench.clock() + 2 / 3 * (bench.ends_s - bench.clock()))
-    networks, contenders = export(bench.work), dict[str, list[Endpoint]]()
+    networks, contenders = export(bench.work), dict[str, list[Contender]]()
     with ExitStack() as stack:
-        for network, ours in zip(networks, stack.enter_context(serve_ours(bench.work, networks)), strict=True):
-            contenders[network.name] = [ours, *(stack.enter_context(serve_peer(peer, network)) for peer in PEERS)]
-            for contender in contenders[network.name]:
-                replace(contender, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+        for network, ours in zip(networks, stack.enter_context(serve_ours(bench, networks)), strict=True):
+            peers = [stack.enter_context(serve_peer(bench, peer, network)) for peer in PEERS]
+            contenders[network.name] = [ours, *peers]
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from compare_with_peers(first, contenders, "rows/s")
     yield from retrieval.measure_embeddings(bench)

@@ -17,7 +17,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     """Measure batches that 16 clients fill, and one client."""
     built = archives.build(bench, bench.classifier, bench.work)
     kinds = {
-        STOCK: (archives.build_stock(built, "image_classifier", archives.CLASSIFIERS[built.name]), BATCH),
+        STOCK: (archives.build_stock(built, archives.CLASSIFIERS[built.name], "image_classifier"), BATCH),
         CLASSIC: (archives.copy_with(built, CLASSIC, CLASSIC), BATCH),
         ADAPTIVE: (archives.copy_with(built, ADAPTIVE, ADAPTIVE), WINDOW),
     }

@@ -1,7 +1,7 @@
 """Serves the graph with BentoML, in .extras/peers: `bentoml serve load.bench.serve_bentoml:Network`.
 
 BentoML sends arrays as JSON by default, which costs more than a small model. A descriptor reads and writes raw float32
-instead. Its adaptive batching has a latency limit that never drops requests here.
+instead. `max_latency_ms` bounds the wait of its adaptive batching.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class Row(IODescriptor):  # type: ignore[misc]
         return Response(obj.tobytes(), media_type="application/octet-stream")
 
 
-BATCHES = {"batchable": True, "max_batch_size": GRAPH.batch_size, "max_latency_ms": int(TIMEOUT_S * 1e3)}
+BATCHES = {"batchable": True, "max_batch_size": GRAPH.batch_size, "max_latency_ms": int(GRAPH.wait_ms)}
 QUIET = {"metrics": {"enabled": False}, "logging": {"access": {"enabled": False}}}
 
 

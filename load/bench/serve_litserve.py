@@ -14,9 +14,6 @@ from load.bench.peer_graph import TIMEOUT_S, PeerGraph
 
 # A body that FastAPI does not parse.
 RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
-# Seconds that its worker waits for more requests unless a batch is full. With 0 it polls without a pause and uses a
-# core; 1 ms was the best of 0, 1 and 5 with every number of clients.
-BATCH_TIMEOUT_S = 0.001
 
 
 class Network(litserve.LitAPI):  # type: ignore[misc]
@@ -39,7 +36,7 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
 def main(port: int) -> None:
     """Serve until a signal ends it."""
     graph = PeerGraph.from_environment()
-    api = Network(max_batch_size=graph.batch_size, batch_timeout=BATCH_TIMEOUT_S)
+    api = Network(max_batch_size=graph.batch_size, batch_timeout=graph.wait_ms / 1e3)
     server = litserve.LitServer(
         api, accelerator="cpu", workers_per_device=graph.copies, timeout=TIMEOUT_S, fast_queue=True
     )

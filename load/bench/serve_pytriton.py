@@ -1,6 +1,6 @@
 """Serves the graph with PyTriton, in .extras/pytriton: `python -m load.bench.serve_pytriton PORT`.
 
-It uses Triton's dynamic batching with our delay; a copy of the graph is a function in its process.
+It uses Triton's dynamic batching; a copy of the graph is a function in its process.
 """
 
 import sys
@@ -15,8 +15,6 @@ from tritonclient.utils import InferenceServerException
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
 
 NAME = "network"
-# Microseconds that a batch waits to be filled: ours waits 1 ms.
-DELAY_US = 1000
 
 
 def main(port: int) -> None:
@@ -35,7 +33,8 @@ def main(port: int) -> None:
             inputs=[Tensor(name=INPUT, dtype=np.float32, shape=graph.shape)],
             outputs=[Tensor(name=OUTPUT, dtype=np.float32, shape=(graph.scores,))],
             config=ModelConfig(
-                max_batch_size=graph.batch_size, batcher=DynamicBatcher(max_queue_delay_microseconds=DELAY_US)
+                max_batch_size=graph.batch_size,
+                batcher=DynamicBatcher(max_queue_delay_microseconds=round(1e3 * graph.wait_ms)),
             ),
         )
         server.serve()

@@ -1,4 +1,4 @@
-"""Texts: sentence embedding, ours, padded as in the usual handler, and all sorted in process; and translation.
+"""Texts: sentence embedding, ours, TorchServe's example, padded and all sorted in process; and translation.
 
 The checkpoint for translation is not part of this project: MARIAN is its folder, and without it nothing is measured.
 """
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.models import ROOT
+from deploy.places import STORE
 from deploy.sandbox import run_server
 from load.bench import archives, samples
-from load.bench.archives import CPU_ONLY, WINDOW
+from load.bench.archives import CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Loop, register, start_loop
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
@@ -29,7 +29,7 @@ LIST = 64  # texts per list: the most items of a request
 # Texts per micro-batch of the loops, and clients of translation.
 BATCH = 32
 # A folder of Helsinki-NLP/opus-mt-en-fr.
-CHECKPOINT = Path(os.environ.get("MARIAN", ROOT / "model_store" / "opus-mt-en-fr"))
+CHECKPOINT = Path(os.environ.get("MARIAN", STORE / "opus-mt-en-fr"))
 NO_CHECKPOINT = "translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint"
 
 
@@ -40,16 +40,18 @@ def measure_embedding(bench: Bench) -> Iterator[Row]:
         single = register(server, EMBEDDING, OURS, samples.singles(samples.texts()), WINDOW)
         lists = replace(single, inputs=samples.lists(samples.texts(), LIST), items=LIST)
         loops = [Loop(PADDED, process, "padded", BATCH), Loop(SORTED, process, "sorted", BATCH)]
-        bench.settle([single], ClosedLoop(CLIENTS))
+        archive = archives.build_stock(built, archives.TRANSFORMERS)
+        stock = register(server, archive, STOCK, single.inputs, BATCH)
+        bench.settle([single, stock], ClosedLoop(CLIENTS))
         bench.settle([lists, *loops], ClosedLoop(LIST_CLIENTS))
         comparisons = [
-            Comparison(ClosedLoop(CLIENTS), [single, *loops]),
+            Comparison(ClosedLoop(CLIENTS), [single, stock, *loops]),
             Comparison(ClosedLoop(LIST_CLIENTS), [lists, *loops], f"{LIST_CLIENTS} clients, lists of {LIST}"),
         ]
         results = bench.measure(comparisons)
     for comparison in comparisons:
-        for theirs in (PADDED, SORTED):
-            yield results.row(f"{EMBEDDING}, {comparison}, texts/s", comparison, OURS, theirs)
+        for theirs in comparison.contenders[1:]:
+            yield results.row(f"{EMBEDDING}, {comparison}, texts/s", comparison, OURS, theirs.name)
 
 
 def measure_translation(bench: Bench) -> Iterator[Row]:

@@ -129,7 +129,7 @@ def measure(bench: Bench) -> Iterator[Row]:
             if case.arch is None:
                 contenders.append(Loop(PIPELINE, stack.enter_context(start_loop("pipeline", path)), batch_size=1))
             else:
-                stock = archives.build_stock(path, "object_detector", STOCK_MODEL)
+                stock = archives.build_stock(path, STOCK_MODEL, "object_detector")
                 contenders.append(register(server, stock, STOCK, samples.images(), BATCH))
             bench.settle(contenders, load)
             results = bench.measure([Comparison(load, contenders)])

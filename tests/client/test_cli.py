@@ -22,20 +22,12 @@ COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollou
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
         (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: the value is not UTF-8"),
-        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "pass one of them"),
+        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "cannot both be set; pass one"),
         (["--client-key", "k.pem", "describe"], "--client-key needs --cert"),
         (["rollout", "m", "--canary", "101"], "'101' is not a number of 0 or more and at most 100"),
         (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
         (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
         (["rollout", "m", "--promote", "--abort"], "not allowed with"),
-        # Former options.
-        (["--server", "http://a:1", "describe"], "--server was renamed: use --url"),
-        (["--management=http://a:1", "describe"], "--management was renamed: use --management-url"),
-        (["--nodes", "n.json", "describe"], "--nodes was renamed: use --nodes-file"),
-        (["--keys", "k.json", "describe"], "--keys was renamed: use --token-file"),
-        (["--cert", "c.pem", "--key", "k.pem", "describe"], "--key was renamed: use --client-key"),
-        (["register", "m", "--url", "m.mar"], "--url was renamed: use --archive FILE"),
-        (["rollout", "m", "--url", "m.mar"], "--url was renamed: use --archive FILE"),
     ],
 )
 def test_wrong_usage_exits_2_with_one_line_that_names_the_error(

@@ -71,6 +71,7 @@ def test_dripping_answer_ends_at_the_deadline(
         assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
 
 
+@pytest.mark.builds
 def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, certificates: Certificates) -> None:
     # A late handshake, a late start of reading, no response.
     class Late(ssl.SSLContext):

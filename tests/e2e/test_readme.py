@@ -1,4 +1,4 @@
-"""README's commands, the tutorial's and the gateway's, in a checkout of its own with this one's environment.
+"""README's commands, the tutorials' and the gateway's, in a checkout of its own with this one's environment.
 
 In their order, by one reader in one shell: a block that fails fails those behind it. tests/nightly/test_readme.py runs
 every block of all pages that are run, with an environment that they build themselves.
@@ -13,7 +13,7 @@ from tests.e2e.checkout import Checkout, Reader, checkout
 from tests.e2e.conftest import MOBILENET
 from tests.pages import RUN_PAGES, blocks
 
-SERVE, *OTHERS = (block for page in RUN_PAGES[:3] for block in blocks(page))
+SERVE, *OTHERS = (block for page in RUN_PAGES[:5] for block in blocks(page))
 # Requests to the server that `make serve` started; the other block trains a model.
 REQUESTS = [block for block in OTHERS if "train.py" not in block]
 

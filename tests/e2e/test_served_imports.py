@@ -44,7 +44,7 @@ WEIGHTS: dict[str, Callable[[Path], Path] | None] = {
     "image_text_embedding": image_text("clip"),
     "image_text_embedding of images": image_text("dinov2"),
     **{
-        task: lambda folder, task=task: tiny_models.checkpoint(folder, "bert", task)
+        task: lambda folder, task=task: tiny_models.checkpoint(folder, "bert", task)  # type: ignore[misc]
         for task in ("sentence_embedding", "text_classification", "token_classification", "question_answering")
     },
     "reranking": lambda folder: tiny_models.checkpoint(folder, "bert", "reranking", ["relevant"]),

@@ -259,12 +259,11 @@ def check_documents(server: Server, name: str) -> None:
     assert (title[:2], blank, other, item[:2], bool(sentences)) == ("# ", "", "", "- ", True)
 
 
-@pytest.mark.parametrize(("archive_format", "batch_size"), [("default", 8), ("tgz", 4)])
-def test_archive_of_each_format_serves_an_infer_py_that_answers_as_its_library(
-    archive: Callable[..., str], serve: Callable[..., str], server: Server, archive_format: str, batch_size: int
+def test_archive_of_an_infer_py_answers_as_its_library(
+    archive: Callable[..., str], serve: Callable[..., str], server: Server
 ) -> None:
-    """Folders and zip-store are in the other tests, .onnx is in the README's."""
-    serve(archive("tabular", archive_format=archive_format), "tabular", batch_size=batch_size, max_batch_delay_ms=100)
+    """An .onnx is in the README's test."""
+    serve(archive("tabular"), "tabular", batch_size=4, max_batch_delay_ms=100)
     data = load_diabetes(scaled=False)
     people = [
         {"age": int(age), "sex": f"{sex:.0f}", "bmi": bmi, "blood_pressure": pressure}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
 from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
@@ -17,6 +18,8 @@ from handlers.errors import CorruptInput, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
 
+# OpenVINO's graph is exported, and torch needs no export.
+ENGINES = [pytest.param("openvino", marks=pytest.mark.builds), "torch"]
 Handler = TypeVar("Handler", bound=BatchHandler[Any, Any])
 
 

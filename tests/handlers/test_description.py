@@ -67,6 +67,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
     assert handler.module.batches == [[2.0]]
 
 
+@pytest.mark.builds
 def test_device_is_the_engines_and_not_the_workers(
     staged_example: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_device_is_the_engines_and_not_the_workers(
     assert metadata(handler)["device"] == "cpu"
 
 
+@pytest.mark.builds
 def test_metadata_of_a_task_is_that_of_its_loaded_model(staged_example: Callable[[str], Path]) -> None:
     answered = metadata(started(SentenceEmbeddingHandler(), staged_example("sentence-embedding"), {}))
     expected = {
@@ -93,8 +95,8 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
         "inputs": {"question": "QUESTION", "context": "passage"},
         "outputs": {"answer": "output__0", "score": "output__1"},
     }
-    folder = tiny_models.staged(tmp_path, "bert", "question_answering")
-    handler = started(QuestionAnsweringHandler(), folder, {"tensors": names})
+    folder = tiny_models.staged(tmp_path, "bert", "question_answering", engine="torch")
+    handler = started(QuestionAnsweringHandler(), folder, {"tensors": names, "engine": "torch"})
     answered = metadata(handler)
     assert answered["inputs"] == [tensor("passage", "BYTES", -1, 1), tensor("QUESTION", "BYTES", -1, 1)]
     assert answered["outputs"] == [

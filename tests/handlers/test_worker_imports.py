@@ -5,7 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from deploy.models import ROOT
+
+pytestmark = pytest.mark.builds
 
 # Each takes a second or more, and imports the ones behind it.
 HEAVY = frozenset(

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import openvino
+import numpy as np
 import torch
+from openvino import opset13 as opset
 from ts.service import Service
 
 from deploy.archives.sources import source
@@ -20,9 +21,8 @@ from handlers.base import BatchHandler
 from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.language_id import LanguageIdHandler
 from handlers.tasks.text_classification import TextClassificationHandler
-from handlers.vision.pixel_classifier import PixelClassifier
 from handlers.vision.preprocessing import Preprocessing, to_levels
-from tests import tiny_models
+from tests import graphs, tiny_models
 from tests.handlers.serving import started
 from tests.hostile.requests import Request
 
@@ -91,8 +91,8 @@ def _handed_over(number: int, request: Request, *, decodes: bool) -> dict[str, A
 
 
 def _texts(folder: Path) -> Staged:
-    staged = tiny_models.staged(folder, "bert", "text_classification", labels=("bad", "fair", "good"))
-    return TextClassificationHandler(), staged, {**LIMITS, **ENGINE, "max_characters": 2000}
+    staged = tiny_models.staged(folder, "bert", "text_classification", labels=("bad", "fair", "good"), engine="torch")
+    return TextClassificationHandler(), staged, {**LIMITS, **ENGINE, "engine": "torch", "max_characters": 2000}
 
 
 def _images(folder: Path) -> Staged:
@@ -103,12 +103,11 @@ def _images(folder: Path) -> Staged:
     )
     seen = Preprocessing(SIDE + 4, (SIDE, SIDE), "bilinear", to_levels((0.5, 0.5, 0.5)), to_levels((0.25, 0.25, 0.25)))
     seen.write(folder)
-    module = PixelClassifier(network, seen).eval()
-    example = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
-    graph = openvino.convert_model(module, example_input=example, input=[-1, SIDE, SIDE, 3])
-    graph.inputs[0].get_tensor().set_names({"pixels"})
-    graph.outputs[0].get_tensor().set_names({"logits"})
-    openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+    pixels = opset.parameter([-1, SIDE, SIDE, 3], np.uint8)
+    levels = (np.array(each, np.float32) for each in (seen.mean, seen.std))
+    normalised = opset.divide(opset.subtract(opset.convert(pixels, "f32"), next(levels)), next(levels))
+    logits = graphs.follow(network, opset.transpose(normalised, [0, 3, 1, 2]))
+    graphs.save(logits, pixels, ("pixels", "logits"), folder / "model.xml")
     (folder / "index_to_name.json").write_text(json.dumps({str(index): f"label {index}" for index in range(CLASSES)}))
     sizes = {"arch": "resnet18", "max_pixels": 1_000_000}
     return ImageClassificationHandler(), folder, {**LIMITS, **ENGINE, **sizes, "max_body_bytes": 1024 * 1024}

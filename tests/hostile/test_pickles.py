@@ -11,6 +11,7 @@ import pytest
 PARTS, COUNT = (8, int(os.environ["EXAMPLES"]) * 10) if "EXAMPLES" in os.environ else (1, 300)
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("seed", range(PARTS))
 def test_mutated_files_of_weights_are_read_or_refused(seed: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.hostile.pickles", str(tmp_path), str(seed), str(COUNT // PARTS)]

@@ -42,8 +42,8 @@ def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
         numbers(int)("1.5")
 
 
-def test_flags_of_perf_analyzer_mean_the_same() -> None:
-    words = "run -m m -u host:80 -x 2 -l 5 --input-data a.json --concurrency-range 1:4"
+def test_short_flags_and_ranges_are_parsed() -> None:
+    words = "run -m m -u host:80 -x 2 -l 5 -i a.json --concurrency 1:4"
     options = parser().parse_args(words.split())
     assert (options.model, options.url, options.model_version, options.latency_threshold) == (
         ["m"],
@@ -52,7 +52,7 @@ def test_flags_of_perf_analyzer_mean_the_same() -> None:
         5,
     )
     assert (options.input, options.concurrency) == ([Path("a.json")], (1, 2, 3, 4))
-    rates = parser().parse_args(["run", "-m", "m", "-i", "a", "--request-rate-range", "10:30:10"]).rate
+    rates = parser().parse_args(["run", "-m", "m", "-i", "a", "--rate", "10:30:10"]).rate
     assert rates == (10, 20, 30)
 
 

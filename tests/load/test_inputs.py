@@ -1,6 +1,5 @@
 """Requests by the names of files."""
 
-import json
 from itertools import islice
 from pathlib import Path
 
@@ -20,8 +19,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "many.jsonl").write_text("[1]\n")
     (tmp_path / "one.json").write_text('{"data": [1, 2]}')
     (tmp_path / "other").write_bytes(b"?")
-    listed = {"data": [{"TORCHSERVE_INPUT": ["images/a.jpg"]}, [{"TORCHSERVE_INPUT": ["one.json"]}]]}
-    (tmp_path / "listed.json").write_text(json.dumps(listed))
     return tmp_path
 
 
@@ -36,7 +33,6 @@ TEXT = "text/plain; charset=utf-8"
         ("texts.txt", [Input(b"one", TEXT, "texts.txt:1"), Input(b"two", TEXT, "texts.txt:3")]),
         ("many.jsonl", [Input(b"[1]", "application/json", "many.jsonl:1")]),
         ("one.json", [ONE]),
-        ("listed.json", [JPG, ONE]),
         ("other", [Input(b"?", "application/octet-stream", "other")]),
     ],
 )
@@ -48,22 +44,11 @@ def test_read_with_a_content_type_uses_it_for_all(folder: Path) -> None:
     assert {item.content_type for item in read([folder], "text/x-own").items} == {"text/x-own"}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot read .*given.json: No such file"),
-        ("{", "given.json is not JSON"),
-        ('{"data": [{"TORCHSERVE_INPUT": "a"}]}', "every entry of"),
-        ('{"data": [{"TORCHSERVE_INPUT": ["absent.jpg"]}]}', "cannot read .*absent.jpg"),
-        ('{"data": [{"TORCHSERVE_INPUT": []}]}', "nothing to send"),
-    ],
-)
-def test_read_of_what_cannot_be_sent_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    path = tmp_path / "given.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(LoadError, match=message):
-        read([path])
+def test_read_of_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"cannot read .*given.json: No such file"):
+        read([tmp_path / "given.json"])
+    with pytest.raises(LoadError, match="nothing to send"):
+        read([tmp_path])
 
 
 def test_clients_send_the_inputs_in_turn_and_begin_with_different_ones() -> None:

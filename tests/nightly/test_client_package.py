@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,8 +63,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def test_client_version_is_the_projects() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == VERSION
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    source = project["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
+    assert found is not None and found["version"] == VERSION and "version" in project["project"]["dynamic"]
 
 
 def test_installed_client_brings_what_it_declares_and_no_torch(environment: Environment) -> None:
@@ -73,7 +76,7 @@ def test_installed_client_brings_what_it_declares_and_no_torch(environment: Envi
     )
     installed = environment.evaluate(program)
     assert isinstance(installed, list)
-    assert {"torchserve-client", "urllib3", "certifi", "numpy", "orjson", "pyyaml", "rich"} <= set(installed)
+    assert {"torchserve-batching-client", "urllib3", "certifi", "numpy", "orjson", "pyyaml", "rich"} <= set(installed)
     assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & set(installed)
 
 

@@ -85,15 +85,7 @@ def make_proof(
     least: float | None = None,
     truths: Sequence[int] | None = None,
 ) -> Proof:
-    """Compare answers with those of the same items in fp32.
-
-    Args:
-        kind_name: of `name_kind`.
-        exact: the answers in fp32, at least one.
-        answers: the others.
-        least: the required agreement; None for the task's default.
-        truths: the number of each item's right class, if they are known.
-    """
+    """Compare answers with those of the same items in fp32."""
     kind = KINDS[kind_name]
     compared = kind.compare(exact, answers) if truths is None else compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"

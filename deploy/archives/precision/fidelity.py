@@ -24,10 +24,6 @@ def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: 
     """Load an archive's files, run a sample, and compare answers; write fidelity.json into `out`.
 
     fidelity.json has the comparison in words, the largest error, and the settings that the archive needs.
-
-    Raises:
-        Unfaithful: the engine cannot run the model, or its answers differ.
-        WeightsUnavailable, InvalidConfig: see the builder; or the model itself returns NaN or infinity.
     """
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     is_compared = model.handler in TASKS

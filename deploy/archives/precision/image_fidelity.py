@@ -53,15 +53,7 @@ class Owner(NamedTuple):
 
 
 def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:
-    """Compare the pixels and the answers of pictures.
-
-    Returns:
-        The comparison in words, and the largest error.
-
-    Raises:
-        Unfaithful: answers differ.
-        InvalidConfig: the model itself fails, or its library makes other pixels of a picture.
-    """
+    """Compare the pixels and the answers of pictures; return the comparison in words, and the largest error."""
     samples = {}
     with torch.no_grad(), _open_owner(model, origin, config, task) as owner:
         for width, height in SIZES:
@@ -100,9 +92,7 @@ def _check_pixels(owner: Owner, picture: Image.Image, pixels: Pixels) -> None:
     off = float(((own - wanted) / level).abs().mean()) if own.shape == wanted.shape else math.inf
     if off > MOST_LEVELS:
         size = "{}x{}".format(*picture.size)
-        raise InvalidConfig(
-            f"a picture of {size} becomes other pixels than those of the model's library, by {off:.1f} levels of 256"
-        )
+        raise InvalidConfig(f"a picture of {size}: pixels differ from the model's library by {off:.1f} levels of 256")
 
 
 class _FirstOfEqual(TorchFunctionMode):

@@ -83,13 +83,7 @@ def split(inputs: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
 
 
 def make_payload(each: Input, fields: Set[str], *, is_text: bool) -> Payload:
-    """Make the payload that a client would send for a file or line.
-
-    Args:
-        each: the file or line.
-        fields: the names of the task's inputs; a line with several, or with a label, is a JSON object.
-        is_text: whether the task reads texts.
-    """
+    """Make the payload that a client would send for a file or line."""
     content = each.content()
     if not is_text:
         return Payload(content)
@@ -146,11 +140,7 @@ def _read_label(each: Input) -> Any:
 
 
 def match_labels(inputs: Sequence[DecodedInput], names: Sequence[str]) -> list[int] | None:
-    """Return the number of each input's class, by the classes' names or numbers; None if no label is a class.
-
-    Raises:
-        InvalidConfig: some labels are classes and others are not.
-    """
+    """Return the number of each input's class, by the classes' names or numbers; None if no label is a class."""
     numbers = {str(number): number for number in range(len(names))} | {name: at for at, name in enumerate(names)}
     found = [None if each.label is None else numbers.get(str(each.label)) for each in inputs]
     known = [number for number in found if number is not None]
@@ -163,11 +153,7 @@ def match_labels(inputs: Sequence[DecodedInput], names: Sequence[str]) -> list[i
 
 
 def describe_refusals(path: Path, count: int, refused: Sequence[str]) -> str | None:
-    """Describe the refused inputs in one line; None without any.
-
-    Raises:
-        InvalidConfig: the model refuses all inputs.
-    """
+    """Describe the refused inputs in one line; None without any; InvalidConfig if the model refuses all inputs."""
     if not refused:
         return None
     first = "; ".join(refused[:NAMED]) + ("; ..." if len(refused) > NAMED else "")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from deploy.archives.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.models import ROOT, Engine, ModelEntry
+from deploy.places import INSTALL_INT8
 from handlers.errors import InvalidConfig
 from handlers.proofs import FEWEST_SAMPLES, Proof
 
@@ -80,7 +81,7 @@ def find_interpreter() -> Path:
     if find_spec("nncf") is not None:
         return Path(sys.executable)
     if not (EXTRA / ".installed").is_file():
-        raise InvalidConfig("--precision int8 needs NNCF; install it once with deploy/extras/environment.sh int8")
+        raise InvalidConfig(f"--precision int8 needs NNCF; install it once with {INSTALL_INT8}")
     return EXTRA / "bin" / "python"
 
 

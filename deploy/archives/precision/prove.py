@@ -57,18 +57,7 @@ TIMED = 8
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
-    """Write proofs.json, and on request the int8 graph and label.json, into `out`.
-
-    Args:
-        model: the entry of the list, of a task whose answers can be compared.
-        request: the options, checked.
-        folder: the archive's files, with a graph for OpenVINO.
-        out: an empty folder.
-        is_trained: whether the weights are trained; for random ones only int8 is proven.
-
-    Raises:
-        InvalidConfig: there are too few inputs, or int8 is not near enough.
-    """
+    """Write proofs.json, and on request the int8 graph and label.json, into `out`."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     calibration, validation = _read_inputs(model, request, task)

@@ -27,14 +27,7 @@ def samples(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(graph: str, inputs: str, out: str, kind: str) -> None:
-    """Quantise.
-
-    Args:
-        graph: the .xml of a graph in fp32, its .bin beside it.
-        inputs: an .npz of the model's inputs, named "NUMBER/NAME", from which NNCF learns the activations.
-        out: the .xml to write, with its .bin.
-        kind: `transformer` for NNCF's treatment of attention, else `cnn`.
-    """
+    """Quantise `graph`; an array of `inputs` is named "NUMBER/NAME", and `kind` is transformer or cnn."""
     # Here and not above: it takes seconds, and only this program's environment has it.
     import nncf  # noqa: PLC0415
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters  # noqa: PLC0415

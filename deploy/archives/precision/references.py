@@ -33,9 +33,6 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
     """Return the first samples, cut to fit into one row, as items with their payloads.
 
     A classifier gets a pair of texts, and an embedding model a query and a document.
-
-    Raises:
-        InvalidConfig: the model accepts no text, so nothing can be compared.
     """
     found: list[tuple[Any, Payload]] = []
     if getattr(task, "takes_pairs", False):
@@ -62,11 +59,7 @@ def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Pa
 def answer(
     task: Any, encoder: Encoder, source: Path, samples: Sequence[tuple[Any, Payload]]
 ) -> tuple[str, list[list[Any]]]:
-    """Answer samples one by one, in fp32; return the library's name and the outputs of each sample.
-
-    Raises:
-        InvalidConfig: the library cannot answer.
-    """
+    """Answer samples one by one, in fp32; return the library's name and the outputs of each sample."""
     is_code, library, is_reranker = task.config.trust_remote_code, "transformers", "activation" in vars(task)
     try:
         if (task.head.is_pooled or is_reranker) and importlib.util.find_spec(OWNER):
@@ -98,11 +91,7 @@ def _embed(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_
 
 
 def _rank(task: Any, source: Path, samples: Sequence[Payload], *, trust_remote_code: bool) -> Iterator[list[Any]]:
-    """Yield the logits of pairs, whose scores by the task must be the library's.
-
-    Raises:
-        InvalidConfig: the library turns a logit into another score.
-    """
+    """Yield the logits of pairs, whose scores by the task must be the library's."""
     model = _load("CrossEncoder", source, trust_remote_code=trust_remote_code)
     for each in samples:
         value: Any = each.value

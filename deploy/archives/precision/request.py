@@ -16,6 +16,7 @@ from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, TASKS, find_s
 from deploy.archives.sources import Source
 from deploy.archives.tasks import import_quietly
 from deploy.models import ROOT, Engine, ModelEntry
+from deploy.places import INSTALL_INT8
 from deploy.progress import step
 from deploy.rooms import ROOMS, open_room
 from handlers.archive_files import GRAPH
@@ -56,7 +57,7 @@ class PrecisionRequest:
                 raise InvalidConfig(f"{model.name}: {option} {path}: expected a folder of images, received a file")
         if len(paths) == 2 and len({path.resolve() for path in paths.values()}) == 1:
             raise InvalidConfig(
-                f"{model.name}: --validate has the inputs of --calibrate: a proof needs inputs that int8 has not seen"
+                f"{model.name}: --validate and --calibrate name the same inputs; name other inputs for --validate"
             )
         for path in paths.values():
             list_inputs(path)
@@ -69,11 +70,7 @@ class PrecisionRequest:
     def make(
         self, model: ModelEntry, origin: Source, engine: Engine, folder: Path, *, exports: Exports, key: str | None
     ) -> None:
-        """Compare the files of an archive in `folder` with the model, in fp32 and other precisions.
-
-        Raises:
-            InvalidConfig: no engine runs the model exactly, or a precision is not near enough.
-        """
+        """Compare the files of an archive in `folder` with the model, in fp32 and other precisions."""
 
         def compare(empty: Path) -> None:
             with step(f"{model.name}: comparing with the original model"):
@@ -99,7 +96,7 @@ class PrecisionRequest:
 def add_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of archive.sh."""
     if "int8" in ROOMS:
-        words = "add an int8 graph; requires deploy/extras/environment.sh int8"
+        words = f"add an int8 graph; requires {INSTALL_INT8}"
         group.add_argument("--precision", choices=["int8"], help=words)
         words = f"calibrate int8 with these inputs, at least {FEWEST}; {MOST} are used at most"
         group.add_argument("--calibrate", type=Path, metavar="FOLDER|FILE", help=words)
@@ -140,15 +137,7 @@ def _parse_share(text: str) -> float:
 def precision_fingerprint(
     model: ModelEntry, samples: Mapping[str, Path], export: str, *facts: str, root: Path = ROOT
 ) -> str:
-    """Hash all inputs of an archive's precisions and their proofs.
-
-    Args:
-        model: the entry of the list.
-        samples: files of the examples on which answers are compared, by any names.
-        export: the fingerprint of the graph in fp32.
-        facts: the request with the identity of its inputs, and the processor's arithmetic, to which a proof applies.
-        root: the folder of deploy/ and handlers/.
-    """
+    """Hash all inputs of an archive's precisions and their proofs."""
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
     return digest({**find_modules(root, *programs, *DECODING), **samples}, export, facts, settings)

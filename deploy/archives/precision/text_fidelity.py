@@ -44,10 +44,6 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
 
     Returns:
         The comparison in words, and the largest error.
-
-    Raises:
-        Unfaithful: answers differ.
-        InvalidConfig: the model itself fails.
     """
     settings = task.config
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
@@ -128,11 +124,7 @@ def _with_row(item: Any, row: Row) -> Any:
 
 
 def _answer_rows(encoder: Encoder, rows: Mapping[int, Row]) -> dict[int, list[Array]]:
-    """Answer the rows one by one, the longest first: with state of a short row, later answers may be wrong.
-
-    Raises:
-        InvalidConfig: the model fails, or returns NaN or infinity.
-    """
+    """Answer the rows one by one, the longest first: with state of a short row, later answers may be wrong."""
     answers = {}
     for length in sorted(rows, reverse=True):
         arrays = {"input_ids": rows[length][0], "attention_mask": [1] * length, "token_type_ids": rows[length][1]}

@@ -24,23 +24,21 @@ STATED = ("config_class", "inputs")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - `load` chooses
-    """Check the class and its settings, and copy the files and weights.
-
-    Raises:
-        WeightsUnavailable: the weights are missing.
-        InvalidConfig: the class cannot be served, the configuration is wrong, or a file is missing.
-    """
-    task = task_of(model)
-    found = import_task(task.path)
-    config = parse(found.config_class, model.config().get("handler"))
+    """Check the class and its settings, and copy the files and weights."""
+    task, config = task_of(model), check(model)
     for pattern in task.files:
         if not any(model.folder.glob(pattern)):
             raise InvalidConfig(f"{model.name}: staged_files: no {pattern} in {model.folder.name}/")
-    for name, path in find_staged_files(model, task).items():
+    for name, path in {**find_staged_files(model, task), **task.helpers}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
     is_code_trusted = bool(getattr(config, "trust_remote_code", False))
     _stage_weights(model, origin, folder / CHECKPOINT, with_code=is_code_trusted)
+
+
+def check(model: ModelEntry) -> Any:
+    """Import a model's task and return its settings; InvalidConfig names what cannot be served."""
+    return parse(import_task(task_of(model).path).config_class, model.config().get("handler"))
 
 
 def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code: bool) -> None:
@@ -62,16 +60,15 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
 
 
 def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
-    """Import a task's file under its own name, and return the class that TorchServe will find.
-
-    Raises:
-        InvalidConfig: the file cannot be imported, or its class cannot be served.
-    """
+    """Import a task's file under its own name, and return the class that TorchServe will find."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InvalidConfig(f"{path.name}: it cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    # For the modules beside the file, behind all installed ones.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -19,12 +19,7 @@ from handlers.vision.pixel_ssd import PixelSsd, load_ssd
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`.
-
-    Raises:
-        WeightsUnavailable: the weights are missing, or an unnamed pickle.
-        InvalidConfig: the configuration is wrong, or this project does not serve the model.
-    """
+    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`."""
     config = parse(ObjectDetectionConfig, model.config().get("handler"))
     detector: PixelDetector | PixelSsd
     if config.arch is not None:

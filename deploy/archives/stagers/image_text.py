@@ -19,12 +19,7 @@ from handlers.text.encoders import prepare_tokenizer
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the checkpoint, without its weights for `openvino`, its preprocessing, and its graphs except for `torch`.
-
-    Raises:
-        WeightsUnavailable: the weights are missing, or an unnamed pickle.
-        InvalidConfig: the configuration is wrong, or this project does not serve the model.
-    """
+    """Write the checkpoint, without weights for `openvino`, its preprocessing, and its graphs except for `torch`."""
     parse(ImageTextEmbeddingConfig, model.config().get("handler"))
     with open_checkpoint(model, origin) as source:
         seen = follow_processor(source)

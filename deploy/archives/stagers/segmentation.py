@@ -16,12 +16,7 @@ from handlers.vision.preprocessing import Preprocessing, to_levels
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`.
-
-    Raises:
-        WeightsUnavailable: the weights, or their labels, are missing.
-        InvalidConfig: the configuration is wrong, or this project does not serve the model.
-    """
+    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`."""
     config = parse(ImageSegmentationConfig, model.config().get("handler"))
     segmenter: PixelSegmenter | PixelSegformer
     if config.arch is not None:

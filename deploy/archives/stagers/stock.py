@@ -17,12 +17,7 @@ TAKEN = ("handlers", "stock")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
-    """Write original/.
-
-    Raises:
-        WeightsUnavailable: no archive is named.
-        InvalidConfig: it is not an archive of TorchServe, or has a module that the worker has itself.
-    """
+    """Write original/."""
     parse(StockConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(

@@ -61,12 +61,7 @@ WRONG_ENGINE = {
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the model and its description.
-
-    Raises:
-        WeightsUnavailable: the weights are not a file or folder.
-        InvalidConfig: the configuration is wrong, the file is not a model of its kind, or the model does not batch.
-    """
+    """Write the model and its description."""
     config = parse(TensorsConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
@@ -150,12 +145,7 @@ def _stage_or_name(
     *,
     is_random: bool = False,
 ) -> None:
-    """Stage OpenVINO's graph of a file; if that fails, name the runtime that owns the file, provided it runs the model.
-
-    Raises:
-        Unfaithful: OpenVINO cannot run the model, or computes other numbers.
-        InvalidConfig: neither runs the model, or one of them mixes its rows.
-    """
+    """Stage OpenVINO's graph of a file; if that fails, name the runtime that owns the file if it runs the model."""
     try:
         make()
     except Mixed:

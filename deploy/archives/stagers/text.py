@@ -29,12 +29,7 @@ WINDOWS = ("sliding_window", "local_attention")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`.
-
-    Raises:
-        WeightsUnavailable: the weights are missing, or an unnamed pickle.
-        InvalidConfig: the configuration is wrong, or the checkpoint is not a model for the task.
-    """
+    """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`."""
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
         # A model of words has no config.json; the refusal names its modules.
@@ -61,9 +56,6 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
     """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names.
 
     A trace is quick but treats some sizes as constants; if it fails or does not run, torch.export keeps them free.
-
-    Raises:
-        Unfaithful: neither makes a graph.
     """
     model = next((each for each in encoder.modules() if isinstance(each, transformers.PreTrainedModel)), None)
     if model is not None and any(getattr(model.config.get_text_config(), name, None) for name in WINDOWS):

@@ -54,12 +54,7 @@ BATCH = 16
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the model for CTranslate2 or else the weights, the tokenizer, the configuration and the detector.
-
-    Raises:
-        WeightsUnavailable: the weights are missing, or an unnamed pickle.
-        InvalidConfig: the configuration is wrong, the engine is OpenVINO, or no engine's answers are the model's.
-    """
+    """Write the model for CTranslate2 or else the weights, the tokenizer, the configuration and the detector."""
     config = parse(TranslationConfig, model.config().get("handler"))
     if engine == "openvino":
         # optimum-intel, which exports decoders with their caches, requires transformers 5.5 or older.

@@ -38,12 +38,7 @@ LABELS_FORM = '{"0": "NAME", "1": "NAME", ...}'
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`.
-
-    Raises:
-        WeightsUnavailable: the weights, or their labels, are missing.
-        InvalidConfig: the model's configuration is wrong.
-    """
+    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`."""
     config = parse(ImageClassificationConfig, model.config().get("handler"))
     _check_source(model, config, origin)
     if config.arch is not None:
@@ -128,11 +123,7 @@ def write_network(
 
 
 def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str]) -> openvino.Model:
-    """Export a module as a graph: pixels (B, H, W, 3) -> outputs; any B, and any size if `seen` has none.
-
-    Raises:
-        Unfaithful: OpenVINO cannot convert it.
-    """
+    """Export a module as a graph: pixels (B, H, W, 3) -> outputs; any B, and any size if `seen` has none."""
     width, height = seen.size or (seen.least_side, seen.least_side)
     # With zeros all queries of a detector would be alike, and the order of the first ones undefined.
     chance = torch.Generator().manual_seed(0)
@@ -154,12 +145,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
 
 
 def read_labels(model: ModelEntry, arch: str, class_count: int, *, are_unique: bool = True) -> list[str]:
-    """Read the names of the classes: the model's own file, or torchvision's if their number fits.
-
-    Raises:
-        InvalidConfig: the file is broken.
-        WeightsUnavailable: there are more or fewer names than classes.
-    """
+    """Read the names of the classes: the model's own file, or torchvision's if their number fits."""
     own, ids = model.folder / LABELS, list[str]()
     if own.is_file():
         labels, ids = _read_label_file(model, own)

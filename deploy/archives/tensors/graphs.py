@@ -53,11 +53,7 @@ class Graph:
 
 
 def read_graph(path: Path) -> tuple[Graph, DeclaredSignature]:
-    """Read an ONNX file, or an .xml with its .bin beside it, and its description.
-
-    Raises:
-        Unreadable: the file is broken, or has an operation that OpenVINO lacks.
-    """
+    """Read an ONNX file, or an .xml with its .bin beside it, and its description."""
     try:
         reader = FrontEndManager().load_by_framework(READERS[path.suffix])
         model = reader.convert(reader.load(str(path)))
@@ -102,16 +98,7 @@ def name_outputs(count: int) -> list[str]:
 
 
 def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) -> openvino.Model:
-    """Return a graph with the signature's names and shapes, and numpy's datatypes.
-
-    Args:
-        graph: changed by the call.
-        signature: all of its inputs have a shape.
-        outputs: the names of the outputs, in order.
-
-    Raises:
-        InvalidConfig: the batch dimension cannot be free.
-    """
+    """Return a graph with the signature's names and shapes, and numpy's datatypes."""
     parameters = {name: port.node for port in graph.model.inputs for name in port.get_names()}
     found = [parameters.get(graph.ports[name]) for name in signature.arguments]
     for node, tensor in zip(found, signature.arguments.values(), strict=True):

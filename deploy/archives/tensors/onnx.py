@@ -20,11 +20,7 @@ RANDOM = (b"RandomNormal", b"RandomNormalLike", b"RandomUniform", b"RandomUnifor
 
 
 def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSignature]:
-    """Read a file and its description; outputs other than tensors are left out.
-
-    Raises:
-        InvalidConfig: the file is broken, has an operation that ONNX Runtime lacks, or has no tensors.
-    """
+    """Read a file and its description; outputs other than tensors are left out."""
     engine = OnnxEngine(path)
     session = engine.session
     # Old exporters list weights among the inputs; constants may set those.

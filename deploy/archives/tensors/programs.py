@@ -46,11 +46,7 @@ class Program:
 
 
 def read_program(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSignature]:
-    """Read a .pt2 or a .pt and its description; TorchScript has only the names of its inputs.
-
-    Raises:
-        InvalidConfig: the file is broken or of another kind, or an input or output is not a tensor.
-    """
+    """Read a .pt2 or a .pt and its description; TorchScript has only the names of its inputs."""
     with _silence():
         return _read_exported(path, config) if path.suffix == ".pt2" else _read_script(path, config)
 

@@ -46,19 +46,7 @@ class Mixed(InvalidConfig):
 
 
 def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: bool = False) -> None:
-    """Run random rows one by one and together, as a worker does.
-
-    Args:
-        run: the model, from named arrays with a batch dimension to named arrays with one.
-        signature: the model's inputs and outputs; if a datatype or a shape may be any, nothing runs.
-        config: `warm_up` names likely sizes.
-        is_random: whether the graph has an operation with random results.
-
-    Raises:
-        NotRun: a single row fails.
-        Mixed: rows together have other numbers than single rows, or two equal runs differ.
-        InvalidConfig: rows together fail, or return other shapes than single rows; or `warm_up` is wrong.
-    """
+    """Run random rows one by one and together, as a worker does; NotRun if one row fails, Mixed if numbers differ."""
     count = min(ROWS, config.max_batch_items)
     for given in zip(*(make_rows(signature, config, seed) for seed in range(count)), strict=True):
         sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in given[0].items())
@@ -101,11 +89,7 @@ def _compare_wide(run: Run, given: Sequence[Arrays], signature: Signature, chang
 def _find_changed(
     run: Run, batch: Arrays, signature: Signature, answers: tuple[Arrays, Arrays], *, is_random: bool
 ) -> set[str]:
-    """Name the outputs that differ between two equal runs, which cannot be compared.
-
-    Raises:
-        Mixed: the model is not random, so it keeps state of earlier requests.
-    """
+    """Name the outputs that differ between two equal runs, which cannot be compared."""
     changed = _differ(*answers, signature)
     if changed and not is_random:
         seeded = []
@@ -143,21 +127,8 @@ def compare_runtimes(
 ) -> tuple[float, int]:
     """Compare OpenVINO with the runtime that owns the file: rows one by one, and all of them together.
 
-    Args:
-        run: OpenVINO's graph, which has passed `prove`.
-        other: the file in its own runtime, such as PyTorch.
-        signature: see `prove`.
-        config: see `prove`.
-        owner: the name of the other runtime.
-        large: inputs that get large whole numbers, too.
-        is_random: see `prove`.
-
     Returns:
         The largest error, as a share of the largest number, and the number of rows.
-
-    Raises:
-        NotRun: the other runtime does not run one row.
-        InvalidConfig: an output differs by more than the rounding of sums explains.
     """
     datatypes = {each.datatype for each in (*signature.inputs.values(), *(signature.outputs or {}).values())}
     tolerance = max([FAITHFUL, *(TOLERANCES.get(str(datatype), 0) for datatype in datatypes)])

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from aiohttp import web
@@ -22,24 +23,31 @@ from aiohttp import web
 from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
-from deploy.gateway.control import operator, page, protocol
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.watch import read_known
+from deploy.run.node import replace_file
 from handlers.errors import InvalidConfig
 
 # Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.
 CHECK_S = 1.0
 # Seconds that a request in flight may take after the SIGTERM.
 SHUTDOWN_S = 2.0
+# Modules with `routes`; the page is optional.
+ROUTES = (
+    "protocol",
+    "operator",
+    "page",
+)
 
 
 def make_control_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
     app[GATEWAY] = gateway
-    for module in (protocol, operator, page):
-        app.add_routes(module.routes)
+    for name in ROUTES:
+        app.add_routes(import_module(f"deploy.gateway.control.{name}").routes)
     return app
 
 
@@ -64,12 +72,7 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
 
 
 async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
-    """Serve until a SIGTERM.
-
-    Raises:
-        InvalidConfig: the settings cannot be read.
-        OSError: a port is taken, or Envoy's files cannot be written.
-    """
+    """Serve until a SIGTERM."""
     supervisor = socket.socket(fileno=sys.stdin.fileno())
     # The socket is readable only when the supervisor has ended; the next control process needs the ports.
     asyncio.get_running_loop().add_reader(supervisor, os._exit, 1)
@@ -78,9 +81,14 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     nodes = tuple(read_known(state_dir / KNOWN))
     configuration = Configuration(config, nodes_file, nodes, state_dir=state_dir)
-    settings = configuration.parse()
-    if settings.discover is None:
-        settings, nodes = configuration.read()
+    try:
+        settings = configuration.parse()
+        if settings.discover is None:
+            settings, nodes = configuration.read()
+    except InvalidConfig as error:
+        # The supervisor tries again, and `check` fails until then.
+        replace_file(state_dir / PROBLEM, f"{error}; the previous settings stay")
+        raise
     # With `discover` the known nodes are used until the name is resolved, which may take a while.
     gateway = Gateway(settings, nodes, Envoy(state_dir), state_dir)
 

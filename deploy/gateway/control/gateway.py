@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS
+from deploy.gateway.envoy.listeners import LISTENERS
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet
@@ -174,17 +174,9 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            is_running = self._envoy.pid() is not None
-            if files.has_room(self.fleet, self._state_dir, is_running=is_running):
-                await asyncio.to_thread(files.write, self.settings, self.fleet, self._state_dir)
-                write_known(self._state_dir / KNOWN, self.watches.values())
-                self._rejected = await self._confirm()
-            else:
-                # Envoy would abort. It serves its last models with the new keys, and its probes fail.
-                await asyncio.to_thread(files.write_door, self.settings, self._state_dir)
-                rejected = await self._confirm()
-                await asyncio.to_thread(files.keep_accepted, self._state_dir, (), files.ROUTE_FILES)
-                self._rejected = rejected | {CLUSTERS}
+            await asyncio.to_thread(files.write, self.settings, self.fleet, self._state_dir)
+            write_known(self._state_dir / KNOWN, self.watches.values())
+            self._rejected = await self._confirm()
             if LISTENERS not in self._rejected:
                 self._keys = self.settings.keys
         self.update()
@@ -198,13 +190,14 @@ class Gateway:
 
     async def _confirm(self) -> frozenset[str]:
         """Return the files that Envoy does not accept, and restore their last accepted versions."""
-        names, deadline = files.name_statistics(self.fleet), time.monotonic() + CONFIRM_S
+        statistics, deadline = files.list_statistics(self.fleet), time.monotonic() + CONFIRM_S
         while True:
             # Envoy does not run; it will start with these files.
             if (versions := await self._ask_envoy(self._envoy.versions)) is None:
                 return frozenset()
-            found = await asyncio.to_thread(files.read_versions, self._state_dir, names)
-            other = {name for name, version in found.items() if versions.get(names[name], version) != version}
+            found = await asyncio.to_thread(files.read_versions, self._state_dir, {*statistics.values()})
+            known = [(file, versions[name]) for name, file in statistics.items() if file in found and name in versions]
+            other = {file for file, version in known if version != found[file]}
             if not other or time.monotonic() > deadline:
                 break
             await asyncio.sleep(POLL_S)

@@ -122,15 +122,6 @@ async def end_canary(request: web.Request) -> web.Response:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-@routes.get("/control/models")
-async def models(request: web.Request) -> web.Response:
-    """Return every version: whether it is withdrawn, and its requests in flight."""
-    gateway = request.app[GATEWAY]
-    endpoints, fleet = await gateway.endpoints(), gateway.fleet
-    every = [(model, version) for model in fleet.registered.values() for version in model.versions]
-    return web.json_response([_describe(fleet, model, version, endpoints) for model, version in every])
-
-
 @routes.get("/control/models/{model:[^/]+}")
 async def model(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]

@@ -76,23 +76,7 @@ async def summary(request: web.Request) -> web.StreamResponse:
 
 
 def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
-    """Return the data of the page.
-
-        {"time_s": 4711.0, "history_s": 300,
-         "nodes": [{"name": "node-0", "is_draining": false}],
-         "columns": ["time_s", "requests_per_s", ...],
-         "models": [{
-           "name": "resnet-152", "is_ready": true, "default": "1.0",
-           "canary": {"version": "2.0", "percent": 5.0} or null,
-           "versions": [{"version": "1.0", "is_ready": true, "metadata": {...} or null,
-                         "replicas": [{"node": "node-0", "workers": 1, "ready_workers": 1, "batch_size": 8,
-                                       "max_batch_delay_ms": 20, "is_default": true}]}],
-           "points": [[4709.0, 12.5, ...], ...],
-           "batch_sizes": [[1, 20], [8, 3], [null, 1]]}]}
-
-    `points` after `since_s` are rows of `columns` (deploy.gateway.traffic); `time_s` is the time of the last scrape.
-    `metadata` is the handler's.
-    """
+    """Return the data of the page; the `points` after `since_s` are rows of `columns` (deploy.gateway.traffic)."""
     return {
         "time_s": traffic.time_s,
         "history_s": HISTORY_S,

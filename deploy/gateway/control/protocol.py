@@ -29,8 +29,6 @@ from handlers.protocol.responses import PROTOBUF
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
-# Triton's extensions that are refused by name.
-UNSUPPORTED = "/v2/{extension:trace|logging|systemsharedmemory|cudasharedmemory}"
 # Maximum age in seconds of a scrape for statistics: handlers report once a second.
 FRESH_S = 0.5
 
@@ -109,14 +107,6 @@ async def load(request: web.Request) -> web.Response:
 async def unload(request: web.Request) -> web.Response:
     await repository.unload(request.app[GATEWAY], request.match_info["model"])
     return web.Response()
-
-
-@routes.route("*", f"{VERSION}/trace/setting")
-@routes.route("*", f"{MODEL}/trace/setting")
-@routes.route("*", UNSUPPORTED)
-@routes.route("*", UNSUPPORTED + "/{rest:.*}")
-async def unsupported(request: web.Request) -> web.Response:
-    raise RequestError(400, f"{request.path[:200]} is not supported")
 
 
 @routes.route("*", "/v2/{rest:.*}")

@@ -10,32 +10,24 @@ answers it. So a rollout that changes the default version loses no request befor
 A withdrawn version keeps its cluster, without routes, until no node has it: the cluster counts its requests in flight.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from deploy.gateway.envoy.resources import (
-    ENDPOINTS,
-    Resource,
-    fill_template,
-    format_seconds,
-    make_address,
-    make_source,
-)
+from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds, make_address
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.run.node import split_address
 
 CONTROL = "control"
+# The cluster of bootstrap.yaml; no model's cluster begins with a slash.
+DISCOVERY = "/discovery"
 # The key of a node's tokens in the metadata of its endpoint; cluster.yaml sends each to its API.
 TOKENS = "torchserve.tokens"
 # Failed health checks in a row after which a node receives no new requests.
 FAILURES = 3
 # Requests in a row that end with a refused or reset connection, after which a node is ejected.
 RESETS = 5
-# Characters of a file's name, which has at most 255 bytes with the suffixes of files.py.
-FILE_NAME = 200
 # A dot ends a label of Envoy's metrics, and Envoy replaces a colon by _. Different names must stay different.
 STAT_NAMES = str.maketrans({".": ",", ",": "%2C", ":": "%3A", "%": "%25"})
 
@@ -50,15 +42,6 @@ class Upstream(NamedTuple):
     @property
     def cluster(self) -> str:
         return name_cluster(self.model, self.version)
-
-    @property
-    def file(self) -> str:
-        """The file of its endpoints; a model's name contains no slash, so file names are unique."""
-        name = quote(self.cluster, safe="")
-        if len(name) > FILE_NAME:
-            # No quoted name contains "=".
-            name = f"{name[:100]}={hashlib.sha256(name.encode()).hexdigest()}"
-        return f"endpoints/{name}.json"
 
     @property
     def stat(self) -> str:
@@ -108,24 +91,25 @@ def make_endpoints(
         # Envoy would send requests to an endpoint that is removed here, as long as it is healthy.
         is_out |= all(version.replicas[name].is_missing for version in targets if name in version.replicas)
         checked = {"port_value": management_port, "address": make_address(management_at, management_port)}
-        secrets = {api: f"Bearer {token}" for api, token in own.items()}
+        secrets = {api: {"string_value": f"Bearer {token}"} for api, token in own.items()}
         found.append(
             {
                 "endpoint": {"hostname": name, "address": make_address(at, port), "health_check_config": checked},
                 "health_status": "DRAINING" if is_out else "UNKNOWN",
-                **({"metadata": {"filter_metadata": {TOKENS: secrets}}} if secrets else {}),
+                **({"metadata": {"filter_metadata": {TOKENS: {"fields": secrets}}}} if secrets else {}),
             }
         )
     endpoints = [{"lb_endpoints": found}] if found else []
-    return {"@type": ENDPOINTS, "cluster_name": upstream.cluster, "endpoints": endpoints}
+    return {"cluster_name": upstream.cluster, "endpoints": endpoints}
 
 
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
     """Return whether a withdrawn version on a node would answer the model's requests without a version."""
-    return model in fleet.models and any(
+    is_default_out = any(
         (model, version.version) in fleet.withdrawn and node in version.replicas and version.replicas[node].is_default
         for version in fleet.registered[model].versions.values()
     )
+    return is_default_out and model in fleet.models
 
 
 def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -> Resource:
@@ -137,7 +121,6 @@ def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -
         "model",
         name=upstream.cluster,
         stat_name=upstream.stat,
-        endpoints=make_source(upstream.file),
         connect_s=format_seconds(limits.attempt_connect_s),
         connections=limits.connections,
         interval_s=format_seconds(interval_s),

@@ -5,7 +5,10 @@ in the settings.
 """
 
 import math
+from pathlib import Path
 
+from deploy.gateway.envoy.clusters import DISCOVERY
+from deploy.gateway.envoy.discovery import SOCKET
 from deploy.gateway.envoy.local_reply import make_local_reply
 from deploy.gateway.envoy.resources import (
     Resource,
@@ -18,7 +21,6 @@ from deploy.gateway.envoy.resources import (
 )
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
-from deploy.models import ROOT
 from deploy.protocol.description import APIS
 
 # Names in Envoy's working folder.
@@ -46,7 +48,14 @@ OPEN_BURST = 500
 def bootstrap(settings: GatewaySettings) -> Resource:
     limits = settings.limits
     heap_bytes = max(HEAP_BYTES, BODIES_ON_HEAP * limits.body_bytes)
-    made: Resource = fill_template("bootstrap", admin=ADMIN, heap_bytes=heap_bytes, connections=limits.connections)
+    made: Resource = fill_template(
+        "bootstrap",
+        admin=ADMIN,
+        discovery=DISCOVERY,
+        socket=f"./{SOCKET}",
+        heap_bytes=heap_bytes,
+        connections=limits.connections,
+    )
     return made
 
 
@@ -142,9 +151,7 @@ def make_secrets(tls: Tls) -> dict[str, Resource]:
     """Return Envoy's files of certificates: name -> secret; Envoy reads one secret from a file."""
 
     def secret(name: str, path: str, key: str = "") -> Resource:
-        # Relative paths are relative to the repository.
-        file = ROOT / path
-        made: Resource = fill_template("listener", name, file=str(file), key=str(ROOT / key), folder=str(file.parent))
+        made: Resource = fill_template("listener", name, file=path, key=key, folder=str(Path(path).parent))
         return made
 
     certificate = {"secret-certificate.json": secret("certificate", tls.certificate, tls.key)}

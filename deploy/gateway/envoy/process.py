@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.gateway.drain import wait_idle
-from deploy.gateway.envoy.clusters import CONTROL
+from deploy.gateway.envoy.clusters import CONTROL, DISCOVERY
+from deploy.gateway.envoy.discovery import Discovery
 from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
@@ -107,15 +108,13 @@ class Envoy:
         self._state_dir = state_dir
         self._listeners = tuple(listeners)
         self._child: subprocess.Popen[bytes] | None = None
+        self._discovery: Discovery | None = None
         self._deaths: deque[float] = deque(maxlen=DEATHS)
 
     def keep(self, document: Resource, *options: str) -> None:
-        """Start Envoy if it does not run, and wait until it answers.
-
-        Raises:
-            OSError: its folder cannot be written now.
-            EnvoyError: Envoy is not installed, ends at once, or has died DEATHS times; the message quotes its log.
-        """
+        """Serve its endpoints, start Envoy if it does not run, and wait until it answers."""
+        if self._discovery is None and "ads_config" in document.get("dynamic_resources", ()):
+            self._discovery = Discovery(self._state_dir)
         if self.pid() is not None:
             return
         if self._child is not None:
@@ -146,9 +145,6 @@ class Envoy:
 
     def stop(self, timeout_s: float) -> bool:
         """Refuse new connections, wait at most `timeout_s` for responses, and end; return whether all were sent."""
-        pid = self.pid()
-        if pid is None:
-            return True
         unanswered = 0
         with contextlib.suppress(NoAnswer):
             # From now on each response closes its connection, and no connection is accepted.
@@ -156,9 +152,12 @@ class Envoy:
             ask(self._state_dir, "/drain_listeners", "POST")
             unanswered = wait_idle(self._in_flight, logger.info, notice_s=NOTICE_S, limit_s=timeout_s)
             ask(self._state_dir, "/quitquitquit", "POST")
-        if not wait_until(lambda: self.pid() is None, END_S, POLL_S):
+        if not wait_until(lambda: self.pid() is None, END_S, POLL_S) and (pid := self.pid()) is not None:
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: self.pid() is None, END_S, POLL_S)
+        if self._discovery is not None:
+            self._discovery.stop()
+            self._discovery = None
         return not unanswered
 
     def pid(self) -> int | None:
@@ -179,11 +178,11 @@ class Envoy:
         return {
             cluster["name"]: {host["hostname"]: _read_endpoint(host) for host in cluster.get("host_statuses", [])}
             for cluster in found
-            if cluster["name"] != CONTROL
+            if cluster["name"] not in (CONTROL, DISCOVERY)
         }
 
     def versions(self) -> dict[str, str]:
-        """Return the accepted versions of Envoy's files, by the names of `files.name_statistics`."""
+        """Return the accepted versions of Envoy's files, by the statistics of `files.list_statistics`."""
         lines = ask(self._state_dir, "/stats?type=TextReadouts").splitlines()
         found = (line.rpartition(": ") for line in lines)
         return {name.removesuffix(".version_text"): version.strip('"') for name, _, version in found}

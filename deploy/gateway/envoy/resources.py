@@ -14,7 +14,6 @@ Resource = dict[str, Any]
 LUA = Path(__file__).parent / "lua"
 
 TYPE = "type.googleapis.com/"
-ENDPOINTS = TYPE + "envoy.config.endpoint.v3.ClusterLoadAssignment"
 ROUTES = TYPE + "envoy.config.route.v3.RouteConfiguration"
 
 

@@ -68,7 +68,8 @@ export function lineChart(title, offered, properties = {}) {
       }
       shapes.push(s("path", { class: number ? "second" : "", d: drawn }));
     });
-    const row = hovered === null ? rows.at(-1) : nearest(rows, time, nowS - (1 - hovered) * historyS);
+    const latest = rows.findLast((each) => indices.some((index) => each[index] !== null)) ?? rows.at(-1);
+    const row = hovered === null ? latest : nearest(rows, time, nowS - (1 - hovered) * historyS);
     if (hovered !== null && row) {
       const x = place(row).toFixed(1);
       shapes.push(s("path", { class: "cross", d: `M${x} 0V${HEIGHT}` }));
@@ -76,7 +77,7 @@ export function lineChart(title, offered, properties = {}) {
     drawing.replaceChildren(...shapes);
     most.textContent = `${short(top)} ${lines[0].unit}`;
     left.textContent = `${Math.round(historyS / 60)} min ago`;
-    right.textContent = hovered === null || !row ? "now" : `${Math.max(0, Math.round(nowS - row[time]))} s ago`;
+    right.textContent = row === rows.at(-1) || !row ? "now" : `${Math.max(0, Math.round(nowS - row[time]))} s ago`;
     const said = lines.map((line, number) => [line, row ? row[indices[number]] : null]);
     now.replaceChildren(
       ...said.map(([line, value], number) => {
@@ -131,7 +132,7 @@ export function sizeChart(title, properties = {}) {
         }),
       );
       bins.replaceChildren(...(named.length ? named.map((name) => h("span", {}, name)) : [h("span", {}, "none yet")]));
-      now.replaceChildren(h("span", {}, short(mean), h("small", {}, "items on average")));
+      now.replaceChildren(h("span", {}, short(mean), h("small", {}, `${mean === 1 ? "item" : "items"}, most recently`)));
       const words = sizes.map(([, count], index) => `${named[index]}: ${Math.round((100 * count) / total)} %`).join(", ");
       drawing.setAttribute("aria-label", `${title} of five minutes. ${words || "None yet"}.`);
     },

@@ -98,7 +98,7 @@ function copyButton(text, what) {
   const button = h("button", { class: "quiet", type: "button", "aria-label": `Copy ${what}` }, "Copy");
   button.addEventListener("click", async () => {
     const isCopied = await copy(text());
-    button.textContent = isCopied ? "Copied" : "Not copied";
+    button.textContent = isCopied ? "Copied" : "Copy failed";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   return button;

@@ -19,9 +19,9 @@ from handlers.archive_files import check
 from tests.deploy.archives.conftest import ArchiveSh
 from tests.tensor_files import scaled_onnx
 
+pytestmark = pytest.mark.builds
+
 EXAMPLE = ROOT / "examples" / "custom-task"
-# shutil's names of what each format is.
-UNPACKED = {"zip-store": "zip", "tgz": "gztar"}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def colours(archive_sh: ArchiveSh) -> Path:
     return archive_sh.folder / "colours"
 
 
-@pytest.mark.parametrize("archive_format", ["zip-store", "tgz", "no-archive"])
+@pytest.mark.parametrize("archive_format", ["zip-store", "no-archive"])
 def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_again(
     archive_format: str, archive_sh: ArchiveSh, colours: Path
 ) -> None:
@@ -39,6 +39,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     # Not packed by torch-model-archiver, so not listed either.
     (colours / "palettes" / ".cache").mkdir(parents=True)
     (colours / "palettes" / ".cache" / "a.csv").write_text("")
+    (colours / "palettes" / ".names").write_text("")
     task = archive_sh.folder / "colour_names.py"
     task.write_text(task.read_text().replace('("palette.csv",)', '("palette.csv", "palettes")'))
     arguments = ["colours", "--weights", str(archive_sh.folder / "trained.bin"), "--archive-format", archive_format]
@@ -50,21 +51,20 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     # In place of the one that is there.
     assert ": built" in archive_sh(*arguments, "--force")[0]
     assert archive_sh(*arguments) == [f"{os.path.relpath(path)}: up to date"]
-    assert [each.name for each in archive_sh.store.iterdir()] == [path.name]
+    versioned = ["colours-1.0.mar"] if path.suffix == ".mar" else []
+    assert sorted(each.name for each in archive_sh.store.iterdir()) == [*versioned, path.name]
     folder = path
     if archive_format == "zip-store":
         with zipfile.ZipFile(path) as mar:
             assert all(entry.compress_type == zipfile.ZIP_STORED for entry in mar.infolist())
-    if archive_format in UNPACKED:
-        shutil.unpack_archive(path, archive_sh.folder / "unpacked", UNPACKED[archive_format])
-        # TorchServe leaves out a tarball's first folder.
-        folder = archive_sh.folder / "unpacked" / ("colours" if archive_format == "tgz" else "")
+        folder = archive_sh.folder / "unpacked"
+        shutil.unpack_archive(path, folder, "zip")
     build = json.loads((folder / "build.json").read_text())
     assert check(folder) == build["fingerprint"]
     assert build["is_folder"] is (archive_format == "no-archive")
     files = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
     assert files - build["files"].keys() == {"build.json", "MAR-INF/MANIFEST.json"}
-    assert {"checkpoint/trained.bin", "palette.csv", "colour_names.py", "handlers/base.py"} <= files
+    assert {"checkpoint/trained.bin", "palette.csv", "palettes/.names", "colour_names.py", "handlers/base.py"} <= files
     assert not [name for name in files if "pycache" in name or name.startswith(("client", "load", "tests"))]
     assert json.loads((folder / "MAR-INF/MANIFEST.json").read_text())["model"] == {
         "modelName": "colours",
@@ -106,7 +106,7 @@ def test_builds_side_by_side_all_succeed_and_nobody_sees_half_an_archive(tmp_pat
                 seen.add(mar.testzip())
     assert [build.result().is_new for build in builds] == [True] * 3
     assert seen == {None}
-    assert [path.name for path in tmp_path.iterdir()] == ["language-id.mar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["language-id-1.0.mar", "language-id.mar"]
 
 
 def test_build_that_fails_leaves_the_old_archive(archive_sh: ArchiveSh, colours: Path) -> None:

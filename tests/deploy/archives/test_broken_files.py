@@ -31,6 +31,7 @@ def save_state(path: Path) -> None:
     safetensors.torch.save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("change", [halve, lambda path: path.write_bytes(b"")], ids=["halved", "empty"])
 @pytest.mark.parametrize(
     ("handler", "name", "write", "words"),

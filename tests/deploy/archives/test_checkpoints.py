@@ -123,6 +123,7 @@ OWN_CODE = {
 }
 
 
+@pytest.mark.builds
 def test_trusted_code_of_a_checkpoint_is_served_from_off_the_workers_path_and_refused_where_it_is_not(
     archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,14 @@ def test_task_that_cannot_be_served_is_one_line(
     assert not (archive_sh.store / "colours").exists()
 
 
+def test_module_beside_the_task_that_would_hide_an_installed_one_is_one_line(
+    archive_sh: ArchiveSh, colours: Path
+) -> None:
+    (archive_sh.folder / "csv.py").write_text("")
+    words = "colours: handler: csv.py: it has the name of a module of the standard library, which it would hide"
+    assert words in archive_sh.refused("colours")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -73,7 +81,7 @@ def test_task_named_like_another_module_is_one_line(
     assert words in archive_sh.refused("colours")
 
 
-@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "build.json"])
+@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "email/message.py", "build.json"])
 def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_sh: ArchiveSh, colours: Path) -> None:
     (colours / name).parent.mkdir(exist_ok=True)
     (colours / name).write_text("")
@@ -87,6 +95,7 @@ TRUSTING = {
 }
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", None)])
 def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
     kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch

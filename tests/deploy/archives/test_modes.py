@@ -11,6 +11,8 @@ from handlers.continuous import mode
 from handlers.errors import InvalidConfig
 from tests.deploy.archives.conftest import ArchiveSh
 
+pytestmark = pytest.mark.builds
+
 WINDOW = {"batchSize": 64, "maxBatchDelay": 1}
 WORKER = {"minWorkers": 1, "maxWorkers": 1}
 ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}

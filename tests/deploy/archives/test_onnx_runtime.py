@@ -26,6 +26,8 @@ from tests.deploy.archives.conftest import ArchiveSh
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
 from tests.tensor_files import exported, one_node, scaled_onnx
 
+pytestmark = pytest.mark.builds
+
 F32, F64 = np.float32, np.float64
 FEATURES = {"X": (Types.FLOAT, [None, 4])}
 CLASSES = {"label": (Types.INT64, [None]), "probabilities": (Types.FLOAT, [None, 3])}

@@ -49,6 +49,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.builds
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, archive_sh: ArchiveSh) -> None:
@@ -79,6 +80,7 @@ def test_network_of_another_family_is_refused_with_the_task_that_serves_it(
     assert refusal.endswith("with torch.onnx.export, and serve the file with handler: tensors")
 
 
+@pytest.mark.builds
 def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path: Path) -> None:
     folder = staged(tmp_path, "distilbert", "text_classification")
     config = folder / "checkpoint" / "config.json"

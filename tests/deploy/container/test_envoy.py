@@ -13,11 +13,13 @@ import requests
 from deploy.container import envoy
 from deploy.container.envoy import LISTENER, ROUTES_FILE, NodeStatus
 from deploy.container.settings import NodeSettings
-from deploy.gateway.envoy.files import make_folders, write_resources
+from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy
 from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.waiting import until
+
+pytestmark = pytest.mark.builds
 
 READY = NodeStatus(words="ready")
 
@@ -58,7 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     )
     torchserve = StandIn("torchserve", {"m"})
     process = Envoy(settings.envoy, [LISTENER])
-    make_folders(settings.envoy)
+    make_folder(settings.envoy)
     write_resources(settings.envoy / ROUTES_FILE, [envoy.make_routes(NodeStatus())])
     process.keep(envoy.bootstrap(settings, torchserve.node))
     yield Node(process, settings, torchserve)

@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 
 from deploy import sandbox
 from deploy.gateway.envoy import files
+from deploy.gateway.envoy.clusters import make_endpoints
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.envoy.resources import Resource
@@ -20,6 +22,8 @@ from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of, run
 from tests.deploy.gateway.scene import Scene
 
+pytestmark = pytest.mark.builds
+
 KEYS = json.dumps([{"client": "a", "key": "k" * 16}]) + "\n"
 
 
@@ -28,6 +32,13 @@ def rejected_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resou
     table = make_routes(settings, fleet, name)
     bad = {"match": {"safe_regex": {"regex": "a{500}"}}, "direct_response": {"status": 200}}
     return {**table, "virtual_hosts": [{**host, "routes": [bad, *host["routes"]]} for host in table["virtual_hosts"]]}
+
+
+def rejected_endpoints(*arguments: Any) -> Resource:
+    """Make endpoints that Envoy rejects: their address is a name."""
+    document = json.dumps(make_endpoints(*arguments))
+    found: Resource = json.loads(document.replace('"address": "127.0.0.1"', '"address": "x"'))
+    return found
 
 
 def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
@@ -62,14 +73,15 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             wait(lambda: statuses() == [200, 200, 200])
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})[0] == 200
             wait(lambda: statuses() == [404, 200, 200])
-            # Envoy aborts without an inotify instance for each cluster; a new model needs two.
-            monkeypatch.setattr(files, "_can_watch", lambda count: count <= files.RESERVE)
-            scene.first.models |= models_of(["other/1.0"])
-            run(scene.gateway.poll())
-            assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 503
-            wait(lambda: statuses() == [404, 503, 503])
-            assert "raise fs.inotify.max_user_instances" in caplog.text
-            assert "clusters.json" in (tmp_path / PROBLEM).read_text()
+            assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 200
+            wait(lambda: statuses() == [200, 200, 200])
+            monkeypatch.setattr(files, "make_endpoints", rejected_endpoints)
+            status, document = scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
+            assert (status, "Envoy has not accepted endpoints.json" in document["error"]) == (503, True)
+            wait(lambda: statuses() == [200, 503, 503])
+            (line,) = (each for each in caplog.messages if "Envoy has rejected endpoints.json: " in each)
+            assert "malformed IP address: x" in line
+            assert "endpoints.json" in (tmp_path / PROBLEM).read_text()
             # Other keys apply all the same.
             key = Key(client="a", key="k" * 16)
             scene.gateway.settings = replace(scene.settings, keys=(key,))
@@ -121,4 +133,31 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
         wait(lambda: statuses() == [401, 401, 200])
         keys.chmod(0o644)
         wait(lambda: statuses() == [401, 401, 503])
+    node.close()
+
+
+def test_500_models_need_no_more_watches_than_10_and_a_revoked_key_is_refused() -> None:
+    """The kernel allows 128 inotify instances by default."""
+    node = StandIn("node-1", [f"m{number}" for number in range(10)])
+    keys = [{"client": name, "key": name * 16} for name in "ab"]
+    # Few health checks: all models of the stand-in have them.
+    with sandbox.run_gateway([node.node], keys=keys, limits={"unresponsive_s": 600}) as gateway:
+        session = requests.Session()
+
+        def statuses(count: int, client: str = "a") -> set[int]:
+            session.headers["Authorization"] = f"Bearer {client * 16}"
+            urls = [f"{gateway.http}/predictions/m{number}" for number in range(count)]
+            return {session.post(url, timeout=TIMEOUT_S).status_code for url in urls}
+
+        def count_watches() -> int:
+            folder = Path(f"/proc/{Envoy(gateway.state_dir).pid()}/fd")
+            return sum(path.readlink().name == "anon_inode:inotify" for path in folder.iterdir())
+
+        wait(lambda: statuses(10) == {200})
+        before = count_watches()
+        node.models = models_of([f"m{number}" for number in range(500)])
+        wait(lambda: statuses(500) == {200}, 2 * TIMEOUT_S)
+        assert (count_watches(), gateway.command("check").returncode) == (before, 0)
+        gateway.configure(keys=keys[1:])
+        wait(lambda: (statuses(1), statuses(1, "b")) == ({401}, {200}))
     node.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.__main__ import check_ports, main
-from deploy.gateway.configuration import Configuration, resolve_host
+from deploy.gateway.configuration import GUARDED, Configuration, resolve_host
 from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
-from deploy.gateway.supervisor import GatewayFailed
+from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
 
@@ -71,9 +71,10 @@ def test_missing_file_and_taken_port_are_one_line(config: Path, capsys: pytest.C
 
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}) + "\n")
-    config.chmod(0o604)
-    with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
-        configuration.read()
+    for mode in (0o604, 0o602):
+        config.chmod(mode)
+        with pytest.raises(InvalidConfig, match="other users may read its keys: chmod 600"):
+            configuration.read()
     config.chmod(0o640)
     assert configuration.read()[0].keys
 
@@ -108,7 +109,7 @@ def test_settings_that_are_cut_open_nothing(
     secret = tmp_path / "keys.yaml"
     secret.touch(mode=0o600)
     secret.write_text(KEYS)
-    parts = [TLS, LIMITS, f"key_file: {secret}\n" if in_file else f"keys:\n{KEYS}"]
+    parts = [TLS, LIMITS, f"key_file: {secret.name}\n" if in_file else f"keys:\n{KEYS}"]
     config.write_text("".join(parts[each] for each in order))
     for path in (secret, config) if in_file else (config,):
         lines = path.read_text().splitlines(keepends=True)
@@ -133,6 +134,18 @@ def test_settings_that_are_cut_open_nothing(
             assert configuration.read_changes() is None
             assert f"{path.name}: its last line is incomplete: end the file with a newline" in configuration.problem
             path.write_text("".join(lines))
+
+
+def test_restarted_control_process_reports_what_the_settings_have_lost(config: Path, tmp_path: Path) -> None:
+    (tmp_path / GUARDED).write_text('[["tls"]]')
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = ["deploy.gateway.control", str(config), str(tmp_path / "nodes.json"), str(tmp_path)]
+        done = start_module(words, tmp_path / "log", theirs.fileno())
+        assert done.wait() == 1
+    problem = "gateway.yaml: has no tls any more; `tls: none` or a restart removes it"
+    assert problem in (tmp_path / "log").read_text()
+    assert read_problem(tmp_path / PROBLEM) == f"{problem}; the previous settings stay"
 
 
 @pytest.mark.parametrize(

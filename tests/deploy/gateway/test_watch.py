@@ -189,6 +189,11 @@ def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Sce
     restore.write_text(json.dumps([{"model": "classifier", "version": "2.0"}]))
     scene.look()
     assert (scene.gateway.fleet.models, scene.gateway.fleet.is_ready) == ({}, True)
+    # A gateway that has never seen it knows a lost version from the node's record.
+    lost = {"min_workers": 1, "batch_size": 8, "max_batch_delay_ms": 1, "is_default": True}
+    restore.write_text(json.dumps([{"model": "classifier", "version": "3.0", **lost}]))
+    scene.look()
+    assert [*scene.gateway.fleet.models["classifier"].versions] == ["3.0"] and not scene.gateway.fleet.is_ready
 
 
 def test_name_that_no_url_can_carry_is_not_served_and_hinders_no_other(

@@ -45,6 +45,7 @@ def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tupl
     return entry, entry.config(), entry.folder
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("form", ["eager", "scripted"])
 def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -84,6 +85,7 @@ def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base:
     return archive(tmp_path / "old.mar", handler, files, serializedFile="w.pth", modelFile="model.py")
 
 
+@pytest.mark.builds
 def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(tmp_path: Path) -> None:
     detection, segmentation = torchvision.models.detection, torchvision.models.segmentation
     path = network_archive(tmp_path, "object_detector", detection, "ssdlite320_mobilenet_v3_large", "SSD")
@@ -121,6 +123,16 @@ def test_transformers_example_becomes_a_checkpoint_with_its_labels_and_settings(
     if labels is not None:
         assert json.loads((folder / "checkpoint" / "config.json").read_text())["id2label"] == labels
     assert not [*folder.rglob("*.py")]
+
+    def said(folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text())
+        return found
+
+    # A vocabulary alone needs to hear of its case.
+    assert said(folder / "checkpoint") == said(source)
+    del files["tokenizer.json"]
+    path = archive(tmp_path / "bert.mar", "h.py", {**files, "vocab.txt": ""}, serializedFile="model.safetensors")
+    assert said(move(path, "plain")[2] / "checkpoint") == {**said(source), "do_lower_case": True}
 
 
 NO_HEAD = {"fc.weight": torch.empty(9, 0), "fc.bias": torch.empty(9, 0)}
@@ -270,6 +282,12 @@ def test_draft_of_a_custom_handler_is_a_task_that_answers_as_the_handler_did(
     draft = tmp_path / "my" / "task_iris.py"
     assert entry.handler == "task_iris.py" and draft.read_text().count("BATCHING") >= 6
     assert "complete task_iris.py" in capsys.readouterr().err
+    # TorchServe would run the archive's own file of this name.
+    own = archive(tmp_path / "own.mar", "image_classifier", {"image_classifier.py": IRIS})
+    assert move(own)[0].handler == "task_own.py"
+    Path("my/taken").mkdir()
+    with pytest.raises(InvalidConfig, match="my/taken has it already"):
+        move(own, "taken")
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     handler = started(import_task(draft)(), folder, {})
     network: Any = torch.jit.load(folder / "iris.pt")  # type: ignore[no-untyped-call]
@@ -317,8 +335,11 @@ def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batche
         "decode_input_request",
     ):
         assert words in problems
+    # A draft's owner has batched it.
+    assert move(iris(tmp_path, SLOW), "draft")[1] == {}
 
 
+@pytest.mark.builds
 def test_command_builds_what_it_has_moved_and_refuses_a_name_that_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,9 @@ from deploy.run.machine import Layout, all_nodes, find_gpus, local_nodes, reacha
 from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
 from deploy.run.server import STOP_TIMEOUT_S, Share
+from deploy.serve import __main__ as serve
+from deploy.serve.limits import Limits
+from deploy.serve.process import LATE_S
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
 
@@ -114,18 +117,24 @@ def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "program"), [("torchserve@.service", run.main), ("torchserve-gateway.service", gateway.main)]
+    ("name", "program", "ends_s"),
+    [
+        ("torchserve@.service", run.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+        ("torchserve-gateway.service", gateway.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+        ("torchserve-host@.service", lambda _: serve.main(), Limits().drain_s + LATE_S),
+    ],
 )
 def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_drain(
-    name: str, program: Callable[[list[str]], int]
+    name: str, program: Callable[[list[str]], int], ends_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNITS / name)
     service = unit["Service"]
     assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
-    assert float(service["TimeoutStopSec"]) > GatewaySettings().limits.response_s + STOP_TIMEOUT_S
-    values = {"${CONFIG}": "production", "${NODES}": "4", "%i": "node-2"}
-    words = [values.get(word, word) for word in service["ExecStart"].split()[3:]]
+    assert float(service["TimeoutStopSec"]) > ends_s
+    values = {"${CONFIG}": "production", "${NODES}": "4", "${PORT}": "8080", "%i": "node-2"}
+    words = [*(values.get(word, word) for word in service["ExecStart"].split()[3:]), "--help"]
+    monkeypatch.setattr("sys.argv", ["", *words])
     with pytest.raises(SystemExit, match="0"):
-        program([*words, "--help"])
+        program(words)

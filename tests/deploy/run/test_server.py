@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deploy.models import ROOT
 from deploy.sandbox import make_settings
 
@@ -24,6 +26,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.builds
 def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp_path: Path) -> None:
     launcher = tmp_path / "torchserve"
     launcher.write_text(LAUNCHER)

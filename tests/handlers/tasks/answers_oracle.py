@@ -1,7 +1,5 @@
 """The oracle of question answering: transformers' own choice of spans, and the sums of equal answers."""
 
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +71,6 @@ class Oracle:
                 else:
                     found.append({"answer": answer, "score": score, "start": spans[0][0], "end": spans[1][1]})
         return sorted(found, key=lambda each: -each["score"])[:top_k]
-
-
-def is_apart(scores: Sequence[float], tolerance: float) -> bool:
-    """Whether neighbours differ by more than twice the tolerance, so that no error within it changes their order."""
-    return all(one - other > 2 * tolerance for one, other in pairwise(scores))
 
 
 def assert_best(answers: Any, expected: list[dict[str, Any]], tolerance: float) -> None:

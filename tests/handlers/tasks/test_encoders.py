@@ -19,6 +19,7 @@ from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
 from handlers.warm_up import measure_change
 from tests.handlers.serving import serve, started
+from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
 
 Archives = Callable[..., Path]
@@ -67,9 +68,9 @@ LONG = "the river rose " * LIMIT
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 
 
-def start(tiny_archive: Archives, name: str, **settings: Any) -> Handler:
-    settings = {"precision": "fp32", "threads": 1, **settings}
-    ready = started(HANDLERS[MODELS[name]["task"]](), tiny_archive(**MODELS[name]), settings)
+def start(tiny_archive: Archives, name: str, engine: str = "torch", **settings: Any) -> Handler:
+    settings = {"precision": "fp32", "threads": 1, "engine": engine, **settings}
+    ready = started(HANDLERS[MODELS[name]["task"]](), tiny_archive(**MODELS[name], engine=engine), settings)
     assert isinstance(ready, TextHandler)
     return ready
 
@@ -103,15 +104,17 @@ ALL: dict[str, Any] = {"top_k": None}
 @pytest.mark.parametrize(
     ("name", "settings", "options"),
     [
+        pytest.param("mean", {"engine": "openvino"}, {}, marks=pytest.mark.builds),
         ("mean", {}, {}),
-        ("mean", {"engine": "torch"}, {}),
         ("mean", {"padding": "max_length", "max_batch_items": 3}, {}),
-        pytest.param("mean", {"precision": "bf16"}, {}, marks=pytest.mark.bf16),
+        pytest.param(
+            "mean", {"engine": "openvino", "precision": "bf16"}, {}, marks=[pytest.mark.bf16, pytest.mark.builds]
+        ),
         ("first, normalized", {}, {}),
         *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),
-        ("softmax", {**ALL, "engine": "torch"}, ALL),
+        pytest.param("softmax", {**ALL, "engine": "openvino"}, ALL, marks=pytest.mark.builds),
         ("one label", {"function_to_apply": "none"}, {"function_to_apply": "none", "top_k": 1}),
-        ("words", {"engine": "torch"}, {"aggregation_strategy": "simple"}),
+        pytest.param("words", {"engine": "openvino"}, {"aggregation_strategy": "simple"}, marks=pytest.mark.builds),
         ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
     ],
 )
@@ -122,7 +125,10 @@ def test_texts_of_mixed_lengths_are_answered_as_transformers_answers_each(
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
     for text, answer in zip(TEXTS, serve(handler, list(TEXTS)), strict=True):
-        assert (answer.status, answer.body) == (200, close(expected(handler, name, text, **options), tolerance))
+        wanted = expected(handler, name, text, **options)
+        if options is ALL:
+            assert_order([each["score"] for each in wanted], tolerance)
+        assert (answer.status, answer.body) == (200, close(wanted, tolerance))
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])
@@ -199,6 +205,6 @@ def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives
 
 def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Archives) -> None:
     # A build cannot compare the precisions of a GPU, so a worker on one logs this change.
-    halved, exact = (start(tiny_archive, "mean", engine="torch", precision=each) for each in ("bf16", "fp32"))
+    halved, exact = (start(tiny_archive, "mean", precision=each) for each in ("bf16", "fp32"))
     assert 1e-4 < measure_change(halved) < 0.05
     assert measure_change(exact) == 0

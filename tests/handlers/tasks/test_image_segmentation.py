@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
-from deploy.models import ModelEntry
+from deploy.models import Engine
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import exports, tiny_segmenter
-from tests.handlers.serving import serve, started
+from tests.handlers.serving import ENGINES, serve, started
 from tests.photographs import path, photograph
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
@@ -33,13 +34,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
 LEAST_EQUAL = 0.99
 Oracle = Callable[[Image.Image], NDArray[np.uint8]]
+Archives = Callable[..., Path]
 
 
+@cache
 def smooth(name: str) -> Image.Image:
     """A photograph without its details: logits of random weights follow every one of them."""
     return Image.open(path(name)).convert("RGB").filter(ImageFilter.GaussianBlur(60))
 
 
+@cache
 def sent(name: str) -> bytes:
     with io.BytesIO() as file:
         smooth(name).save(file, "PNG")
@@ -47,24 +51,23 @@ def sent(name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An archive of each kind, for both engines."""
-    folders = {}
-    made = {"torchvision": None, "transformers": tmp_path_factory.mktemp("segformer")}
-    for kind, weights in {**made, "beit": tmp_path_factory.mktemp("beit")}.items():
-        own, folders[kind] = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp(kind)
-        (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS[kind]}))
-        entry = ModelEntry("tiny", "image_segmentation", "1.0", own)
-        exports.taken(
-            entry,
-            "random" if weights is None else str(tiny_segmenter.segmenter(weights, is_beit=kind == "beit")),
-            folders[kind],
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
+    """Make the archive's contents of a kind for an engine."""
+
+    @cache
+    def make(kind: str, engine: Engine = "torch") -> Path:
+        folder: Path | str = "random"
+        if kind != "torchvision":
+            folder = tiny_segmenter.segmenter(tmp_path_factory.mktemp(kind), is_beit=kind == "beit")
+        return exports.archived(
+            "image_segmentation", folder, tmp_path_factory.mktemp("a"), SETTINGS[kind], engine=engine
         )
-    return folders
+
+    return make
 
 
 def segmenter(archive: Path, kind: str, **settings: Any) -> ImageSegmentationHandler:
-    ready = started(ImageSegmentationHandler(), archive, {**SETTINGS[kind], **settings})
+    ready = started(ImageSegmentationHandler(), archive, {**SETTINGS[kind], "engine": "torch", **settings})
     assert isinstance(ready, ImageSegmentationHandler)
     return ready
 
@@ -104,15 +107,15 @@ def by_transformers(archive: Path) -> Oracle:
     return classes
 
 
-@pytest.mark.parametrize("engine", ["openvino", "torch"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("kind", "oracle"),
     [("torchvision", by_torchvision), ("transformers", by_transformers), ("beit", by_transformers)],
 )
 def test_maps_are_those_of_the_network_on_each_image_alone(
-    archives: dict[str, Path], kind: str, oracle: Callable[[Path], Oracle], engine: str
+    archives: Archives, kind: str, oracle: Callable[[Path], Oracle], engine: Engine
 ) -> None:
-    handler, expected_of = segmenter(archives[kind], kind, engine=engine), oracle(archives[kind])
+    handler, expected_of = segmenter(archives(kind, engine), kind, engine=engine), oracle(archives(kind))
     together = maps(handler, NAMES)
     for name, found in zip(NAMES, together, strict=True):
         expected = expected_of(smooth(name))
@@ -127,8 +130,8 @@ def decoded(text: str) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
 
 
-def test_every_way_to_draw_segments_says_the_same(archives: dict[str, Path]) -> None:
-    handler = segmenter(archives["transformers"], "transformers")
+def test_every_way_to_draw_segments_says_the_same(archives: Archives) -> None:
+    handler = segmenter(archives("transformers"), "transformers")
     body = {"b64": base64.b64encode(sent("coffee")).decode()}
     rows = [json.dumps({**body, "masks": masks}).encode() for masks in ("map", "png")]
     drawn, pngs = (answer.body for answer in serve(handler, rows))
@@ -141,8 +144,8 @@ def test_every_way_to_draw_segments_says_the_same(archives: dict[str, Path]) -> 
         assert np.array_equal(decoded(png["mask"]), np.where(expected == segment["value"], 255, 0))
 
 
-def test_a_bad_item_fails_alone(archives: dict[str, Path]) -> None:
-    handler = segmenter(archives["torchvision"], "torchvision", max_map_pixels=400_000, max_seen_pixels=120_000)
+def test_a_bad_item_fails_alone(archives: Archives) -> None:
+    handler = segmenter(archives("torchvision"), "torchvision", max_map_pixels=400_000, max_seen_pixels=120_000)
     coffee = base64.b64encode(sent("coffee")).decode()
 
     def size(width: int, height: int) -> bytes:
@@ -169,8 +172,8 @@ def test_a_bad_item_fails_alone(archives: dict[str, Path]) -> None:
     assert bad["error"]["code"] == 415
 
 
-def test_answers_may_have_the_form_of_torchserves_own_handler(archives: dict[str, Path]) -> None:
-    handler = segmenter(archives["transformers"], "transformers", answer="torchserve")
+def test_answers_may_have_the_form_of_torchserves_own_handler(archives: Archives) -> None:
+    handler = segmenter(archives("transformers"), "transformers", answer="torchserve")
     (answer,) = serve(handler, [sent("coffee")])
     pixels = np.array(answer.body)
     assert pixels.shape == (tiny_segmenter.SIDE, tiny_segmenter.SIDE, 2)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 import transformers
 from PIL import Image
 
-from deploy.models import ModelEntry
+from deploy.models import Engine
 from handlers.errors import InvalidConfig
 from handlers.image_text.families import read_family
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import exports, tiny_image_text
-from tests.handlers.serving import Answer, serve, started
+from tests.handlers.serving import ENGINES, Answer, serve, started
 from tests.photographs import path, photograph
 from tests.tiny_models import TEXTS
 
@@ -26,29 +27,25 @@ SETTINGS: dict[str, Any] = {"threads": 1, "precision": "fp32", "scaled_decode": 
 NAMES = ("coffee", "chelsea", "china", "rocket")
 TWO_TOWERS, IMAGES_ALONE = ("clip", "siglip", "chinese_clip"), ("dinov2", "dinov3_vit", "vit")
 PATCHES = (tiny_image_text.SIDE // tiny_image_text.PATCH) ** 2
-Archives = Callable[[str], tuple[Path, Path]]
+Archives = Callable[..., tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
     """Make a checkpoint and what its archive holds, once for each kind of model."""
-    made: dict[str, tuple[Path, Path]] = {}
 
-    def make(kind: str) -> tuple[Path, Path]:
-        if kind not in made:
-            weights = tiny_image_text.checkpoint(tmp_path_factory.mktemp("weights"), kind)
-            own, folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("archive")
-            (own / "model-config.yaml").write_text(json.dumps({"handler": SETTINGS}))
-            entry = ModelEntry("tiny", "image_text_embedding", "1.0", own)
-            exports.taken(entry, str(weights), folder)
-            made[kind] = weights, folder
-        return made[kind]
+    @cache
+    def make(kind: str, engine: Engine = "torch") -> tuple[Path, Path]:
+        weights = tiny_image_text.checkpoint(tmp_path_factory.mktemp("weights"), kind)
+        folder = tmp_path_factory.mktemp("archive")
+        return weights, exports.archived("image_text_embedding", weights, folder, SETTINGS, engine=engine)
 
     return make
 
 
-def start(archives: Archives, kind: str, **settings: Any) -> ImageTextEmbeddingHandler:
-    ready = started(ImageTextEmbeddingHandler(), archives(kind)[1], {**SETTINGS, **settings})
+def start(archives: Archives, kind: str, engine: Engine = "torch", **settings: Any) -> ImageTextEmbeddingHandler:
+    settings = {**SETTINGS, "engine": engine, **settings}
+    ready = started(ImageTextEmbeddingHandler(), archives(kind, engine)[1], settings)
     assert isinstance(ready, ImageTextEmbeddingHandler)
     return ready
 
@@ -90,9 +87,9 @@ def uri(name: str) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(photograph(name)).decode()
 
 
-@pytest.mark.parametrize("engine", ["openvino", "torch"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGES_ALONE])
-def test_any_mix_in_a_batch_gets_the_models_own_vectors(archives: Archives, kind: str, engine: str) -> None:
+def test_any_mix_in_a_batch_gets_the_models_own_vectors(archives: Archives, kind: str, engine: Engine) -> None:
     images, texts = oracle(archives(kind)[0], kind)
     # Otherwise the test would pass with any image's vector.
     assert np.abs(images[0] - images[1]).max() > 1e-2

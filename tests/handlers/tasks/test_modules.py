@@ -18,7 +18,8 @@ from tests.handlers.serving import serve, started_adaptive
 from tests.handlers.tasks import test_image_classification
 from tests.photographs import photograph
 
-archive = test_image_classification.archive
+pytestmark = pytest.mark.builds
+
 HANDLERS = str(ROOT / "handlers") + "/"
 # The packages on a request's path: these call each other back and forth. A task's hooks are in several modules.
 STATIONS = ("batching", "continuous", "pipeline")
@@ -86,8 +87,9 @@ def entered() -> Iterator[Callable[[], Entries]]:
         threading.setprofile(None)
 
 
-def test_image_in_classic_mode_goes_through_thirteen_modules(archive: Path) -> None:
-    handler = test_image_classification.classifier(archive)
+def test_image_in_classic_mode_goes_through_thirteen_modules(tmp_path: Path) -> None:
+    archive = test_image_classification.archived(tmp_path, "openvino")
+    handler = test_image_classification.classifier(archive, engine="openvino")
     sent = ([photograph("chelsea")], [{"Host": "localhost", "Content-Type": "image/jpeg"}])
     # A first read is cached.
     serve(handler, *sent)

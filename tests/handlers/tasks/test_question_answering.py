@@ -11,7 +11,8 @@ import pytest
 
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests.handlers.serving import serve, started
-from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best, is_apart
+from tests.handlers.tasks.answers_oracle import STRIDE, WINDOW, Oracle, assert_best
+from tests.oracle import assert_order, is_apart
 from tests.tiny_models import LIMIT, PAGE, TEXTS
 
 KINDS = ("bert", "distilbert", "roberta")
@@ -22,18 +23,13 @@ PAIRS = [(QUESTIONS[index % len(QUESTIONS)], context) for index, context in enum
 
 
 @pytest.fixture(scope="module")
-def archives(tiny_archive: Callable[..., Path]) -> Callable[[str], Path]:
-    return lambda kind: tiny_archive(kind, "question_answering")
-
-
-@pytest.fixture(scope="module")
-def bert(archives: Callable[[str], Path]) -> Path:
-    return archives("bert")
+def bert(tiny_archive: Callable[..., Path]) -> Path:
+    return tiny_archive("bert", "question_answering", engine="torch")
 
 
 def answerer(archive: Path, **settings: Any) -> QuestionAnsweringHandler:
-    windows = {"max_length": WINDOW, "doc_stride": STRIDE}
-    ready = started(QuestionAnsweringHandler(), archive, {"precision": "fp32", "threads": 1, **windows, **settings})
+    given = {"precision": "fp32", "threads": 1, "engine": "torch", "max_length": WINDOW, "doc_stride": STRIDE}
+    ready = started(QuestionAnsweringHandler(), archive, {**given, **settings})
     assert isinstance(ready, QuestionAnsweringHandler)
     return ready
 
@@ -55,22 +51,29 @@ def asked(question: str, context: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "settings", "tolerance", "least"),
     [
-        *((kind, {"engine": "openvino"}, 1e-4, 40) for kind in KINDS),
+        *(pytest.param(kind, {"engine": "openvino"}, 1e-4, 40, marks=pytest.mark.builds) for kind in KINDS),
         ("bert", {"engine": "torch"}, 1e-4, 40),
         # bf16 rounds each factor by 2**-9, and heads are scaled up by eight: few answers are that far apart.
         ("bert", {"engine": "torch", "precision": "bf16"}, 0.1, 4),
-        pytest.param("bert", {"engine": "openvino", "precision": "bf16"}, 0.1, 4, marks=pytest.mark.bf16),
+        pytest.param(
+            "bert",
+            {"engine": "openvino", "precision": "bf16"},
+            0.1,
+            4,
+            marks=[pytest.mark.bf16, pytest.mark.builds],
+        ),
     ],
 )
 def test_answers_a_mixed_batch_equals_fp32_torch_question_by_question(
-    archives: Callable[[str], Path], kind: str, settings: dict[str, Any], tolerance: float, least: int
+    tiny_archive: Callable[..., Path], kind: str, settings: dict[str, Any], tolerance: float, least: int
 ) -> None:
-    oracle = Oracle(archives(kind))
+    archive = tiny_archive(kind, "question_answering", engine=settings["engine"])
+    oracle = Oracle(archive)
     asks = [(*pair, top_k, is_aligned) for pair in PAIRS for top_k in (1, 3) for is_aligned in (True, False)]
     rows = [asked(one, context, top_k=most, align_to_words=aligned) for one, context, most, aligned in asks]
     compared = 0
     for (question, context, top_k, is_aligned), answer in zip(
-        asks, serve(answerer(archives(kind), **settings), rows), strict=True
+        asks, serve(answerer(archive, **settings), rows), strict=True
     ):
         assert answer.status == 200, answer.body
         wanted, more = (oracle.answers(question, context, most, is_aligned=is_aligned) for most in (top_k, top_k + 1))
@@ -99,6 +102,9 @@ def test_questions_in_any_company_get_their_own_answers_and_errors(
     handler: QuestionAnsweringHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = [serve(handler, [asked(*pair)])[0] for pair in PAIRS]
+    for pair in PAIRS:
+        (two,) = serve(handler, [asked(*pair, top_k=2)])
+        assert_order([each["score"] for each in two.body], 1e-5)
     rows = [*(asked(*pair) for pair in PAIRS), *(row for row, *_ in BAD), asked("qzqz?", f"qzqz {PAGE}", top_k=9)]
     order = list(range(len(rows)))
     for seed in range(2):

@@ -135,6 +135,7 @@ def test_packages_that_are_missing_are_one_line_with_the_way_out(old: Callable[.
         old("import no_such_package\n" + HANDLER)
 
 
+@pytest.mark.builds
 def test_vision_handlers_load_where_captum_is_not_installed() -> None:
     # torchvision looks through all modules for a file, those that stand for captum among them.
     program = """

@@ -188,6 +188,7 @@ def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_i
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("kind", ["graph", "program", pytest.param("on a gpu", marks=pytest.mark.gpu)])
 def test_graph_and_program_give_the_numbers_of_their_formats_own_runtime(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +240,7 @@ def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path
     assert ask(handler, instances(*array.tolist())).body["predictions"] == (array / 2).tolist()
 
 
+@pytest.mark.builds
 def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_not(tmp_path: Path) -> None:
     """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
     doubled = one_node(tmp_path / "m.onnx", "Mul", TensorProto.INT64, ("rows", 1), constants={"two": np.array([2])})

@@ -132,6 +132,7 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
     assert good.body == {"y": [1, 2], "n": 3}
 
 
+@pytest.mark.builds
 def test_whole_number_that_openvino_would_compute_otherwise_or_has_no_place_for_fails_its_row_alone(
     tmp_path: Path,
 ) -> None:

@@ -29,6 +29,8 @@ from tests.handlers.tasks.translating import (
     translations,
 )
 
+pytestmark = pytest.mark.builds
+
 Starter = Callable[..., TranslationHandler]
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {

@@ -13,6 +13,8 @@ from tests.handlers.serving import Answer, serve, started
 from tests.handlers.tasks import translating
 from tests.handlers.tasks.translating import DETECTOR, calls, encoded, staged
 
+pytestmark = pytest.mark.builds
+
 PLAIN = translating.SETTINGS
 SETTINGS = {**PLAIN, "tgt_lang": "de", "detector": DETECTOR}
 FRENCH, GERMAN = "Bonjour tout le monde, comment allez-vous ?", "Das ist gut, und morgen wird es besser."

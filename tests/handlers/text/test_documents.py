@@ -66,6 +66,7 @@ def test_a_line_that_the_splitter_panics_on_stays_whole() -> None:
         ("你好。世界！好吗？", ["Hello.", "World!", "All right?"], "Hello. World! All right?"),
         ("你好。世界！好吗？", ["你好。", "世界！", "好吗？"], "你好。世界！好吗？"),
         ("你好。世界！好吗？", ["Hello.", "", "Yes"], "Hello.Yes"),
+        ("你好。世界！好吗？", ["Hello.", "世界！", "Yes"], "Hello.世界！Yes"),
         ("  One.  Two.\n\n\tThree!\r\n", ["Un.", "Deux.", "Trois !"], "  Un.  Deux.\n\n\tTrois !\r\n"),
     ],
 )

@@ -239,7 +239,7 @@ def test_threads_encode_at_once(length: int | None, prepared: Path) -> None:
     # The sample of the warm-up sets the length.
     tokenizer(["x"], **options)
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: tokenizer(texts, **options)["input_ids"], range(200)):
+        for found in pool.map(lambda _: tokenizer(texts, **options)["input_ids"], range(40)):
             assert found == expected
 
 
@@ -273,6 +273,7 @@ def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
     assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
 
 
+@pytest.mark.builds
 def test_worker_imports_no_transformers(tmp_path: Path) -> None:
     def imported(archive: Path) -> set[str]:
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(archive)]

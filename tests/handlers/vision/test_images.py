@@ -132,10 +132,12 @@ def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
     assert upright is not None
     for geometry in (FULL, SCALED):
-        assert np.abs(decode_image(body, geometry).astype(int) - torchvision_square(upright)).mean() < 2.0
+        pixels, own = images.decode_image(body, geometry, SQUARE)
+        assert own == upright.size
+        assert np.abs(pixels.astype(int) - torchvision_square(upright)).mean() < 2.0
 
 
-SIDE = 2500
+SIDE = 1800
 
 
 def taken_bytes(body: bytes, config: PixelsConfig) -> int:
@@ -178,7 +180,7 @@ def test_decoding_takes_8_bytes_a_pixel_of_max_pixels_or_is_refused(
     # So many times its pixels are allowed, and with a tenth less it is refused where it takes more than others.
     config = replace(FULL, max_pixels=round(1.02 * pixels * SIDE**2))
     # Other threads of this process may take memory meanwhile, but not each time.
-    assert min(taken_bytes(body, config) for _ in range(3)) < 8.2 * config.max_pixels
+    assert any(taken_bytes(body, config) < 8.2 * config.max_pixels for _ in range(3))
     if pixels > 1:
         with pytest.raises(ImageTooLarge, match="are allowed, 8 for each of max_pixels"):
             decode_image(body, replace(FULL, max_pixels=round(0.9 * pixels * SIDE**2)))

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.models import ROOT, models
 from deploy.run.java_memory import MIB
 from deploy.run.properties import ServerSettings
+from deploy.serve.__main__ import main as serve
+from deploy.serve.limits import Limits
+from deploy.serve.process import LATE_S
+from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.nightly.kubernetes.schemas import (
     NEWEST,
@@ -38,6 +43,8 @@ from tests.nightly.kubernetes.schemas import (
 )
 from torchserve_client.version import VERSION
 
+# One archive in one process; it is not part of an overlay.
+HOST = str(KUBERNETES / "host")
 OVERLAYS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml")))
 COMPONENTS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml")))
 # Bytes beside the heap and direct memory: Java's classes, threads and code; a node's Envoy and Python. Of a worker:
@@ -86,7 +93,7 @@ def deployed() -> Iterator[tuple[str, list[Object]]]:
 def every() -> dict[str, Object]:
     """Each object that is rendered, or applied as it stands, by its title and place."""
     plain = [KUBERNETES / "jobs" / "claims.yaml", *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
-    folders = [*deployed(), ("overlays/kserve", overlay("kserve"))]
+    folders = [*deployed(), ("overlays/kserve", overlay("kserve")), ("host", rendered(HOST))]
     folders += [(path.name, list(yaml.safe_load_all(path.read_text()))) for path in plain]
     return {f"{title(each)} of {where}": each for where, objects in folders for each in objects}
 
@@ -120,7 +127,7 @@ def container(objects: Sequence[Object], role: str) -> Any:
 
 def pods() -> Iterator[tuple[str, Mapping[str, str], Any]]:
     """Every pod: where it is from, its labels and its spec."""
-    for where, objects in deployed():
+    for where, objects in [*deployed(), ("host", rendered(HOST))]:
         for each in of_kind(objects, "Deployment", "Job"):
             template = each["spec"]["template"]
             yield f"{title(each)} of {where}", template["metadata"]["labels"], template["spec"]
@@ -167,7 +174,7 @@ def test_rules_of_the_operator_are_prometheus_own() -> None:
 
 
 def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
-    for where, objects in deployed():
+    for where, objects in [*deployed(), ("host", rendered(HOST))]:
         templates = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(objects, "Deployment")]
         for each in of_kind(objects, "Service", "PodDisruptionBudget", "PodMonitor", "Deployment"):
             selector = each["spec"]["selector"]
@@ -206,6 +213,29 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
     assert (node["readinessProbe"]["httpGet"]["path"], node["livenessProbe"]["httpGet"]["path"]) == ("/ready", "/live")
 
 
+def test_host_is_asked_at_its_ports_and_scaled_by_a_metric_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = rendered(HOST)
+    each = container(objects, "host")
+    ports = {port["name"]: port["containerPort"] for port in each["ports"]}
+    options = each["args"]
+    assert ports == {"http": 8080, "grpc": int(options[options.index("--grpc-port") + 1])}
+    monkeypatch.setattr("sys.argv", ["serve", *options, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        serve()
+    asked = {kind: each[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {found["port"] for found in asked.values()} == {"http"}
+    # While it ends it is not ready, and lives.
+    paths = ("/v2/health/live", "/ping", "/v2/health/live")
+    assert tuple(found["path"] for found in asked.values()) == paths
+    assert pod(objects, "host")["terminationGracePeriodSeconds"] > Limits().drain_s + LATE_S
+    (scaled,) = of_kind(objects, "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == one(objects, "Deployment", "torchserve-host")["metadata"]["name"]
+    (trigger,) = scaled["spec"]["triggers"]
+    assert {*re.findall(r"handler_\w+", trigger["metadata"]["query"])} == {QUEUE_DEPTH.sum.name, QUEUE_DEPTH.count.name}
+    named = set(re.findall(r'ModelName="([^"]+)"', trigger["metadata"]["query"]))
+    assert named == {Path(options[0]).stem} <= models().keys()
+
+
 # -- what pods have, and may do ----------------------------------------------------------------------------------------
 
 
@@ -233,8 +263,9 @@ def test_pods_mount_what_there_is_and_are_of_a_restricted_namespace() -> None:
         containers = [*spec.get("initContainers", []), *spec["containers"]]
         for each in containers:
             image = each["image"].removesuffix("-gpu")
-            assert image in (f"torchserve-batching:{VERSION}", "models:1.0", "rclone/rclone:1.69.1")
-        if labels[ROLE] in ("node", "runtime"):
+            ours = (f"torchserve-batching:{VERSION}", f"torchserve-batching-host:{VERSION}")
+            assert image in (*ours, "models:1.0", "rclone/rclone:1.69.1")
+        if labels[ROLE] in ("node", "runtime", "host"):
             # Whole cores, and what is asked for is what there is.
             resources = spec["containers"][0]["resources"]
             assert resources["requests"] == resources["limits"], where

@@ -57,6 +57,7 @@ def test_labels_must_agree_at_99_percent_and_everything_else_at_98() -> None:
     assert {kind.least for kind in KINDS.values()} == {0.98, 0.99}
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("handler", ["text_classification", "question_answering"])
 def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str, tmp_path: Path) -> None:
     folder = tiny_models.staged(tmp_path, "bert", handler)
@@ -121,6 +122,7 @@ def test_vectors_are_compared_by_their_cosines_and_by_what_is_most_like_what() -
     assert compare_vectors(ours, [vector * np.nan for vector in ours])[:2] == (0.0, 1.0)
 
 
+@pytest.mark.builds
 def test_numbers_of_a_regression_are_compared_by_their_deviation(tmp_path: Path) -> None:
     folder = tiny_models.staged(tmp_path, "bert", "text_classification", labels=("stars",), problem_type="regression")
     config = parse(BUILT_IN["text_classification"].settings_class(), {})
@@ -140,6 +142,7 @@ def test_numbers_of_a_regression_are_compared_by_their_deviation(tmp_path: Path)
     assert (lost.agreement, lost.broken, lost.is_refuted) == (0.0, 1, True)
 
 
+@pytest.mark.builds
 def test_maps_and_orders_of_pairs_are_compared_by_their_averages(tmp_path: Path) -> None:
     ours, theirs = np.array([[0, 0, 1], [1, 1, 2]]), np.array([[0, 1, 1], [1, 1, 2]])
     # Class 0 shares one of two pixels, class 1 three of four, class 2 its one.

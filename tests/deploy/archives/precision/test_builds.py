@@ -17,6 +17,8 @@ from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
 
+pytestmark = pytest.mark.builds
+
 TEXTS = [f"The ferry was late on day {number}, and {number * 7} people waited in the rain." for number in range(24)]
 
 

@@ -19,6 +19,8 @@ from tests.deploy.archives.conftest import ArchiveSh
 from tests.nightly import families
 from tests.tiny_models import checkpoint
 
+pytestmark = pytest.mark.builds
+
 TEXTS = ["the river", "Anna Berg kept the inn at Lindau.", "the mayor wrote a letter " * 12, "x", "stone " * 40]
 # A classifier with a branch on the number of its tokens, which a trace does not see.
 BRANCH = """
@@ -50,7 +52,6 @@ def built(archive_sh: ArchiveSh, weights: Path, *arguments: str, **config: Any) 
         ("fnet", "auto", "exact"),  # it takes no mask
         ("gpt2:unpadded", "auto", None),
         ("xlnet", "auto", None),  # padded on the left
-        ("t5", "torch", None),  # its graph cannot be exported
     ],
 )
 def test_archive_of_a_family_answers_as_transformers_alone_and_together(

@@ -54,17 +54,25 @@ def test_stop_under_load_cuts_off_no_answer(tmp_path: Path) -> None:
 def test_process_is_found_again_and_started_anew_where_it_was_killed(tmp_path: Path) -> None:
     # A folder whose path is longer than a socket's limit.
     with Gateway(tmp_path / ("a" * 100), GatewaySettings()) as gateway:
-        other, pid = Envoy(gateway.run), gateway.envoy.pid()
-        assert pid is not None
-        other.keep(bootstrap(gateway.settings))
-        assert other.pid() == pid
-        os.kill(pid, signal.SIGKILL)
-        wait(lambda: gateway.envoy.pid() is None)
+        (first, second), former, pid = gateway.nodes, gateway.envoy, gateway.envoy.pid()
+        assert (pid is not None, former._discovery is not None) == (True, True)
+        # Without a supervisor Envoy keeps its endpoints, and the next supervisor sends others.
+        former._discovery.stop()  # type: ignore[union-attr]
+        gateway.envoy = Envoy(gateway.run)
+        gateway.serve(draining=frozenset({first.name}))
+        assert gateway.served_by("/predictions/m") == {first.name, second.name}
+        gateway.envoy.keep(bootstrap(gateway.settings))
+        assert gateway.envoy.pid() == pid
+        wait(lambda: gateway.served_by("/predictions/m") == {second.name})
+        os.kill(pid, signal.SIGKILL)  # type: ignore[arg-type]
+        wait(lambda: former.pid() is None)
         with pytest.raises(NoAnswer):
-            other.prometheus()
+            gateway.envoy.prometheus()
         gateway.envoy.keep(bootstrap(gateway.settings))
         assert gateway.envoy.pid() not in (None, pid)
-        assert "envoy_server_uptime" in other.prometheus()
+        assert gateway.served_by("/predictions/m") == {second.name}
+        metrics = gateway.envoy.prometheus()
+        assert ("envoy_server_uptime" in metrics, "/discovery" in metrics) == (True, False)
 
 
 def test_what_keeps_it_from_starting_is_named(
@@ -89,14 +97,18 @@ def test_connections_beyond_the_limit_of_open_files_are_refused_in_one_line(tmp_
 
 
 def test_logs_are_put_aside_as_they_grow_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOG_BYTES", 4)
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 300)
+    # A container's own output, behind a link of few bytes.
+    (tmp_path / "out").write_text("x" * 1000)
+    (tmp_path / "linked.log").symlink_to("out")
     with Gateway(tmp_path, GatewaySettings()) as gateway, (tmp_path / "own.log").open("a") as own:
         for word in ("first", "second"):
-            own.write(word)
+            own.write(word * 100)
             own.flush()
             gateway.ask("GET", f"/{word}")
             gateway.logged(path=f"/{word}")
             supervisor._rotate_logs(tmp_path, gateway.envoy)
             wait((tmp_path / "access.log").exists)
             assert f'"/{word}"' in (tmp_path / "access.log.1").read_text()
-            assert (tmp_path / "own.log.1").read_text() == word
+            assert (tmp_path / "own.log.1").read_text() == word * 100
+            assert (tmp_path / "linked.log").read_text() == "x" * 1000

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import Upstream, make_clusters, make_endpoints
-from deploy.gateway.envoy.listeners import bootstrap, make_listeners
+from deploy.gateway.envoy.listeners import bootstrap, make_bucket, make_listeners
 from deploy.gateway.envoy.process import find_program
 from deploy.gateway.envoy.routes import make_routes
 from deploy.gateway.settings import Canary, GatewaySettings, Key, Limits, Ports, Tls
@@ -66,6 +66,22 @@ def test_node_that_is_cut_off_is_left_in_the_time_that_was_set(unresponsive_s: f
     assert option["int_value"] == unresponsive_s * 1000
 
 
+@pytest.mark.parametrize(
+    ("rate", "burst", "expected"),
+    [
+        (0.02, 2, (2, 1, "50.000s")),
+        (0.02, None, (1, 1, "50.000s")),
+        (1.5, None, (2, 2, "1.333s")),
+        (500, None, (500, 500, "1.000s")),
+    ],
+)
+def test_bucket_of_a_key_holds_a_second_and_at_least_one_request(
+    rate: float, burst: int | None, expected: tuple[int, int, str]
+) -> None:
+    made = make_bucket(Key(client="a", key="k" * 16, requests_per_second=rate, burst=burst))
+    assert (made["max_tokens"], made["tokens_per_fill"], made["fill_interval"]) == expected
+
+
 KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n in range(-6, 7)]
 ODD = Key(client="odd", key="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 EVERYTHING = GatewaySettings(
@@ -92,14 +108,15 @@ MOST = Limits(
 def test_envoy_takes_what_any_settings_make(settings: GatewaySettings, tmp_path: Path) -> None:
     """Everything in one file, since `--mode validate` reads no other."""
     whole = bootstrap(settings)
-    del whole["dynamic_resources"]
-    whole["static_resources"] = {"clusters": make_clusters(settings, FLEET), "listeners": make_listeners(settings)}
+    del whole["dynamic_resources"]["cds_config"], whole["dynamic_resources"]["lds_config"]
+    whole["static_resources"]["clusters"] += make_clusters(settings, FLEET)
+    whole["static_resources"]["listeners"] = make_listeners(settings)
     for listener in whole["static_resources"]["listeners"]:
         manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
         manager["route_config"] = make_routes(settings, FLEET, manager.pop("rds")["route_config_name"])
         del manager["route_config"]["@type"]
     for resource in [*whole["static_resources"]["clusters"], *whole["static_resources"]["listeners"]]:
-        del resource["@type"]
+        resource.pop("@type", None)
     (tmp_path / "whole.json").write_text(json.dumps(whole))
     files.write(settings, FLEET, tmp_path)
     command = [

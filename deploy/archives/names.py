@@ -1,0 +1,58 @@
+"""The names of a model's archives: NAME-VERSION.mar, and NAME.mar, which leads to the newest."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.places import HOME
+from handlers.errors import InvalidConfig
+from torchserve_client.archives import describe
+from torchserve_client.errors import InvalidPayload
+
+
+def lead(path: Path, archive: Path) -> None:
+    """Make the name without a version lead to an archive: a second name of its file, or a copy where that fails."""
+    if path.exists() and path.samefile(archive):
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.hardlink_to(archive)
+    except OSError:
+        shutil.copyfile(archive, new)
+    new.replace(path)
+
+
+def check_names(name: str, *paths: Path) -> None:
+    """Raise InvalidConfig if one of these files is the archive of another model: `a` 1-2 and `a-1` 2 have one name."""
+    for path in paths:
+        with suppress(InvalidPayload):
+            if path.is_file() and (other := describe(path).name) != name:
+                raise InvalidConfig(f"{name}: {path.name} is an archive of {other}: rename one of the models")
+
+
+def prune(newest: Path, count: int, home: Path = HOME) -> list[Path]:
+    """Remove older versions beside NAME.mar, except the last `count` and those that nodes serve; return their paths."""
+    own, records = [], _read_records(home)
+    found = newest.parent.glob(f"{newest.stem}-*.mar")
+    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(InvalidPayload):
+            description = describe(path)
+            own += [(path, description.version)] if description.name == newest.stem else []
+
+    def is_served(path: Path, version: str) -> bool:
+        # As registered: NAME-VERSION.mar, or NAME.mar when it led to this version.
+        return f'"{path.name}"' in records or all(f'"{each}"' in records for each in (newest.name, version))
+
+    older = [path for path, version in own[count:] if not is_served(path, version) and not path.samefile(newest)]
+    for path in older:
+        path.unlink()
+    return older
+
+
+def _read_records(home: Path) -> str:
+    """Return the records of the models that the nodes of this machine serve, or restore: deploy.run.restore."""
+    logs = [home / "logs" / "config", *home.glob(".nodes/*/logs/config")]
+    last = [max(folder.glob("*.cfg"), key=lambda path: path.stat().st_mtime_ns, default=None) for folder in logs]
+    files = [*filter(None, last), *home.glob(".nodes/*/restore.json")]
+    return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)

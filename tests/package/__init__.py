@@ -1,0 +1,1 @@
+"""The distribution: its command, its project, its wheel."""

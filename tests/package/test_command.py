@@ -1,0 +1,63 @@
+"""The one command: its table, its help, and errors of one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchserve_batching.__main__ as command
+from deploy.models import ROOT
+from torchserve_client.version import VERSION
+
+# Each call of the program starts Python.
+pytestmark = pytest.mark.builds
+
+
+def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    program = [sys.executable, "-m", "torchserve_batching", *words]
+    return subprocess.run(program, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["init", "archive", "serve", "start", "status", "gateway", "ray", "describe", "load"])
+def test_help_of_a_command_names_it_and_ends_with_two_examples(name: str) -> None:
+    done = run(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: torchserve-batching {name}")
+    examples = done.stdout.rpartition("examples:\n")[2].strip().splitlines()
+    assert len(examples) == 2 and f"torchserve-batching {name}" in examples[0]
+
+
+def test_table_lists_every_command_once_without_missing_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(command.PLACE, str(ROOT))
+    assert command.main(["--help"]) == 0
+    whole = capsys.readouterr().out
+    assert all(f"\n  {name} " in whole for name in command.find_commands())
+    monkeypatch.setattr(command, "_exists", lambda module: module != "deploy.ray")
+    assert command.main(["--help"]) == 0 and command.main(["ray"]) == 2
+    printed = capsys.readouterr()
+    assert "\n  ray " not in printed.out and printed.err.startswith("torchserve-batching: unknown command ray: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["--version"], 0, f"torchserve-batching {VERSION}\n"),
+        (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
+        (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
+        (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),
+        (["serve"], 1, "serve: no models.yaml in "),
+        (["serve", "nothing.mar"], 1, "serve: no archive nothing.mar; torchserve-batching archive builds archives"),
+        (["rollout", "m", "--to", "../1"], 2, "argument --to: '../1' is not a valid name: use 1 to 128 letters"),
+        (["--management-url", "http://127.0.0.1:9", "describe"], 2, "torchserve-batching: "),
+    ],
+)
+def test_command_line_that_is_wrong_is_one_line(words: list[str], code: int, line: str, tmp_path: Path) -> None:
+    done = run(*words, cwd=tmp_path)
+    printed = (done.stdout + done.stderr).splitlines()
+    assert (done.returncode, line.rstrip() in printed[-1], len(printed)) == (code, True, 1), printed
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,84 @@
+"""Each optional part can be removed: its folder, its registrations and its tests leave, and the rest works."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from deploy.models import ROOT
+from tests.pages import PAGES, prose, read
+from tests.rooms import ROOMS, find_leftovers, leave_out, removed_files, with_above
+
+ALL = "core"
+LINK = re.compile(r"\[[^]]+\]\(([^)\s#]+)[^)\s]*\)")
+# Tests of the core that run in a copy without any optional part.
+CORE = ("tests/handlers/pipeline", "tests/handlers/test_config.py", "tests/deploy/archives/test_modes.py")
+
+
+def rooms_of(name: str) -> list[str]:
+    return list(ROOMS) if name == ALL else with_above(name)
+
+
+@pytest.mark.parametrize("name", [*ROOMS, ALL])
+def test_rest_names_no_module_or_file_of_a_room(name: str) -> None:
+    removed = {*removed_files(rooms_of(name))}
+    linked = [
+        f"{page} links {link}"
+        for page in PAGES
+        if page not in removed
+        for link in LINK.findall(prose(page))
+        if (path := os.path.relpath((ROOT / page).parent / link, ROOT)) in removed and not path.endswith(".md")
+    ]
+    assert find_leftovers(rooms_of(name)) == []
+    assert linked == []
+
+
+def test_core_is_small_and_no_room() -> None:
+    """Nothing outside a room imports one, as the test above shows; so the core does not."""
+    core = re.findall(r"^\d+\. `([\w/]+\.py)`", read("CONTRIBUTING.md"), re.MULTILINE)
+    lines = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in core)
+    assert (0 < len(core) <= 45, lines <= 7500) == (True, True)
+    assert [name for name in core if name in removed_files(ROOMS)] == []
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rooms")
+
+
+@pytest.fixture(scope="module")
+def problems(copies: Path) -> Mapping[str, list[str]]:
+    for name in (*ROOMS, ALL):
+        leave_out(rooms_of(name), copies / name)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "tests" / "room_check.py"),
+        *(str(copies / name) for name in (*ROOMS, ALL)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: Mapping[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.builds
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [*ROOMS, ALL])
+def test_rest_is_imported_and_prints_help_without_a_room(name: str, problems: Mapping[str, list[str]]) -> None:
+    assert problems[name] == []
+
+
+@pytest.mark.builds
+def test_core_runs_its_tests_without_any_room(copies: Path, problems: Mapping[str, list[str]]) -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CORE]
+    paths = os.pathsep.join([str(copies / ALL), str(copies / ALL / "client")])
+    done = subprocess.run(
+        words, cwd=copies / ALL, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
