@@ -26,7 +26,9 @@ from deploy.gateway.configuration import Configuration
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
 from deploy.gateway.envoy.process import Envoy
+from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.watch import read_known
+from deploy.run.node import replace_file
 from handlers.errors import InvalidConfig
 
 # Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.
@@ -79,9 +81,14 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     nodes = tuple(read_known(state_dir / KNOWN))
     configuration = Configuration(config, nodes_file, nodes, state_dir=state_dir)
-    settings = configuration.parse()
-    if settings.discover is None:
-        settings, nodes = configuration.read()
+    try:
+        settings = configuration.parse()
+        if settings.discover is None:
+            settings, nodes = configuration.read()
+    except InvalidConfig as error:
+        # The supervisor tries again, and `check` fails until then.
+        replace_file(state_dir / PROBLEM, f"{error}; the previous settings stay")
+        raise
     # With `discover` the known nodes are used until the name is resolved, which may take a while.
     gateway = Gateway(settings, nodes, Envoy(state_dir), state_dir)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.gateway.__main__ import check_ports, main
-from deploy.gateway.configuration import Configuration, resolve_host
+from deploy.gateway.configuration import GUARDED, Configuration, resolve_host
 from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
-from deploy.gateway.supervisor import GatewayFailed
+from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
 
@@ -134,6 +134,18 @@ def test_settings_that_are_cut_open_nothing(
             assert configuration.read_changes() is None
             assert f"{path.name}: its last line is incomplete: end the file with a newline" in configuration.problem
             path.write_text("".join(lines))
+
+
+def test_restarted_control_process_reports_what_the_settings_have_lost(config: Path, tmp_path: Path) -> None:
+    (tmp_path / GUARDED).write_text('[["tls"]]')
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = ["deploy.gateway.control", str(config), str(tmp_path / "nodes.json"), str(tmp_path)]
+        done = start_module(words, tmp_path / "log", theirs.fileno())
+        assert done.wait() == 1
+    problem = "gateway.yaml: has no tls any more; `tls: none` or a restart removes it"
+    assert problem in (tmp_path / "log").read_text()
+    assert read_problem(tmp_path / PROBLEM) == f"{problem}; the previous settings stay"
 
 
 @pytest.mark.parametrize(
