@@ -101,11 +101,10 @@ soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"
 
-# The second lock, for images, omits the packages of tests; the third is the host's, without torch. All have equal versions.
+# The second lock, for images, omits the packages of tests. Both locks have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
 	@$(resolve) --extra dev --group weights -o requirements.lock pyproject.toml
 	@$(resolve) --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
-	@$(resolve) --constraints requirements.lock -o deploy/serve/serve.lock deploy/serve/packages.in
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras

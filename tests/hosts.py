@@ -44,14 +44,14 @@ class Host(NamedTuple):
         self.process.wait(PATIENCE_S)
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
+def command(*words: object, python: str = sys.executable) -> list[str]:
+    return [python, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
 
 
-def start(archive: Path, *words: object, log: Path | None = None) -> Host:
-    """Start a process, which need not be ready; `log` receives all that it writes."""
+def start(archive: Path, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:
+    """Start a process, which need not be ready, in a Python's environment; `log` receives all that it writes."""
     port, grpc_port = free_ports(2)
-    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words)
+    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
     with (log or Path(os.devnull)).open("w") as out:
         errors = out if log else None
         process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=out, stderr=errors, text=True)

@@ -56,6 +56,9 @@ def _serve(options: Any, process: Process) -> None:
 
     try:
         host = load(options, limits)
+    except ModuleNotFoundError as error:
+        environment = "the environment of requirements.lock, or of the archive's own packages"
+        raise NotServed(f"{options.archive.name} needs the package {error.name}: use {environment}") from None
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
     run(host, listener, options, limits, process)
