@@ -98,7 +98,7 @@ def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra:
     assert asked <= {pin.partition("==")[0] for pin in blocks(text)}
 
 
-# Packages that a process of one archive may lack: the engine of some archives, and the packages that only it needs.
+# The engine of some archives, and packages that only it needs: a process of one archive may lack them.
 ENGINE = {"torch", "torchvision", "transformers", "ts", "safetensors"}
 SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_file.py")
 
