@@ -45,9 +45,9 @@ WEIGHTS: dict[str, Callable[[Path], Path] | None] = {
     "image_text_embedding of images": image_text("dinov2"),
     **{
         task: lambda folder, task=task: tiny_models.checkpoint(folder, "bert", task)  # type: ignore[misc]
-        for task in ("sentence_embedding", "reranking", "text_classification", "token_classification")
+        for task in ("sentence_embedding", "text_classification", "token_classification", "question_answering")
     },
-    "question_answering": lambda folder: tiny_models.checkpoint(folder, "bert", "question_answering"),
+    "reranking": lambda folder: tiny_models.checkpoint(folder, "bert", "reranking", ["relevant"]),
 }
 EXAMPLES = {"language_id": "language-id", "image_classification": "mobilenet-v2", "tokenization": "tokenizer"}
 

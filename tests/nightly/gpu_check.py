@@ -1,4 +1,4 @@
-"""Tests and measurements of a GPU, in ten minutes: python -m load.bench.gpu_check [STEP] [--dry-run]
+"""Tests and measurements of a GPU, in ten minutes: python -m tests.nightly.gpu_check [STEP] [--dry-run]
 
 build -> each step in a process with a limit of time -> a line of JSON for each figure -> build/gpu.json and a table
 
@@ -123,7 +123,15 @@ STEPS = {build: 60, tests: 100, attention: 60, recording: 100, rates: 60, http: 
 
 def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
     """Run a step in a process; return its figures, and its error if it failed."""
-    command = [sys.executable, "-m", "load.bench.gpu_check", name, "--store", store, *(["--dry-run"] if IS_DRY else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.nightly.gpu_check",
+        name,
+        "--store",
+        store,
+        *(["--dry-run"] if IS_DRY else []),
+    ]
     with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as log:
         try:
             code: Any = subprocess.run(command, stdout=output, stderr=log, timeout=limit_s, check=False).returncode
@@ -139,7 +147,7 @@ def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run all steps, or one; return the exit code."""
-    command = argparse.ArgumentParser(prog="python -m load.bench.gpu_check", description="Test and measure a GPU.")
+    command = argparse.ArgumentParser(prog="python -m tests.nightly.gpu_check", description="Test and measure a GPU.")
     command.add_argument("step", nargs="?")
     command.add_argument("--dry-run", action="store_true", help="rehearse on a processor")
     command.add_argument("--store", help=argparse.SUPPRESS)
