@@ -42,7 +42,7 @@ Figures = Iterator[tuple[str, Any]]
 
 def load(store: Path, name: str, cuda_graphs: str = "auto") -> Any:
     """Load an archive as a worker of the GPU does."""
-    small = {"max_batch_items": 4} if IS_DRY else {}
+    small = {"max_batch_items": 4, "cuda_graph_seconds": 5.0} if IS_DRY else {}
     return started(task_class(MODELS[name])(), store / name, {"cuda_graphs": cuda_graphs, **small})
 
 
