@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without compiled bytecode of torch and transformers, a worker takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench gpu soak lock help
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,17 +92,19 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=texts: one part
 	@$(BIN)/python -m load.bench $(ONLY)
 
+gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=1
+	@$(BIN)/python -m tests.nightly.gpu_check $(if $(DRY),--dry-run)
+
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
 	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)
 
 resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock"
 
-# The second lock, for images, omits the packages of tests; the third is the host's, without torch. All have equal versions.
+# The second lock, for images, omits the packages of tests. Both locks have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
 	@$(resolve) --extra dev --group weights -o requirements.lock pyproject.toml
 	@$(resolve) --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
-	@$(resolve) --constraints requirements.lock -o deploy/serve/serve.lock deploy/serve/packages.in
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras

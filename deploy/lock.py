@@ -4,6 +4,7 @@
     python deploy/lock.py versions requirements.lock                 -> name==version ; marker, a line for each package
     python deploy/lock.py without-torch requirements.lock            -> the lock without torch and its CUDA parts
     python deploy/lock.py beyond requirements.lock whole.lock        -> the packages that only the second lock contains
+    python deploy/lock.py within requirements.lock part.lock         -> the second lock, if the first contains all of it
 
 Runs before the environment exists: standard library only.
 """
@@ -63,6 +64,13 @@ def beyond(base: str, whole: str) -> str:
     return "\n".join([*head, *kept]) + "\n"
 
 
+def within(base: str, part: str) -> str:
+    """Return `part`; a ValueError names its pins that `base` lacks."""
+    if lacking := sorted(blocks(part).keys() - blocks(base).keys()):
+        raise ValueError(f"the first lock lacks {', '.join(lacking)}")
+    return part
+
+
 def main(arguments: list[str]) -> int:
     command, path, *others = arguments
     text = Path(path).read_text(encoding="utf-8")
@@ -71,8 +79,9 @@ def main(arguments: list[str]) -> int:
             print("\n".join(pins(text, others)))
         case "versions":
             print(versions(text), end="")
-        case "beyond":
-            print(beyond(text, Path(others[0]).read_text(encoding="utf-8")), end="")
+        case "beyond" | "within":
+            compare = beyond if command == "beyond" else within
+            print(compare(text, Path(others[0]).read_text(encoding="utf-8")), end="")
         case _:
             print(without_torch(text))
     return 0

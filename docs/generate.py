@@ -41,7 +41,9 @@ COMMANDS = {
     ),
 }
 # The pages of docs/reference with blocks between markers, beside those of the tasks.
-FILLED = ("settings.md", "model-families.md", "results.md")
+FILLED = ("settings.md", "results.md")
+# Pages whose blocks are filled only on the site.
+FILLED_ON_SITE = ("model-families.md",)
 
 
 class ParserFound(Exception):
@@ -258,11 +260,13 @@ def main() -> int:
     """Write each page; with --check, return 1 if a page is stale."""
     parser = argparse.ArgumentParser(description="Write the generated pages of docs/reference.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
-    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write only the pages of commands, into FOLDER")
+    parser.add_argument("--site", type=Path, metavar="FOLDER", help="write only the pages of the site, into FOLDER")
     options = parser.parse_args()
     if options.site:
         for name, (title, modules) in COMMANDS.items():
             (options.site / name).write_text(write_commands(title, modules), encoding="utf-8")
+        for name in FILLED_ON_SITE:
+            (options.site / name).write_text(fill_page(REFERENCE / name), encoding="utf-8")
         return 0
     is_check = options.check
     stale = []

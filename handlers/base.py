@@ -26,14 +26,15 @@ from handlers.continuous.frontend import NewRequest, serve_batches
 from handlers.continuous.mode import check_mode, resolve_mode
 from handlers.continuous.only_worker import claim_worker
 from handlers.description import describe, precision_of
-from handlers.engines import CPU, Device, available_threads
+from handlers.engines import CPU, Budget, Device, Recordable, available_threads
+from handlers.engines.compilation import attempt
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
-from handlers.warm_up import free_memory, measure_change, prepare
+from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             self.engine = self.load()
             trial = Trial(self, window)
             self.engine = trial.engine
+            self._record_graphs()
             self.shape, self.metadata = describe(self, name, version)
             if self.config.scheduling.mode == "adaptive":
                 claim_worker(name, version)
@@ -155,6 +157,25 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
         self.keeper = None if connection is None else ConnectionKeeper(connection)
+
+    def _record_graphs(self) -> None:
+        """Let a GPU's engine record CUDA graphs; without them, as after any failure, the model runs eagerly."""
+        config = self.config
+        if config.cuda_graphs == "off" or self.device.type == "cpu" or not isinstance(self.engine, Recordable):
+            return
+        try:
+            note = measurements.path_for(self, "graphs").with_suffix(".recording")
+            with attempt(note) as has_ended:
+                if has_ended:
+                    raise RuntimeError("the last worker ended while it recorded")
+                limits = config.max_batch_items, config.max_batch_tokens
+                budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30, *limits)
+                recorded = self.engine.record(self.examples(decode_items(self, self.samples())), budget)
+        except Exception as error:
+            logger.warning("CUDA graphs: none, %s", reason(error))
+            return
+        self.overhead = replace(self.overhead, sizes=tuple(sorted({shape[0] for shape in recorded})))
+        self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
 
     def _log_change(self) -> None:
         """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.

@@ -34,6 +34,9 @@ Threads = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
+Amount = Annotated[float, Field(ge=0)]
+# YAML reads `off` as false.
+Switch = Annotated[Literal["auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)]
 # Not strict, since YAML has lists and no tuples.
 Labels = Annotated[tuple[str, ...], Strict(False)]
 Channels = Annotated[tuple[float, float, float], Strict(False)]
@@ -149,6 +152,13 @@ class HandlerConfig:
         "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed. "
         "PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
+    cuda_graphs: Switch = Field(
+        default="auto",
+        description="On a GPU, PyTorch records CUDA graphs of texts and images while the worker loads, if they are "
+        "faster; `off` for none.",
+    )
+    cuda_graph_seconds: Amount = Field(default=60.0, description="Maximum seconds of recording CUDA graphs.")
+    cuda_graph_gib: Amount = Field(default=2.0, description="Maximum GiB of a GPU's memory for CUDA graphs.")
     threads: Threads = Field(
         default=0, description="Number of the engine's threads; 0 for one on every core of this process."
     )

@@ -21,6 +21,8 @@ from load.schedules import Constant, Poisson
 from load.search import find_highest, meets_target
 from load.served import Served
 from torchserve_client.arguments import USAGE
+from torchserve_client.errors import InvalidPayload
+from torchserve_client.nodes import read_tokens
 
 # Exit codes.
 DONE = 0
@@ -80,8 +82,12 @@ def _prepare(options: argparse.Namespace, model: str, label: str) -> tuple[Attac
 
 
 def _served(options: argparse.Namespace, model: str, version: str | None = None) -> Served:
-    tokens = options.token, options.management_token
-    return Served(model, version, options.url, options.management_url, *tokens, options.timeout)
+    try:
+        tokens = read_tokens(options.token_file)
+    except (InvalidPayload, OSError) as error:
+        raise LoadError(str(error)) from error
+    keys = tokens.get("inference"), tokens.get("management")
+    return Served(model, version, options.url, options.management_url, *keys, options.timeout)
 
 
 def _loads(options: argparse.Namespace) -> list[Load]:

@@ -93,8 +93,8 @@ def _server(command: argparse.ArgumentParser) -> None:
     add("-u", "--url", type=address, default=url, help="inference API; default: $TORCHSERVE_URL or port 8080")
     words = "management API; default: $TORCHSERVE_MANAGEMENT_URL or port 8081"
     add("--management-url", type=address, default=management_url, metavar="URL", help=words)
-    add("--token", help="inference key, if the server requires tokens")
-    add("--management-token", metavar="TOKEN", help="management key, if the server requires tokens")
+    words = "TorchServe's key_file.json, if the server requires tokens"
+    add("--token-file", type=Path, metavar="FILE", help=words)
     words = "time for one request, such as 120, 120s or 2m; default: %(default)gs"
     add("--timeout", type=duration_s, default=TIMEOUT_S, metavar="T", help=words)
     add = command.add_argument_group("requests").add_argument

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import requests
 
 from deploy.models import ROOT
 from deploy.run.node import Node
 from deploy.sandbox import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Host(NamedTuple):
@@ -28,34 +29,46 @@ class Host(NamedTuple):
         """Return it as a node of a gateway."""
         return Node(name=name, inference=self.url, management=self.url, metrics=self.url)
 
+    def as_server(self) -> Any:
+        """Return it for helpers that only ask a Server for its address."""
+        return SimpleNamespace(settings=SimpleNamespace(inference_url=self.url))
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def end(self) -> None:
+        """End it at once; it removes its files."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
+
+def command(*words: object, python: str = sys.executable) -> list[str]:
+    return [python, "-W", "ignore", "-m", "deploy.serve", *map(str, words)]
 
 
-def start(archive: Path, *words: object) -> Host:
-    """Start a process, which need not be ready."""
+def start(archive: Path, *words: object, log: Path | None = None, python: str = sys.executable) -> Host:
+    """Start a process, which need not be ready, in a Python's environment; `log` receives all that it writes."""
     port, grpc_port = free_ports(2)
-    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words)
-    process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=subprocess.DEVNULL, text=True)
+    line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
+    with (log or Path(os.devnull)).open("w") as out:
+        errors = out if log else None
+        process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=out, stderr=errors, text=True)
     return Host(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
 
 
 @contextmanager
-def run_hosts(*archives: Path) -> Iterator[list[Host]]:
+def run_hosts(*archives: Path, log: Path | None = None) -> Iterator[list[Host]]:
     """Serve archives, one in each process, until the block ends."""
-    hosts = [start(archive) for archive in archives]
+    hosts = [start(archive, log=log) for archive in archives]
     try:
         for host in hosts:
             until(lambda host=host: is_ready(host))  # type: ignore[misc]
         yield hosts
     finally:
         for host in hosts:
-            host.kill()
+            host.end()
 
 
 def is_ready(host: Host) -> bool:

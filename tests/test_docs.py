@@ -54,11 +54,6 @@ def test_shell_blocks_stand_on_pages_that_are_run() -> None:
     assert {page for page in PAGES if blocks(page)} == {*RUN_PAGES}
 
 
-def test_tutorial_shows_the_custom_task_whole() -> None:
-    source = ROOT / "examples" / "custom-task" / "colour_names.py"
-    assert source.read_text(encoding="utf-8") in blocks("docs/tutorials/write-a-task.md", "python")
-
-
 def test_entries_of_readmes_model_list_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("".join(blocks("README.md", "yaml")), encoding="utf-8")

@@ -53,11 +53,7 @@ def read_staged_files(path: Path) -> tuple[str, ...]:
 
 
 def find_helpers(path: Path) -> dict[str, Path]:
-    """Find the modules and packages beside a task's file that it imports, by their paths in the archive.
-
-    Raises:
-        InvalidConfig: one is not valid Python, or has the name of a module that the worker needs.
-    """
+    """Find the modules and packages beside a task's file that it imports, by their paths in the archive."""
     folder, found, left = path.parent, dict[str, Path](), [path]
     while left:
         for name in _list_imports(left.pop()):

@@ -34,17 +34,7 @@ Fields = dict[str, tuple[bytes, str]]
 def row_of(
     headers: Mapping[str, str], body: bytes, most: int, path: str = ""
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return a request's row, and its headers for `Pipeline.unpack`.
-
-    Args:
-        headers: by their names in lower case.
-        body: a form or any other.
-        most: the most bytes of a body; more are not read as a form, and are refused as a row.
-        path: the path that a proxy has rewritten, whose bodies are not forms; it replaces a client's header.
-
-    Raises:
-        MalformedForm: the form cannot be decoded, or two fields have one name.
-    """
+    """Return a request's row, and its headers for `Pipeline.unpack`."""
     sent: dict[str, Any] = {**headers, EXPLAIN: "False"}
     sent.pop(ORIGINAL_PATH, None)
     if path:

@@ -112,11 +112,7 @@ class Application:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
-        """Return a request's body.
-
-        Raises:
-            Refused: it has more than `most` bytes, does not come in time, or too many others have not come either.
-        """
+        """Return a request's body."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
         too_large = Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
         if stated > most:

@@ -70,11 +70,7 @@ class Replica:
             return self._request(self._item_error(400, MalformedForm.__name__, str(error)))
 
     async def check(self) -> None:
-        """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard).
-
-        Raises:
-            Unhealthy: a request found no memory, and the model's own sample finds none either.
-        """
+        """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
         if self._is_doubtful and (sample := self._handler.sample()) is not None:
             answer = await asyncio.wait_for(self._run(self._request(sample)), SAMPLE_S)
             if answer.status == OUT_OF_MEMORY:

@@ -62,11 +62,7 @@ class Models:
         return await self._replicas[name](version, headers, body, path) or no_version(name, version)
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
-        """Answer a method of Triton's gRPC service that describes a model, or all models.
-
-        Raises:
-            RequestError: there is no such model or version, or it is not ready.
-        """
+        """Answer a method of Triton's gRPC service that describes a model, or all models."""
         if method == "ServerLive":
             return {"live": True}
         if method == "ServerMetadata":

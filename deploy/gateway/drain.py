@@ -124,7 +124,7 @@ def drain(options: argparse.Namespace) -> None:
     gateway = connect(settings)
     if options.undo:
         gateway.drain(name, is_draining=False)
-        (options.folder / name / MARK).unlink(missing_ok=True)
+        (options.state_dir / name / MARK).unlink(missing_ok=True)
         print(f"{name}: receives requests again")
         return
     management = gateway.node(name).management
@@ -169,7 +169,7 @@ def restart(options: argparse.Namespace) -> None:
 
 
 def find_running(options: argparse.Namespace) -> list[LocalNode]:
-    nodes = all_nodes(serve.find_config(options.config), options.folder)
+    nodes = all_nodes(serve.find_config(options.config), options.state_dir)
     return [each for each in nodes if each.server.pid() is not None]
 
 

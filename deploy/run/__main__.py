@@ -24,8 +24,8 @@ GATEWAY = open_room("gateway")
 
 def start(options: argparse.Namespace) -> None:
     """Start all nodes, register models, and print one prediction or the commands that predict (make serve)."""
-    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.folder)
-    nodes = serve.prepare(layout, options.folder)
+    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
+    nodes = serve.prepare(layout, options.state_dir)
     serve.start(nodes, is_own=layout.config.resolve().parent != ROOT)
     for node in nodes if GATEWAY else ():
         GATEWAY.undrain_local(node, options.gateway_config)
@@ -33,10 +33,10 @@ def start(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run one node in the foreground until a SIGTERM, which drains and stops it (for systemd)."""
-    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.folder)
+    layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
     if layout.nodes > 1 and options.node is None:
         raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
-    nodes = {each.name: each for each in serve.prepare(layout, options.folder)}
+    nodes = {each.name: each for each in serve.prepare(layout, options.state_dir)}
     if (node := nodes.get(options.node or "node-1")) is None:
         raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
     serve.start_one(node)
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
 
 def status(options: argparse.Namespace) -> None:
     """Print whether each node runs, its process and its URL."""
-    nodes = all_nodes(serve.find_config(options.config), options.folder)
+    nodes = all_nodes(serve.find_config(options.config), options.state_dir)
     for each in [each for each in nodes if not each.is_single or each.server.pid()] or nodes[:1]:
         pid, server = each.server.pid(), each.server
         state = f"process {pid}, {server.settings.inference_url}" if pid else server.describe_death() or "not running"
@@ -63,7 +63,7 @@ def status(options: argparse.Namespace) -> None:
 
 def stop(options: argparse.Namespace) -> None:
     """Stop all nodes (make stop, after the gateway has ended)."""
-    serve.stop(serve.find_config(options.config), options.folder)
+    serve.stop(serve.find_config(options.config), options.state_dir)
 
 
 def make_parser() -> CommandParser:
@@ -90,7 +90,7 @@ def make_parser() -> CommandParser:
         words = "name or path of a config.properties; default: config.properties"
         files.add_argument("--config", default=default, metavar="NAME|PATH", help=words)
         words = "folder of the nodes' files; default: .nodes"
-        files.add_argument("--folder", type=Path, default=FOLDER, metavar="PATH", help=words)
+        files.add_argument("--state-dir", type=Path, default=FOLDER, metavar="PATH", help=words)
         group = added.add_argument_group("nodes")
         if command in (start, run):
             words = "number of nodes that share this machine; default: the running number, or 1"

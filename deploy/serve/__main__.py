@@ -56,6 +56,11 @@ def _serve(options: Any, process: Process) -> None:
 
     try:
         host = load(options, limits)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("handlers"):
+            raise NotServed(f"{options.archive.name} is of another version; build it again with {ARCHIVE}") from None
+        environment = "the environment of requirements.lock, or of the archive's own packages"
+        raise NotServed(f"{options.archive.name} needs the package {error.name}: use {environment}") from None
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
     run(host, listener, options, limits, process)

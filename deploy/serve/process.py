@@ -7,7 +7,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
+
+from deploy.work_folders import make_work_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Seconds beyond drain_s until the process ends, whatever still runs.
@@ -25,9 +28,11 @@ class Process:
         """Take the signals from now on: the first calls `stop`, and another one ends the process at once."""
         # Of this thread and those that it starts. One that compiles a model would answer late.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        self._folder = tempfile.mkdtemp(prefix="serve-")
-        # An archive is unpacked there.
-        tempfile.tempdir = self._folder
+        # An archive is unpacked there. The next process removes the folder of one that was killed.
+        self._work = make_work_folder("serve-", Path(tempfile.gettempdir()))
+        self._folder = self._work.__enter__()
+        tempfile.tempdir = str(self._folder)
+        self._ends = threading.Lock()
         #: Called at the first signal; until the servers run, it ends the process.
         self.stop: Callable[[], object] = self.end
         #: Seconds from the first signal to the end.
@@ -42,6 +47,9 @@ class Process:
 
     def end(self, code: int = 0) -> NoReturn:
         """End the process, although threads of an engine may still run."""
+        self._ends.acquire()  # for ever
+        # A thread that loads the archive would report that its files are gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         shutil.rmtree(self._folder, ignore_errors=True)
         sys.stdout.flush()
         os._exit(code)

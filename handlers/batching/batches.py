@@ -65,15 +65,15 @@ def select_items(ranked: Sequence[tuple[Rank, Slot]], limits: Limits, line: Line
     urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ITEMS])]
     plan = plan_micro_batches([item.cost for item in urgent], limits.max_items, limits.max_tokens, limits.overhead)
     chosen = [urgent[index] for index in sorted(next(indices for indices in plan if 0 in indices))]
-    chosen = _cut_to_deadline(chosen, line, now_s)
+    chosen = _cut_to_deadline(chosen, line, now_s, limits.overhead)
     return _add_riders(chosen, (item for _, item in ranked[len(urgent) :]), limits, line)
 
 
-def _cut_to_deadline(items: list[Slot], line: Line, now_s: float) -> list[Slot]:
+def _cut_to_deadline(items: list[Slot], line: Line, now_s: float, overhead: Overhead) -> list[Slot]:
     """Return the most items with which the first one is in time; all of them if it is late in any case."""
     due_s = items[0].request.deadline_s
     for count in range(len(items), 0, -1):
-        if now_s + line.predict_s(count_padded_tokens(items[:count])) <= due_s:
+        if now_s + line.predict_s(count_padded_tokens(items[:count], overhead)) <= due_s:
             return items[:count]
     return items
 
@@ -82,7 +82,7 @@ def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: Limits, 
     """Add items of lower ranks that need little padding and little time."""
     items = list(chosen)
     longest, group = max(item.cost.length for item in items), items[0].cost.group
-    tokens = count_padded_tokens(items)
+    tokens = count_padded_tokens(items, limits.overhead)
     most_tokens = inf if line.token_s == 0 else tokens + RIDERS_SHARE * line.predict_s(tokens) / line.token_s
     most = min(limits.max_items, int(min(limits.max_tokens, most_tokens)) // longest)
     for item in others:
@@ -93,6 +93,6 @@ def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: Limits, 
     return items
 
 
-def count_padded_tokens(items: Sequence[Slot]) -> int:
+def count_padded_tokens(items: Sequence[Slot], overhead: Overhead) -> int:
     """Count the padded tokens of a micro-batch of these items."""
-    return len(items) * max(item.cost.length for item in items)
+    return overhead.padded(len(items)) * max(item.cost.length for item in items)

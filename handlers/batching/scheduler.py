@@ -179,7 +179,7 @@ class Scheduler:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.share_out(ready.tokens, line, [0.0] if is_wide else self.streams.busy_s(now_s))
         items = select_items(self.queue.rank(now_s), limits, line, now_s)
-        return self._begin(items, count_padded_tokens(items), now_s, is_wide=is_wide)
+        return self._begin(items, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
 
     def _begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
         self.queue.start(items)

@@ -243,7 +243,8 @@ def measure(
     if size < 2:
         return [(tokens, item_s)]
     with nullcontext() if decoded_beside is None else _decode_repeatedly(tasks[0], decoded_beside):
-        return [(tokens, item_s), (size * tokens, _time_s(tasks, [item] * size))]
+        padded = tasks[0].overhead.padded(size)
+        return [(tokens, item_s), (padded * tokens, _time_s(tasks, [item] * size))]
 
 
 @contextmanager

@@ -38,6 +38,18 @@ Arrays = Mapping[str, NDArray[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 
 
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Budget(NamedTuple):
+    """Limits of recording CUDA graphs."""
+
+    seconds: float
+    bytes: float
+    max_items: int  # of a micro-batch
+    max_tokens: int | None = None  # padded
+
+
 class Engine(Protocol):
     """Runs one micro-batch at a time."""
 
@@ -97,6 +109,14 @@ class Precise(Protocol):
 
     def in_precision(self, precision: str) -> Engine:
         """Return the engine in one of `precisions`."""
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """An engine that can record CUDA graphs for micro-batches of certain sizes; all others run as before."""
+
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
+        """Record graphs for the shapes of `examples`, inputs of one item, and return the first input's (B, ...)."""
 
 
 def stream_counts(threads: int) -> list[int]:

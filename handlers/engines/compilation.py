@@ -4,10 +4,11 @@ before: an empty note beside the archive's measurements -> compile -> removed; a
 """
 
 import faulthandler
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
@@ -50,3 +51,19 @@ def note_crash(note: Path) -> Iterator[None]:
                 if is_new:
                     # In a build, the folder would become a part of the archive.
                     note.parent.rmdir()
+
+
+@contextmanager
+def attempt(note: Path) -> Iterator[bool]:
+    """Yield whether the last process in this block ended there, once; one that is inside now does not count."""
+    with ExitStack() as stack:
+        has_ended = False
+        with suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(note.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.callback(file.truncate, 0)
+            has_ended = note.stat().st_size > 0
+            file.write(b"1")
+            file.flush()
+        yield has_ended

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from handlers.engines import EXPORTED, SCRIPTED, available_threads
+from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Shapes, available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
@@ -73,6 +73,10 @@ class ProgramEngine(TorchEngine):
         arguments = [tensor.to(self._dtypes[name] or tensor.dtype) for name, tensor in tensors.items()]
         with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
             return flat_outputs(self._module(*arguments), self._outputs)
+
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:  # noqa: ARG002
+        """Record nothing: outputs of a program may have any dtype and shape."""
+        return []
 
     def _array(self, result: Any) -> Any:
         if not isinstance(result, torch.Tensor):

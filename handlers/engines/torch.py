@@ -1,5 +1,6 @@
-"""PyTorch runs modules eagerly: the engine of GPUs, and the tests' oracle of OpenVINO."""
+"""PyTorch runs modules eagerly, or on CUDA graphs: the engine of GPUs, and the tests' oracle of OpenVINO."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast
@@ -7,8 +8,10 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from handlers.engines import Arrays, Outputs, available_threads, end_worker
-from handlers.errors import InvalidConfig, OutOfMemory, reason
+from handlers.engines import Arrays, Budget, Outputs, Shapes, available_threads, end_worker, graphs
+from handlers.errors import InvalidConfig, OutOfMemory, reason, where
+
+logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 # PyTorch's default rounds the factors of convolutions in fp32 to TF32's 10 bits of mantissa.
@@ -17,6 +20,10 @@ torch.backends.cudnn.allow_tf32 = False
 torch.backends.cuda.enable_cudnn_sdp(False)
 # The message of a failed allocation by cuBLAS or cuDNN contains one of these.
 ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
+# cuDNN's messages if it has no memory to work in, or lacks a library (pytorch#108645): free memory distinguishes them.
+WORKSPACE_FAILURES = ("unable to find an engine to execute this computation", "unable to find a valid cudnn algorithm")
+# Below this share of a GPU's memory, cuDNN lacks memory.
+LITTLE_FREE = 0.1
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,6 +55,9 @@ def memory_errors(device: torch.device) -> Iterator[None]:
             # The blocks of the failed attempt are released before a smaller one is tried.
             torch.cuda.empty_cache()
         is_library = any(sign in str(error) for sign in ALLOCATION_FAILURES)
+        if device.type == "cuda" and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES):
+            free, total = torch.cuda.mem_get_info(device)
+            is_library = free < LITTLE_FREE * total
         if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise OutOfMemory from error
         raise
@@ -64,6 +74,8 @@ def _check_context(device: torch.device) -> None:
 class TorchEngine:
     """Runs a module that is on its device and in its precision already."""
 
+    _graphs: graphs.Graphs | None = None
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -79,17 +91,39 @@ class TorchEngine:
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = module.eval(), device, tuple(outputs)
         self.input_names = tuple(inputs)
-        precision = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), "float32")
-        self.description = f"torch {device} {precision}"
+        self._dtype = next((each.dtype for each in module.parameters()), torch.float32)
+        self.description = f"torch {device} {str(self._dtype).removeprefix('torch.')}"
+
+    @torch.inference_mode()
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
+        """Record CUDA graphs; see Recordable."""
+        if (recorder := graphs.make_recorder(self._device)) is None:
+            return []
+        recorded = graphs.Graphs(recorder, self._device, self._dtype, self._results, memory_errors)
+        shapes = recorded.record(examples, budget)
+        self._graphs = recorded
+        return shapes
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
+        arrays = {name: np.asarray(inputs[name], order="C") for name in self.input_names}
         with memory_errors(self._device):
+            if self._graphs and (outputs := self._run_graph(self._graphs, arrays)) is not None:
+                return outputs
             tensors = {
-                name: torch.from_numpy(np.asarray(inputs[name], order="C")).to(self._device, non_blocking=True)
-                for name in self.input_names
+                name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in arrays.items()
             }
             return {name: self._array(result) for name, result in self._results(tensors).items()}
+
+    def _run_graph(self, recorded: graphs.Graphs, arrays: Arrays) -> Outputs | None:
+        """Run a micro-batch on a graph; None if it has to run eagerly."""
+        try:
+            return recorded.run(arrays)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._graphs = None
+                logger.warning("CUDA graphs: not used any more: %s", where(error))
+            return None
 
     def _results(self, tensors: dict[str, torch.Tensor]) -> Mapping[str, Any]:
         results = self._module(**tensors)

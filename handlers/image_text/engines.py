@@ -1,8 +1,9 @@
 """The towers of a model as one engine: each micro-batch runs on the tower that has its inputs."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from handlers.engines import Arrangement, Arrays, Budget, Engine, Outputs, Recordable, Shapes
 from handlers.engines.openvino import OpenVinoEngine
 
 
@@ -16,6 +17,15 @@ class TowerEngines:
 
     def run(self, inputs: Arrays) -> Outputs:
         return self._by_input[next(iter(inputs))].run(inputs)
+
+    def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
+        """Record CUDA graphs of every tower with an equal part of the budget; see Recordable."""
+        engines, shapes = [each for each in {*self._by_input.values()} if isinstance(each, Recordable)], list[Any]()
+        for engine in engines:
+            own = [each for each in examples if self._by_input[next(iter(each))] is engine]
+            part = budget._replace(seconds=budget.seconds / len(engines), bytes=budget.bytes / len(engines))
+            shapes += engine.record(own, part)
+        return shapes
 
 
 class TowerGraphs(TowerEngines):

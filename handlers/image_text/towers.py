@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 from handlers.checkpoints import load_strictly
-from handlers.errors import InvalidConfig
+from handlers.image_text.families import TWO_TOWERS, UNMASKED, read_family
 from handlers.vision.pixel_network import PixelNetwork
 from handlers.vision.preprocessing import Preprocessing
-
-# Models of images and texts, by `model_type`.
-TWO_TOWERS = ("clip", "siglip", "chinese_clip")
-# Models of images, whose vector is the first token after the last layer's norm.
-ONLY_IMAGES = ("dinov2", "dinov2_with_registers", "dinov3_vit", "vit")
-# The file of the exported tower for texts.
-TEXT_GRAPH = "text.xml"
-# Models without a mask: the vector is that of the last position, and every text is padded to the length of training.
-UNMASKED = ("siglip",)
 
 
 class ImageTower(PixelNetwork):
@@ -67,19 +57,10 @@ class Towers(NamedTuple):
     text: TextTower | None
 
 
-def read_configuration(checkpoint: Path) -> Any:
-    """Read a model's configuration; InvalidConfig if the model is not supported."""
-    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-    if config.model_type not in (*TWO_TOWERS, *ONLY_IMAGES):
-        served = ", ".join((*TWO_TOWERS, *ONLY_IMAGES))
-        raise InvalidConfig(f"{config.model_type} is not supported for embedding images; supported models are {served}")
-    return config
-
-
 def load_towers(checkpoint: Path, preprocessing: Preprocessing) -> Towers:
     """Load a checkpoint, in fp32; InvalidConfig if the model is not supported."""
-    has_text = read_configuration(checkpoint).model_type in TWO_TOWERS
+    tokenizer, _ = read_family(checkpoint)
     # A model of ONLY_IMAGES does not use its pooler for its vector.
     model = load_strictly("AutoModel", checkpoint, unused=r"^pooler\.", dtype=torch.float32)
     image = ImageTower(model, preprocessing).eval()
-    return Towers(image, TextTower(model).eval() if has_text else None)
+    return Towers(image, TextTower(model).eval() if tokenizer is not None else None)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from handlers.engines.ladder import round_up
 from handlers.protocol.requests import Cost
 
 __all__ = ["OVERHEAD", "Cost", "Overhead", "plan_micro_batches"]
@@ -25,10 +26,16 @@ class Overhead:
             the weights in the cache pays 1 ms, or 32 tokens; a server does not.)
         items: the cost in items, each as long as the longest. A model that runs once for every position (generation)
             takes about as long for an almost empty run as for this many items.
+        sizes: the engine pads a micro-batch to one of these numbers of items, if it has no more than the largest.
     """
 
     tokens: int = 250
     items: int = 0
+    sizes: tuple[int, ...] = ()
+
+    def padded(self, items: int) -> int:
+        """Return the number of items that a micro-batch of `items` has after padding."""
+        return round_up(items, self.sizes)
 
     def measured(self, fixed_s: float, token_s: float) -> "Overhead":
         """Return the overhead for micro-batches of fixed_s + token_s * tokens seconds, if it is more than this one.
@@ -69,9 +76,9 @@ def plan_micro_batches(
 def _find_cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, overhead: Overhead) -> list[int]:
     """Cut ascending lengths so that all micro-batches together cost least, and return the end of each.
 
-    A micro-batch costs its overhead plus its padded tokens, its number of items times the last length. The cheapest
-    way to end at each position follows from the cheapest ways to end before it (dynamic programming over at most
-    `max_items` predecessors).
+    A micro-batch costs its overhead plus its padded tokens, its padded number of items times the last length. The
+    cheapest way to end at each position follows from the cheapest ways to end before it (dynamic programming over at
+    most `max_items` predecessors).
     """
     if lengths[0] == lengths[-1]:
         # There is no padding to save: each micro-batch has as many items as fit.
@@ -79,14 +86,14 @@ def _find_cuts(lengths: Sequence[int], max_items: int, max_tokens: int | None, o
         return [*range(size, len(lengths), size), len(lengths)]
     best: list[float] = [0.0]
     previous = [0]
+    padded = [overhead.padded(items) for items in range(min(max_items, len(lengths)) + 1)]
     for end in range(1, len(lengths) + 1):
         longest = lengths[end - 1]
-        cheapest, cut = float("inf"), end - 1
+        fixed, cheapest, cut = overhead.tokens + overhead.items * longest, float("inf"), end - 1
         for start in range(end - 1, max(-1, end - 1 - max_items), -1):
-            padded_tokens = (end - start) * longest
-            if max_tokens is not None and padded_tokens > max_tokens and end - start > 1:
+            if max_tokens is not None and (end - start) * longest > max_tokens and end - start > 1:
                 break
-            total = best[start] + overhead.tokens + overhead.items * longest + padded_tokens
+            total = best[start] + fixed + padded[end - start] * longest
             if total < cheapest:
                 cheapest, cut = total, start
         best.append(cheapest)

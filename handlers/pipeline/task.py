@@ -46,6 +46,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     api: ClassVar[retrieval.Api | None] = None  # the API whose responses contain its results
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # cost of one more micro-batch
+    graph_lengths: Sequence[int] = ()  # padded lengths of CUDA graphs, ascending
 
     config: Config
     engine: Engine
@@ -121,6 +122,10 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     @abc.abstractmethod
     def collate(self, items: Sequence[Item]) -> Arrays:
         """Stack the items of one micro-batch: arrays of shape (B, ...), named as the model's inputs."""
+
+    def examples(self, items: Sequence[Item]) -> Sequence[Arrays]:
+        """Return the inputs of one item for each shape that deserves a CUDA graph; `items` are the samples."""
+        return [self.collate([item]) for item in items]
 
     def forward(self, inputs: Arrays, items: Sequence[Item]) -> Outputs:  # noqa: ARG002
         """Run the model once, again for each half of a micro-batch that failed.

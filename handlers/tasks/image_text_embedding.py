@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 
 from handlers.archive_files import GRAPH
-from handlers.checkpoints import load_tokenizer
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.engines.torch import TorchEngine, dtype_for
 from handlers.errors import InvalidBody, InvalidInput, ItemError, WorkTooLarge
 from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbeddingOptions
 from handlers.image_text.engines import TowerEngines, TowerGraphs
-from handlers.image_text.towers import TEXT_GRAPH, TWO_TOWERS, UNMASKED, load_towers, read_configuration
+from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.requests import Payload
@@ -44,7 +42,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     api = "embeddings"
 
     def load(self) -> Engine:
-        model = read_configuration(self.checkpoint_dir)
+        self.tokenizer, model = read_family(self.checkpoint_dir)
         self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size or (0, 0)
@@ -52,17 +50,13 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         size = getattr(model, "projection_dim", vision.hidden_size)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
         self.output_tensors = vectors("embedding", size)
-        if model.model_type in TWO_TOWERS:
-            self._load_tokenizer(model)
+        if self.tokenizer is not None:
+            limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
+            self.max_length = min(limit, self.config.max_length or limit)
+            self.fixed_length = limit if model.model_type in UNMASKED else None
         else:
             self.inputs, self.media_types = frozenset({"b64"}), ("image/*",)
         return self._load_engine()
-
-    def _load_tokenizer(self, model: Any) -> None:
-        self.tokenizer = load_tokenizer(self.checkpoint_dir)
-        limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
-        self.max_length = min(limit, self.config.max_length or limit)
-        self.fixed_length = limit if model.model_type in UNMASKED else None
 
     def _load_engine(self) -> Engine:
         config, has_text = self.config, "text" in self.inputs
@@ -70,6 +64,9 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
             graphs = [self.model_dir / name for name in ((GRAPH, TEXT_GRAPH) if has_text else (GRAPH,))]
             settings: Any = {"precision": config.precision, "threads": config.threads}
             return TowerGraphs([OpenVinoEngine(graph, **settings) for graph in graphs])
+        from handlers.engines.torch import TorchEngine, dtype_for  # noqa: PLC0415
+        from handlers.image_text.towers import load_towers  # noqa: PLC0415
+
         towers, outputs = load_towers(self.checkpoint_dir, self.preprocessing), ["embeddings"]
         image = towers.image.to(self.device, dtype_for(self.device, config.precision))
         engines = [TorchEngine(image, self.device, ["pixels"], outputs, config.threads)]
@@ -133,6 +130,10 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
         is_images = isinstance(items[0], DecodedImage)
         return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
+
+    def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
+        image, *texts = items
+        return [self.collate([image]), *(super().examples(texts) if texts else ())]
 
     def split(self, outputs: Outputs, items: Sequence[Any]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32."""

@@ -18,7 +18,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import sequences
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
-from handlers.text.encoders import find_source_limit
+from handlers.text.encoders import PREPARED, find_source_limit, read_tokenizer
 from handlers.text.inputs import Text, add_tokens, pad_rows, read_payload
 
 Item = Text[TokenizationOptions]
@@ -41,7 +41,11 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 
     def load(self) -> FunctionEngine:
         config = self.config
-        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        folder, is_trusted = self.checkpoint_dir, config.trust_remote_code
+        if (folder / PREPARED).is_file():
+            self.tokenizer, _ = read_tokenizer(folder, trust_remote_code=is_trusted)
+        else:
+            self.tokenizer = load_tokenizer(folder, trust_remote_code=is_trusted)
         self.tokenizer_lock = threading.Lock()
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0

@@ -30,9 +30,12 @@ ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})
 PREPARED = "prepared.json"
 # The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
 IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_special_ids")
-TOKENIZER_NAMES = (*IDS, "is_fast", "model_input_names", "padding_side", "truncation_side", "split_special_tokens")
-SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels")
+SIDES = ("padding_side", "truncation_side")
+TOKENIZER_NAMES = (*IDS, *SIDES, "is_fast", "model_input_names", "model_max_length", "split_special_tokens")
+SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels", "patch_size", "projection_dim")
 CONFIG_NAMES = (*SIZES, "pad_token_id", "model_type", "transformers_version", "problem_type")
+# The parts of the configuration of a model of images and texts.
+PARTS = {"text_config": ("max_position_embeddings",), "vision_config": ("hidden_size", "patch_size")}
 # A class that replaces one of these methods is not prepared: it may encode, or save itself, with its own Python.
 METHODS = ("__call__", "_encode_plus", "_convert_encoding", "convert_tokens_to_string", "save_pretrained")
 
@@ -77,38 +80,51 @@ def _hash_sources(folder: Path) -> dict[str, str]:
     return hash_files(names)
 
 
-def prepare_tokenizer(folder: Path) -> None:
+def prepare_tokenizer(folder: Path, *, has_tokenizer: bool = True) -> None:
     """Write a checkpoint's tokenizer and configuration as transformers loads them, unless it would encode otherwise."""
-    tokenizer, config = read_tokenizer(folder, trust_remote_code=False)
+    tokenizer, config = read_tokenizer(folder, trust_remote_code=False, has_tokenizer=has_tokenizer)
+    content = {
+        "sources": _hash_sources(folder),
+        "config": {name: getattr(config, name) for name in CONFIG_NAMES if hasattr(config, name)},
+        "parts": {
+            part: {name: getattr(own, name, None) for name in names}
+            for part, names in PARTS.items()
+            if (own := getattr(config, part, None)) is not None
+        },
+        "labels": [*(config.id2label or {}).items()],
+    }
+    if tokenizer is not None:
+        if (backend := _backend_of(tokenizer)) is None:
+            return
+        content |= {"backend": backend, "tokenizer": {name: getattr(tokenizer, name) for name in TOKENIZER_NAMES}}
+    (folder / PREPARED).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _backend_of(tokenizer: Any) -> str | None:
+    """Return the text of a tokenizer of Rust; None if another would be read from it."""
     usual = import_transformers().TokenizersBackend
     if any(getattr(type(tokenizer), name, None) is not getattr(usual, name) for name in METHODS):
-        return
+        return None
     # A call selects the language, and undoes the padding and truncation of tokenizer.json.
     tokenizer(["a"])
     backend = tokenizer.backend_tokenizer.to_str()
     # Reading rounds some scores of a Unigram model, and texts of equal scores would be divided otherwise.
-    if Tokenizer.from_str(backend).to_str() != backend:
-        return
-    content = {
-        "sources": _hash_sources(folder),
-        "backend": backend,
-        "tokenizer": {name: getattr(tokenizer, name) for name in TOKENIZER_NAMES},
-        "config": {name: getattr(config, name) for name in CONFIG_NAMES if hasattr(config, name)},
-        "labels": [*(config.id2label or {}).items()],
-    }
-    (folder / PREPARED).write_text(json.dumps(content), encoding="utf-8")
+    return backend if Tokenizer.from_str(backend).to_str() == backend else None
 
 
-def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> tuple[Any, Any]:
+def read_tokenizer(folder: Path, *, trust_remote_code: bool, has_tokenizer: bool = True) -> tuple[Any, Any]:
     """Read a checkpoint's tokenizer and configuration, with transformers unless they are prepared and unchanged."""
     content = {} if trust_remote_code else read_json(folder / PREPARED)
     if not content or content["sources"] != _hash_sources(folder):
         options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code) if has_tokenizer else None
         return tokenizer, import_transformers().AutoConfig.from_pretrained(folder, **options)
+    parts = {part: SimpleNamespace(**values) for part, values in content["parts"].items()}
+    config = SimpleNamespace(**content["config"], **parts, id2label=dict(content["labels"]))
+    if not has_tokenizer:
+        return None, config
     backend = Tokenizer.from_str(content["backend"])
     backend.encode_special_tokens = content["tokenizer"]["split_special_tokens"]
-    config = SimpleNamespace(**content["config"], id2label=dict(content["labels"]))
     return FastTokenizer(**content["tokenizer"], backend_tokenizer=backend), config
 
 

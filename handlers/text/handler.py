@@ -6,6 +6,7 @@ payload -> decode -> checked text -> prepare: one call of the tokenizer for all 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from itertools import cycle, islice
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs, pad_array
+from handlers.engines.ladder import TOKENS, round_up, steps
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig, ItemError
 from handlers.pipeline.micro_batches import Cost
@@ -120,6 +122,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
+        tokens = round_up(tokens, self.graph_lengths)
         return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property
@@ -132,6 +135,19 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def collate(self, items: Sequence[Item]) -> Arrays:
         return self.stack(items)
+
+    def examples(self, items: Sequence[Item]) -> Sequence[Arrays]:
+        """Return a row of each length of the ladder, whose last token is padding."""
+        if self.config.padding == "exact":
+            return []
+        row = getattr(items[0], "windows", items)[0]
+
+        def cut(numbers: Sequence[int], length: int) -> list[int]:
+            return [*islice(cycle(numbers), max(1, length - 1))]
+
+        lengths = steps(TOKENS, self.max_length)
+        texts = [Text("", None, cut(row.ids, length), cut(row.type_ids, length)) for length in lengths]
+        return [self.stack([text]) for text in texts]
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
         """Pad rows to the longest of them, on the tokenizer's side.

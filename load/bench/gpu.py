@@ -4,6 +4,7 @@ The loops, of load.bench.gpu_loops, have no server: an application's own code in
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -12,10 +13,10 @@ from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import STOCK, WINDOW
 from load.bench.contender import Contender, Loop, register, start_loop
-from load.bench.gpu_loops import DTYPES
+from load.bench.gpu_loops import COMPILED, DTYPES
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
-from load.bench.texts import CHECKPOINT, EMBEDDING, NO_CHECKPOINT, TRANSLATION
+from load.bench.texts import CHECKPOINT, EMBEDDING, LIST, NO_CHECKPOINT, TRANSLATION
 from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
@@ -40,13 +41,18 @@ def measure(bench: Bench) -> Iterator[Row]:
 def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None) -> Iterator[Row]:
     built = archives.build(bench, name, bench.work / name, weights=weights, engine="torch")
     with run_server(built.parent) as server, start_loop(f"{name} on a GPU", built) as process:
-        contenders: list[Contender] = [register(server, name, OURS, inputs, WINDOW)]
-        contenders += [Loop(precision, process, precision, WINDOW) for precision in DTYPES]
+        ours = register(server, name, OURS, inputs, WINDOW)
+        ways = [way for way in DTYPES if way != COMPILED or name != TRANSLATION]
+        contenders: list[Contender] = [ours, *(Loop(way, process, way, WINDOW) for way in ways)]
         if name == RESNET:
             stock = archives.build_stock(built, archives.CLASSIFIERS[name], "image_classifier")
             contenders.append(register(server, stock, STOCK, inputs, WINDOW))
         loads = [ClosedLoop(clients) for clients in CLIENTS]
         bench.settle(contenders, loads[-1])
-        results = bench.measure([Comparison(load, contenders) for load in loads])
-    for load, theirs in product(loads, contenders[1:]):
-        yield results.row(f"{name}, {load}, per s", load, OURS, theirs.name)
+        comparisons = [Comparison(load, contenders) for load in loads]
+        if name == EMBEDDING:
+            lists = replace(ours, inputs=samples.lists(samples.texts(), LIST), items=LIST)
+            comparisons.append(Comparison(ClosedLoop(LIST), [lists, *contenders[1:]], f"lists of {LIST}"))
+        results = bench.measure(comparisons)
+    for comparison, theirs in product(comparisons, contenders[1:]):
+        yield results.row(f"{name}, {comparison}, per s", comparison, OURS, theirs.name)

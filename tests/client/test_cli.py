@@ -22,7 +22,7 @@ COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollou
         (["predict", "m", "photos"], "--out"),
         (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
         (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: the value is not UTF-8"),
-        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "pass one of them"),
+        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "cannot both be set; pass one"),
         (["--client-key", "k.pem", "describe"], "--client-key needs --cert"),
         (["rollout", "m", "--canary", "101"], "'101' is not a number of 0 or more and at most 100"),
         (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),

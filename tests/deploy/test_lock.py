@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lock import beyond, blocks, pins, versions, without_torch
+from deploy.lock import beyond, blocks, pins, versions, within, without_torch
 from deploy.models import ROOT
+from tests.test_imports import imports
 
 LOCK = """\
 # This file was made by: make lock
@@ -23,8 +24,8 @@ torch==2.13.0 \\
 torch-model-archiver==0.12.0 \\
     --hash=sha256:ee
 """
-HOST = ROOT / "deploy" / "serve" / "serve.lock"
-LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock", HOST]
+HOST = ROOT / "deploy" / "extras" / "serve.lock"
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-server.lock"]
 LOCKS += (ROOT / "deploy" / "extras").glob("*.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -44,6 +45,9 @@ def test_parts_of_a_lock() -> None:
     assert beyond(LOCK, whole) == "# This file was made by: make lock-extras\n" + more
     with pytest.raises(ValueError, match=r"numpy: the second lock has 2\.5\.0, the first 2\.4\.6"):
         beyond(LOCK, whole.replace("numpy==2.4.6", "numpy==2.5.0"))
+    assert within(LOCK, without_torch(LOCK)) == without_torch(LOCK)
+    with pytest.raises(ValueError, match=r"the first lock lacks ray==2\.60\.0"):
+        within(LOCK, whole)
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -85,10 +89,30 @@ def test_lock_of_an_image_is_a_part_of_the_environments(path: Path, absent: set[
     assert absent.isdisjoint(pin.partition("==")[0] for pin in server)
 
 
-@pytest.mark.parametrize("extra", [path.stem for path in LOCKS[3:]])
+@pytest.mark.parametrize("extra", [path.stem for path in LOCKS[2:] if path.stem != "serve"])
 def test_lock_of_an_extra_adds_to_the_environment_what_pyproject_asks_for(extra: str) -> None:
     text, base = (ROOT / "deploy" / "extras" / f"{extra}.lock").read_text(), (ROOT / "requirements.lock").read_text()
     # Both together have the versions of each.
     assert beyond(base, text) == text
     asked = {re.split(r"[<>=~!\[]", each)[0] for each in PROJECT["optional-dependencies"][extra]}
     assert asked <= {pin.partition("==")[0] for pin in blocks(text)}
+
+
+# The engine of some archives, and packages that only it needs: a process of one archive may lack them.
+ENGINE = {"torch", "torchvision", "transformers", "ts", "safetensors"}
+SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_file.py")
+
+
+def test_lock_of_one_archive_has_what_its_process_imports() -> None:
+    text = HOST.read_text()
+    locked = {pin.partition("==")[0] for pin in blocks(within((ROOT / "requirements.lock").read_text(), text))}
+    assert not [name for name in locked if name.startswith(("torch", "nvidia", "triton"))]
+    parts = [ROOT / "handlers", *(ROOT / "deploy" / part for part in SERVED)]
+    files = [path for part in parts for path in ([part] if part.is_file() else part.rglob("*.py"))]
+    tops = {name.partition(".")[0] for path in files for name in imports(path)}
+    owners = importlib.metadata.packages_distributions()
+    foreign = tops - {*sys.stdlib_module_names} - ENGINE - {"deploy", "handlers", "torchserve_client"}
+    # More than one package is `google`.
+    assert [
+        name for name in sorted(foreign) if not {each.lower().replace("_", "-") for each in owners[name]} & locked
+    ] == []

@@ -1,11 +1,9 @@
-"""client/ against a real TorchServe: predictions, and the commands of `torchserve-client`."""
+"""client/ against a process of deploy.serve, and the pages of models against a real TorchServe."""
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import numpy as np
@@ -16,7 +14,8 @@ from deploy import sandbox
 from deploy.gateway import management as listing
 from deploy.models import model
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox
+from tests.e2e.conftest import MOBILENET
+from tests.hosts import run_hosts
 from tests.photographs import path, photograph
 from torchserve_client import ChunkingClient, Client, InvalidPayload, ItemFailed, Rejected, RetryPolicy, management
 from torchserve_client.cli import main
@@ -25,28 +24,21 @@ PATIENT = RetryPolicy(attempts=40, statuses=frozenset({404, 503}))
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.settings.inference_url, server.settings.management_url) as connected:
+def client(model_store: Path) -> Iterator[Client]:
+    with run_hosts(model_store / f"{MOBILENET}.mar") as (host,), Client(host.url) as connected:
         yield connected
 
 
-def of(server: Server, *arguments: str) -> list[str]:
-    settings = server.settings
-    return ["--url", settings.inference_url, "--management-url", settings.management_url, *arguments]
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_bytes().splitlines()]
+def of(url: str, management_url: str, *arguments: str) -> list[str]:
+    return ["--url", url, "--management-url", management_url, *arguments]
 
 
 def top(answer: dict[str, float]) -> str:
     return max(answer, key=lambda label: answer[label])
 
 
-def test_payloads_of_every_kind_get_their_answers_and_errors_what_the_server_said(
-    client: Client, serve: Callable[..., str]
-) -> None:
-    name, body = serve(), photograph("chelsea")
+def test_payloads_of_every_kind_get_their_answers_and_errors_what_the_server_said(client: Client) -> None:
+    name, body = MOBILENET, photograph("chelsea")
     answers = [
         client.predict(name, body),
         client.predict(name, path("chelsea")),
@@ -70,27 +62,22 @@ def test_payloads_of_every_kind_get_their_answers_and_errors_what_the_server_sai
 
 
 def test_arrays_are_predicted_in_chunks(
-    server: Server,
-    gateway: Sandbox,
-    archive: Callable[..., str],
-    serve: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
+    archive: Callable[..., str], model_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = serve(archive=archive(model("batch2")), name="batch2", max_batch_delay_ms=1)
+    name = "batch2"
     five = np.arange(5, dtype=np.int32).reshape(5, 1)
-    for address in (server.settings.inference_url, gateway.http):
-        # The gateway may not have seen yet that the model is there.
-        with Client(address, retry=PATIENT) as asking, ChunkingClient(asking, 2) as chunking:
-            found = [future.result()["OUTPUT_1"].tolist() for future in chunking.submit(name, {"INPUT_1": five})]
-            assert found == [[[0], [2]], [[4], [6]], [[8]]]
-            with pytest.raises(Rejected, match="batch-size must be <= 2"):
-                asking.predict(name, {"INPUT_1": five[:4]})
-    capsys.readouterr()
-    assert main(of(server, "describe", name)) == 0
+    with run_hosts(model_store / archive(name)) as (host,), sandbox.run_gateway([host.node("host")]) as gateway:
+        for address in (host.url, gateway.http):
+            # The gateway may not have seen yet that the model is there.
+            with Client(address, retry=PATIENT) as asking, ChunkingClient(asking, 2) as chunking:
+                found = [future.result()["OUTPUT_1"].tolist() for future in chunking.submit(name, {"INPUT_1": five})]
+                assert found == [[[0], [2]], [[4], [6]], [[8]]]
+                with pytest.raises(Rejected, match="batch-size must be <= 2"):
+                    asking.predict(name, {"INPUT_1": five[:4]})
+        capsys.readouterr()
+        assert main(of(host.url, host.url, "describe", name)) == 0
     shown = capsys.readouterr().out
     assert ("max_batch_size 2" in shown, "INPUT_1" in shown) == (True, True)
-    # Asking a model what it takes does not keep it from answering, as TorchServe's own question would.
-    assert Client(server.settings.inference_url, timeout_s=60).predict(name, {"INPUT_1": [4]}) == {"OUTPUT_1": [8]}
 
 
 def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothing(
@@ -113,7 +100,7 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
         listed = [each["modelName"] for each in requests.get(models, timeout=60).json()["models"]]
         assert (server.management.models(), set(listed)) == (listed, names)
         assert {name for name, _ in server.management.all_versions()} == asyncio.run(seen(server)) == names - {"a/b"}
-        assert main(of(server, "describe")) == 0
+        assert main(of(server.settings.inference_url, server.settings.management_url, "describe")) == 0
         assert re.search(r"(?s)m1.*m2.*m3.*a/b: not described: Model not found: ", capsys.readouterr().out)
         with pytest.raises(InvalidPayload, match="must be 0 or more"):
             server.management.scale("m1", -1)

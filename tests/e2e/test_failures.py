@@ -109,7 +109,16 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     # With other ports, but in the temporary folder of the first server: its pid file and sockets lie there.
     config = tmp_path / "config.properties"
     config.write_text(relocate_config(server.config.read_text(), ROOT, make_settings(model_store)))
-    words = [sys.executable, "-m", "deploy.run", "start", "--config", str(config), "--folder", str(tmp_path / "nodes")]
+    words = [
+        sys.executable,
+        "-m",
+        "deploy.run",
+        "start",
+        "--config",
+        str(config),
+        "--state-dir",
+        str(tmp_path / "nodes"),
+    ]
     temporary = {**os.environ, "TMPDIR": str(server.temporary)}
     done = subprocess.run(words, cwd=ROOT, env=temporary, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"serve: TorchServe: {beside}")

@@ -76,7 +76,7 @@ class Site:
 
     @property
     def words(self) -> list[str]:
-        return ["--config", str(self.config), "--folder", str(self.folder), "--gateway-config", str(self.edge)]
+        return ["--config", str(self.config), "--state-dir", str(self.folder), "--gateway-config", str(self.edge)]
 
     def serve(self, *command: str) -> list[str]:
         """The words of `python -m deploy.run`."""

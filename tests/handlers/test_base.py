@@ -35,17 +35,20 @@ from handlers.pipeline.flow import server_timing
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request, Slot
 from tests.handlers.batching.frontend import Frontend
+from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
 from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
 from tests.handlers.serving import DoublingHandler, context, serve, started
 from tests.waiting import PATIENCE_S
 
 
-@pytest.fixture(scope="module")
-def handler(tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
-    ready = started(
-        DoublingHandler(), tmp_path_factory.mktemp("model"), {"max_batch_items": 4, "max_request_items": 10}
-    )
+@pytest.fixture(scope="module", params=["eager", "graphs"])
+def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
+    settings = {"max_batch_items": 4, "max_request_items": 10, "precision": "fp32"}
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = use_cpu_graphs(patch) if request.param == "graphs" else None
+        ready = started(DoublingHandler(), tmp_path_factory.mktemp("model"), settings)
     assert isinstance(ready, DoublingHandler)
+    assert recorder is None or (recorder.recorded, ready.overhead.sizes) == (3, (1, 2, 4))
     return ready
 
 
@@ -415,17 +418,11 @@ def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
     ]
 
 
-class Gpu(str):
-    """A device that torch computes on, and the handler takes for a GPU."""
-
-    type = "gpu"
-
-
 def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    monkeypatch.setattr(base, "_device", lambda _: Gpu("cpu"))
+    monkeypatch.setattr(base, "_device", lambda _: GPU)
     (tmp_path / "build.json").write_text(Build("0123", "none", False, {}).to_json())
     models = []
 
@@ -452,7 +449,7 @@ def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_
 def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "measure", lambda *_: [(1, 0.005), (20, 0.005)])
     assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 250
-    monkeypatch.setattr(base, "_device", lambda _: Gpu("cpu"))
+    monkeypatch.setattr(base, "_device", lambda _: GPU)
     assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 2**31
 
 

@@ -32,8 +32,8 @@ for task in sys.argv[2:]:
     import_module(f"handlers.tasks.{task}")
 print(json.dumps(sorted(sys.modules)))
 """
-# These import transformers, and so torch, also with CTranslate2 and OpenVINO; `stock` is TorchServe's.
-WITH_TORCH = frozenset({"translation", "image_text_embedding", "stock"})
+# Translation imports transformers, and so torch, also with CTranslate2; `stock` is TorchServe's.
+WITH_TORCH = frozenset({"translation", "stock"})
 TASKS = [path.stem for path in (ROOT / "handlers" / "tasks").glob("[a-z]*.py")]
 
 

@@ -226,9 +226,10 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
 ) -> None:
     monkeypatch.setattr(measure, "REFRESH_S", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    out, page = tmp_path / "folder" / "run.json", tmp_path / "page.html"
+    out, page, keys = tmp_path / "folder" / "run.json", tmp_path / "page.html", tmp_path / "key_file.json"
+    keys.write_text('{"inference": {"key": "secret"}}')
     with serving(soon) as url:
-        more = ("--concurrency", "1,4", "-o", str(out), "--token", "secret", "--expect", "alone")
+        more = ("--concurrency", "1,4", "-o", str(out), "--token-file", str(keys), "--expect", "alone")
         assert main(["run", *call(url, tmp_path, *more)]) == 0
     output = capsys.readouterr()
     assert [line.split()[1] for line in output.out.splitlines()] == ["load", "1", "4"]

@@ -10,10 +10,12 @@ from deploy.archives.sources import Source
 from deploy.archives.stagers.text import export as export_text
 from deploy.archives.stagers.vision import export as export_pixels
 from deploy.models import Engine, ModelEntry
-from handlers.archive_files import GRAPH
+from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
 from handlers.image_text.config import ImageTextEmbeddingConfig
-from handlers.image_text.towers import TEXT_GRAPH, load_towers
+from handlers.image_text.families import TEXT_GRAPH
+from handlers.image_text.towers import load_towers
+from handlers.text.encoders import prepare_tokenizer
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
@@ -30,3 +32,5 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             for name, graph in graphs.items():
                 openvino.save_model(graph, folder / name, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
+        if engine != "torch":
+            prepare_tokenizer(folder / CHECKPOINT, has_tokenizer=towers.text is not None)

@@ -39,6 +39,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     # Not packed by torch-model-archiver, so not listed either.
     (colours / "palettes" / ".cache").mkdir(parents=True)
     (colours / "palettes" / ".cache" / "a.csv").write_text("")
+    (colours / "palettes" / ".names").write_text("")
     task = archive_sh.folder / "colour_names.py"
     task.write_text(task.read_text().replace('("palette.csv",)', '("palette.csv", "palettes")'))
     arguments = ["colours", "--weights", str(archive_sh.folder / "trained.bin"), "--archive-format", archive_format]
@@ -63,7 +64,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     assert build["is_folder"] is (archive_format == "no-archive")
     files = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
     assert files - build["files"].keys() == {"build.json", "MAR-INF/MANIFEST.json"}
-    assert {"checkpoint/trained.bin", "palette.csv", "colour_names.py", "handlers/base.py"} <= files
+    assert {"checkpoint/trained.bin", "palette.csv", "palettes/.names", "colour_names.py", "handlers/base.py"} <= files
     assert not [name for name in files if "pycache" in name or name.startswith(("client", "load", "tests"))]
     assert json.loads((folder / "MAR-INF/MANIFEST.json").read_text())["model"] == {
         "modelName": "colours",

@@ -223,6 +223,6 @@ def test_only_a_model_that_openvino_serves_in_fp32_gets_the_command_of_int8(plat
 def test_wrong_command_is_one_line_and_exit_1(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, "--folder", str(tmp_path)]) == 1
+    assert main([*arguments, "--state-dir", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(words)

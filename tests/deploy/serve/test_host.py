@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from deploy.models import ROOT
 from deploy.serve.__main__ import _bind
 from deploy.serve.limits import Limits
-from deploy.serve.server import Protocol
+from deploy.serve.server import Joined, Protocol
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
@@ -47,6 +47,9 @@ def test_routes_are_those_of_a_node(serve: Serve) -> None:
         *(("/v2/models/colours", 200), ("/v1/models", 200), (f"{PATH}/2.0", 404), ("/invocations", 400)),
     ):
         assert requests.get(served.url + path, timeout=9).status_code == status, path
+    for connection in ("keep-alive", "close"):
+        headers = {"Connection": connection}
+        assert requests.head(f"{served.url}/ping", headers=headers, timeout=9).status_code == 200
     assert requests.delete(f"{served.url}/models/colours", timeout=9).status_code == 405
     labels = 'ModelName="colours",ModelVersion="1.0",outcome="success",Hostname='
     until(lambda: f"handler_requests_total{{{labels}" in requests.get(f"{served.url}/metrics", timeout=9).text)
@@ -59,6 +62,19 @@ def test_response_does_not_wait_for_the_receipt_of_its_head() -> None:
     """uvicorn writes both by themselves, and Nagle's algorithm would keep the body for 40 ms."""
     with _bind("127.0.0.1", 0) as listener:
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_head_and_body_of_an_answer_are_sent_together_and_a_head_without_a_body_is_sent() -> None:
+    transport, head = Mock(), b"HTTP/1.1 200 OK\r\n\r\n"
+    joined = Joined(transport)
+    joined.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    transport.write.assert_called_once()
+    ends: list[Callable[[], None]] = [lambda: joined.write(b"HTTP/1.1"), joined.flush, joined.close]
+    for end in ends:
+        joined.write(head)
+        end()
+    assert [call.args[0] for call in transport.writelines.mock_calls] == [(head, b"HTTP/1.1"), (head, b""), (head, b"")]
+    transport.write.assert_called_once()
 
 
 def test_process_imports_neither_torch_nor_ts(serve: Serve) -> None:
@@ -106,7 +122,7 @@ def test_clients_that_left_delay_no_other(serve: Serve, size: int) -> None:
 
 
 CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n".encode()
-# What a client sends -> the start of the response before the connection ends; every limit of seconds is 0.3.
+# The bytes of a client -> the start of the response before the connection ends; every limit of seconds is 0.3.
 HELD = {
     "nothing": (b"", b""),
     "part of a head": (b"GET /ping HTTP/1.1\r\n", b""),
@@ -196,6 +212,16 @@ def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serv
         with suppress(requests.ConnectionError):
             until(lambda: requests.get(f"{served.url}/ping", timeout=9).status_code == 503)
     assert served.process.wait(30) == 1
+
+
+def test_next_process_removes_the_files_of_a_killed_one(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    serve().kill()
+    (left,) = tmp_path.glob("serve-*")
+    serve()
+    assert not left.exists()
 
 
 def _waiting(served: Host) -> int:

@@ -157,7 +157,7 @@ def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         ({"min_length": 4}, {"min_decoding_length": 3}),
         ({"min_new_tokens": 50}, {"min_decoding_length": 20}),
-        ({"length_penalty": 0.6}, {"length_penalty": 0.6}),
+        *(({"length_penalty": each}, {"length_penalty": each}) for each in (0.6, 0.0)),
     ],
 )
 def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -369,17 +369,24 @@ def test_gpu_that_computes_nothing_more_ends_the_worker_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: out of memory"]
+    ("message", "free_share", "error"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", 0.5, OutOfMemory),
+        ("CUDA error: out of memory", 0.5, OutOfMemory),
+        ("GET was unable to find an engine to execute this computation", 0.05, OutOfMemory),
+        ("Unable to find a valid cuDNN algorithm to run convolution", 0.05, OutOfMemory),
+        ("GET was unable to find an engine to execute this computation", 0.5, RuntimeError),
+        ("a bug", 0.05, RuntimeError),
+    ],
 )
 def test_allocation_that_a_library_of_cuda_cannot_make_is_out_of_memory(
-    message: str, monkeypatch: pytest.MonkeyPatch
+    message: str, free_share: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    with pytest.raises(OutOfMemory), memory_errors(torch.device("cuda", 0)):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(1000 * free_share), 1000))
+    with pytest.raises(error), memory_errors(torch.device("cuda", 0)):
         raise RuntimeError(message)
-    with pytest.raises(RuntimeError, match="a bug"), memory_errors(torch.device("cuda", 0)):
-        raise RuntimeError("a bug")
 
 
 @pytest.mark.gpu

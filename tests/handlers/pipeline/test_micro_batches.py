@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from handlers.pipeline.micro_batches import Cost, Overhead, plan_micro_batches
@@ -21,10 +21,18 @@ def test_plan_holds_each_item_once_in_micro_batches_of_one_group_within_the_limi
         assert max_tokens is None or len(batch) == 1 or len(batch) * longest <= max_tokens
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 4))
-def test_plan_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], max_items: int) -> None:
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 4), st.sampled_from([(), (1, 2, 4)]))
+def test_plan_costs_no_more_than_the_best_of_all_partitions(
+    lengths: list[int], max_items: int, sizes: tuple[int, ...]
+) -> None:
+    # A plan for equal lengths has as few micro-batches as possible.
+    assume(not sizes or len(set(lengths)) > 1)
+    overhead = Overhead(sizes=sizes)
+
     def price(batches: list[list[int]]) -> int:
-        return sum(Overhead().tokens + len(batch) * max(lengths[index] for index in batch) for batch in batches)
+        rows = [4 if sizes and len(batch) == 3 else len(batch) for batch in batches]
+        longest = [max(lengths[index] for index in batch) for batch in batches]
+        return sum(overhead.tokens + each * most for each, most in zip(rows, longest, strict=True))
 
     def partitions(indices: list[int]) -> Iterator[list[list[int]]]:
         if not indices:
@@ -34,7 +42,7 @@ def test_plan_costs_no_more_than_the_best_of_all_partitions(lengths: list[int], 
                 yield [indices[:size], *rest]
 
     by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
-    planned = plan_micro_batches([Cost(length) for length in lengths], max_items)
+    planned = plan_micro_batches([Cost(length) for length in lengths], max_items, overhead=overhead)
     assert price(planned) == min(price(batches) for batches in partitions(by_length))
 
 

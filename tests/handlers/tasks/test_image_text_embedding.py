@@ -16,7 +16,7 @@ from PIL import Image
 
 from deploy.models import Engine
 from handlers.errors import InvalidConfig
-from handlers.image_text.towers import read_configuration
+from handlers.image_text.families import read_family
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import exports, tiny_image_text
 from tests.handlers.serving import ENGINES, Answer, serve, started
@@ -211,4 +211,4 @@ def test_bad_input_is_refused_and_the_rest_of_the_batch_is_unharmed(archives: Ar
 def test_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     transformers.BertConfig().save_pretrained(tmp_path)
     with pytest.raises(InvalidConfig, match="bert is not supported for embedding images"):
-        read_configuration(tmp_path)
+        read_family(tmp_path)

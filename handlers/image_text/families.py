@@ -1,0 +1,26 @@
+"""The families of models of images and texts, and the files beside their weights; without PyTorch."""
+
+from pathlib import Path
+from typing import Any
+
+from handlers.errors import InvalidConfig
+from handlers.text.encoders import read_tokenizer
+from handlers.text.sentence_files import read_json
+
+# Models of images and texts, by `model_type`.
+TWO_TOWERS = ("clip", "siglip", "chinese_clip")
+# Models of images, whose vector is the first token after the last layer's norm.
+ONLY_IMAGES = ("dinov2", "dinov2_with_registers", "dinov3_vit", "vit")
+# The file of the exported tower for texts.
+TEXT_GRAPH = "text.xml"
+# Models without a mask: the vector is that of the last position, and every text is padded to the length of training.
+UNMASKED = ("siglip",)
+
+
+def read_family(checkpoint: Path) -> tuple[Any, Any]:
+    """Read a model's tokenizer, None without texts, and its configuration; InvalidConfig if it is not supported."""
+    kind = read_json(checkpoint / "config.json").get("model_type")
+    if kind not in (*TWO_TOWERS, *ONLY_IMAGES):
+        served = ", ".join((*TWO_TOWERS, *ONLY_IMAGES))
+        raise InvalidConfig(f"{kind} is not supported for embedding images; supported models are {served}")
+    return read_tokenizer(checkpoint, trust_remote_code=False, has_tokenizer=kind in TWO_TOWERS)

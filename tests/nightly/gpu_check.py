@@ -1,0 +1,178 @@
+"""Tests and measurements of a GPU, in ten minutes: python -m tests.nightly.gpu_check [STEP] [--dry-run]
+
+build -> each step in a process with a limit of time -> a line of JSON for each figure -> build/gpu.json and a table
+
+A step that fails keeps its figures so far. `--dry-run` is a rehearsal on a processor.
+"""
+
+import argparse
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from deploy.archives.tasks import task_class
+from handlers.warm_up import decode_items
+from load.bench import archives
+from load.bench.rounds import Bench
+from tests.handlers.cpu_graphs import use_graphs
+from tests.handlers.serving import started
+
+IS_DRY = "--dry-run" in sys.argv
+TEXTS, IMAGES = MODELS = {"sentence-embedding": "sentence_embedding", "resnet-152": "image_classification"}
+JSON = Path("build/gpu.json")
+# Seconds of all steps.
+TOTAL_S = 570.0
+# Micro-batches of texts of random lengths; items of others, and how often these run.
+SHAPES, ROWS, WARM_UPS, REPEATS = 24, (1, 16, 64), 3, 3 if IS_DRY else 50
+CHANCE = np.random.default_rng(0)
+Figures = Iterator[tuple[str, Any]]
+
+
+def load(store: Path, name: str, cuda_graphs: str = "auto") -> Any:
+    """Load an archive as a worker of the GPU does."""
+    small = {"max_batch_items": 4} if IS_DRY else {}
+    return started(task_class(MODELS[name])(), store / name, {"cuda_graphs": cuda_graphs, **small})
+
+
+def texts(handler: Any, rows: int, length: int) -> Any:
+    """Make random texts, padded to a length of ours."""
+    length = handler.padded_length(length)
+    arrays = {name: np.zeros((rows, length), np.int64) for name in handler.engine.input_names}
+    arrays["input_ids"][:] = CHANCE.integers(0, handler.model_config.vocab_size, (rows, length))
+    arrays["attention_mask"][:] = np.arange(length) < CHANCE.integers(1, length + 1, (rows, 1))
+    return arrays
+
+
+def time_ms(run: Callable[..., object], *arguments: Any) -> float:
+    started_s = time.perf_counter()
+    run(*arguments)
+    return 1000 * (time.perf_counter() - started_s)
+
+
+def build(store: Path) -> Figures:
+    """Build the archives, with weights for PyTorch only."""
+    for name in MODELS:
+        example = "mobilenet-v2" if IS_DRY and name == IMAGES else name
+        archives.build(Bench(store), example, store, engine="torch").rename(store / name)
+        yield name, "built"
+
+
+def tests(_: Path) -> Figures:
+    """Run the tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/handlers"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    yield "exit code and end", [done.returncode, done.stdout.splitlines()[-3:]]
+
+
+def attention(store: Path) -> Figures:
+    """Time new and known shapes of texts: with cuDNN's attention, without it, and with graphs."""
+    for way, setting in (("cudnn", "off"), ("eager", "off"), ("graphs", "auto")):
+        handler = load(store, TEXTS, setting)
+        torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
+        most = (handler.config.max_batch_items + 1, handler.max_length + 1)
+        tried = [texts(handler, *CHANCE.integers(1, most)) for _ in range(SHAPES)]
+        for kind in ("new", "known"):
+            times = [time_ms(handler.engine.run, each) for each in tried]
+            yield f"{way}, {kind} shapes, ms p50, most", [median(times), max(times)]
+        with torch.profiler.profile() as profile:
+            handler.engine.run(tried[0])
+        found = {each.key[:60] for each in profile.key_averages() if "ttention" in each.key or "mha" in each.key}
+        yield f"{way}, kernels", sorted(found)
+
+
+def recording(store: Path) -> Figures:
+    """Time loading without and with graphs; the log has their memory."""
+    for name, setting in product(MODELS, ("off", "auto")):
+        yield f"{name}, graphs {setting}, s", time_ms(load, store, name, setting) / 1000
+
+
+def http(_: Path) -> Figures:
+    """Compare ours over HTTP with loops in process; see load.bench.gpu."""
+    file, options = JSON.with_suffix(".http.json"), ["--rounds", "2", "--seconds", "1", "--minutes", "3"]
+    command = [sys.executable, "-m", "load.bench", "--help" if IS_DRY else "gpu", *options, "--json", str(file)]
+    subprocess.run(command, check=False, stdout=sys.stderr)
+    for row in [] if IS_DRY else orjson.loads(file.read_bytes())["rows"]:
+        yield f"{row['measured']}, over {row['against']}", row["ratio"]["median"]
+
+
+def rates(store: Path) -> Figures:
+    """Time micro-batches in process, eagerly and on graphs."""
+    for name, setting in product(MODELS, ("off", "auto")):
+        handler = load(store, name, setting)
+        for rows in ROWS:
+            arrays = handler.collate(decode_items(handler, [handler.sample()]) * rows)
+            times = [time_ms(handler.engine.run, arrays) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+            yield f"{name}, graphs {setting}, {rows} items, ms", median(times)
+
+
+# Each step and its limit in seconds.
+STEPS = {build: 60, tests: 100, attention: 60, recording: 100, rates: 60, http: 240}
+
+
+def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
+    """Run a step in a process; return its figures, and its error if it failed."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.nightly.gpu_check",
+        name,
+        "--store",
+        store,
+        *(["--dry-run"] if IS_DRY else []),
+    ]
+    with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as log:
+        try:
+            code: Any = subprocess.run(command, stdout=output, stderr=log, timeout=limit_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = f"over {limit_s:.0f} s"
+        output.seek(0)
+        log.seek(0)
+        figures, lines = output.read().splitlines(), log.read().decode(errors="replace").splitlines()
+    found = dict(orjson.loads(line) for line in figures if line.startswith(b'["'))
+    found["log"] = [line for line in lines if "CUDA graphs" in line or "changes outputs" in line]
+    return {**found, **({"failed": [code, *lines[-3:]]} if code else {})}
+
+
+def main() -> int:
+    """Run all steps, or one; return the exit code."""
+    command = argparse.ArgumentParser(prog="python -m tests.nightly.gpu_check", description="Test and measure a GPU.")
+    command.add_argument("step", nargs="?")
+    command.add_argument("--dry-run", action="store_true", help="rehearse on a processor")
+    command.add_argument("--store", help=argparse.SUPPRESS)
+    options, report, ends_s = command.parse_args(), dict[str, Any](), time.monotonic() + TOTAL_S
+    if options.store:
+        logging.basicConfig()
+        use_graphs(pytest.MonkeyPatch(), "cpu" if IS_DRY else "cuda")
+        for figure in {step.__name__: step for step in STEPS}[options.step](Path(options.store)):
+            print(orjson.dumps(figure).decode(), flush=True)
+        return 0
+    JSON.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as store:
+        for step, limit_s in STEPS.items():
+            if options.step in (None, step.__name__) or step is build:
+                started_s = time.monotonic()
+                found = run_step(step.__name__, max(1.0, min(limit_s, ends_s - started_s)), store)
+                took_s, word = time.monotonic() - started_s, "FAILED" if "failed" in found else "ok"
+                print(f"gpu: {step.__name__} {word}, {took_s:.0f} s", flush=True)
+                report[step.__name__] = found
+                JSON.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    print(
+        "\n".join(f"| {name} | {what} | {value} |" for name, found in report.items() for what, value in found.items())
+    )
+    return int(any("failed" in found for found in report.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
