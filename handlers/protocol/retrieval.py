@@ -12,10 +12,11 @@ names are from OpenAI's documentation of POST /v1/embeddings and of errors, and 
 """
 
 import base64
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -48,6 +49,16 @@ RETRY_HEADER = "X-Should-Retry"
 BUSY = 503
 # Fields of clients that have no effect here.
 IGNORED = {"model", "user"}
+# Jina's and Voyage's names of fields that another API has.
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "embeddings": {"embedding_type": "encoding_format", "task": "input_type", "output_dimension": "dimensions"},
+    "rerank": {"top_k": "top_n"},
+}
+# The only accepted value of fields that change an answer, besides `Hooks.only_values`. A document has one text.
+ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "embeddings": {"output_dtype": "float", "late_chunking": False},
+    "rerank": {"rank_fields": ["text"]},
+}
 # The two sides of a search, by Cohere's, Voyage's and Jina's names.
 INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
@@ -73,10 +84,11 @@ class Answer:
     model: str
     is_list: bool = True  # an error then names the index of its item
     tokens: int = 0  # of all items, as the model received them: special ones included, truncated ones not
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the client's names of fields by our own
     # The names of an item in the task's messages.
     items: ClassVar[tuple[str, ...]] = ()
     # The request's field with the items.
-    field: ClassVar[str] = ""
+    key: ClassVar[str] = ""
 
     def with_tokens(self, tokens: int) -> "Answer":
         """Return a copy with the number of tokens of the request."""
@@ -100,12 +112,13 @@ class Answer:
     def _named(self, message: str, index: int, *, is_alone: bool) -> tuple[str, str | None]:
         """Return a message with the request's name of the field, and the item's index if the error is the item's."""
         found = _FIELD.match(message)
-        place = f"{self.field}[{index}]" if self.is_list else self.field
+        place = f"{self.key}[{index}]" if self.is_list else self.key
         if found and found[1] in self.items:
-            return f"{place}: {message[found.end() :]}", self.field
+            return f"{place}: {message[found.end() :]}", self.key
         if found:
-            return message, found[1]
-        return (f"{place}: {message}", self.field) if is_alone else (message, None)
+            name = self.aliases.get(found[1], found[1])
+            return message.replace(found[1], name, 1), name
+        return (f"{place}: {message}", self.key) if is_alone else (message, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class Embeddings(Answer):
 
     is_base64: bool = False  # float32, little-endian
     items = ("text", "image")
-    field = "input"
+    key = "input"
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
         vectors = np.stack(results).astype("<f4", copy=False)
@@ -132,7 +145,7 @@ class Ranking(Answer):
     top_n: int | None = None
     documents: Sequence[str] | None = None  # their texts, if the answer repeats them
     items = ("document", "text")
-    field = "documents"
+    key = "documents"
 
     def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
         scores = np.array([result["score"] for result in results])
@@ -152,6 +165,7 @@ def _usage(tokens: int) -> Mapping[str, int]:
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     """Unpack one row whose client names one of the APIs; see `rows.unpack`."""
     api = headers[HEADER.lower()]
+    aliases: dict[str, str] = {}
     try:
         reader = _READERS.get(api)
         if reader is None:
@@ -164,18 +178,39 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
             raise InvalidBody("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
         check_count(sent)
-        return reader(sent, shape)
+        aliases |= _rename(sent, ALIASES[api])
+        _drop_neutral(sent, {**ONLY_VALUES[api], **shape.only_values})
+        request = reader(sent, shape)
+        request.form = replace(cast(Answer, request.form), aliases=aliases)
+        return request
     except InvalidInput as error:
-        return Request((ItemError.of(error),), Answer(shape.model.name, is_list=False))
+        return Request((ItemError.of(error),), Answer(shape.model.name, is_list=False, aliases=aliases))
+
+
+def _rename(sent: dict[str, Any], known: Mapping[str, str]) -> dict[str, str]:
+    """Give a client's fields our own names; return the client's by our own."""
+    found = {alias: name for alias, name in known.items() if alias in sent}
+    for alias, name in found.items():
+        value = sent.pop(alias)
+        # Jina's `embedding_type` may be a list.
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if sent.setdefault(name, value) != value:
+            raise InvalidOption(f"{alias}: differs from {name}; send one of them.")
+    return {name: alias for alias, name in found.items()}
+
+
+def _drop_neutral(sent: dict[str, Any], only: Mapping[str, Any]) -> None:
+    """Remove the fields that ask for the answer of this archive; InvalidOption if one asks for another."""
+    for name in only.keys() & sent.keys():
+        if json.dumps(sent.pop(name)) != json.dumps(only[name]):
+            raise InvalidOption(f"{name}: must be {json.dumps(only[name])} for this archive, or omitted.")
 
 
 def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     given = _required(sent, "input")
-    encoding = sent.pop("encoding_format", sent.pop("embedding_type", "float"))
+    encoding = sent.pop("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise InvalidOption("encoding_format: must be float or base64.")
-    if (side := sent.pop("task", None)) is not None:
-        sent.setdefault("input_type", side)
     if (side := sent.get("input_type")) is not None:
         sent["input_type"] = INPUT_TYPES.get(side, side) if isinstance(side, str) else side
     # A list of numbers is one text as token ids.
@@ -231,8 +266,6 @@ def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     is_repeated = sent.pop("return_documents", False)
     if not isinstance(is_repeated, bool):
         raise InvalidOption("return_documents: must be true or false.")
-    if sent.pop("rank_fields", ["text"]) != ["text"]:
-        raise InvalidOption('rank_fields: must be ["text"]; a document is ranked by its "text" only.')
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
     return Request(payloads, Ranking(shape.model.name, top_n=top_n, documents=documents if is_repeated else None))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from handlers.errors import InvalidConfig, ItemError
 from handlers.protocol.retrieval import Embeddings
@@ -30,6 +30,17 @@ EMBEDDER: dict[str, Any] = {
     "kind": "bert",
     "files": {"config_sentence_transformers.json": PROMPTS},
     "matryoshka_dimensions": [4, 8],
+}
+NORMALIZED: dict[str, Any] = {
+    "task": "sentence_embedding",
+    "kind": "roberta",
+    "files": {
+        "modules.json": [
+            {"idx": index, "name": str(index), "type": f"sentence_transformers.models.{kind}", "path": path}
+            for index, (kind, path) in enumerate({"Transformer": "", "Pooling": "1_Pooling", "Normalize": ""}.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": SIZE, "pooling_mode_mean_tokens": True},
+    },
 }
 RERANKER: dict[str, Any] = {"task": "reranking", "kind": "bert", "labels": ("relevance",)}
 CLASSES: dict[str, type[Handler]] = {
@@ -109,12 +120,23 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_model_or_its_a
         ({"task": "retrieval.query"}, "the river "),
         ({"prompt_name": "passage"}, "the letter "),
         ({}, ""),
+        ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
+        ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage
     ],
 )
 def test_prompts_are_those_of_the_models_files(tiny_archive: Archives, asked: dict[str, Any], prompt: str) -> None:
     handler = start(tiny_archive, EMBEDDER)
     prompted, by_hand = ask(handler, "embeddings", {"input": TEXTS[0], **asked}, {"input": prompt + TEXTS[0]})
     np.testing.assert_allclose(vectors(prompted), vectors(by_hand), atol=1e-6)
+
+
+def test_white_space_has_the_vector_of_sentence_transformers_and_clients_may_ask_for_unit_length(
+    tiny_archive: Archives,
+) -> None:
+    handler = start(tiny_archive, NORMALIZED, truncation=True)
+    (answer,) = ask(handler, "embeddings", {"input": ["x", " ", "\n"], "normalized": True, "truncation": True})
+    oracle = SentenceTransformer(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(vectors(answer), oracle.encode(["x", " ", "\n"]), atol=1e-5)
 
 
 def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_archive: Archives) -> None:
@@ -190,11 +212,12 @@ def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) ->
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
     handler = start(tiny_archive, RERANKER)
-    plain, asked = ask(
+    plain, asked, voyage = ask(
         handler,
         "rerank",
         {"query": QUERY, "documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
         {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
+        {"query": QUERY, "documents": [*TEXTS], "top_k": 3, "truncation": True},
     )
     # Another micro-batch moves a score in fp32 by 1e-6.
     assert_order([each["relevance_score"] for each in plain.body["results"]], 1e-5)
@@ -203,6 +226,7 @@ def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_a
     assert [(each["index"], each["document"]["text"]) for each in asked.body["results"]] == [
         (index, TEXTS[index]) for index in best[:3]
     ]
+    assert [each["index"] for each in voyage.body["results"]] == best[:3]
     (own,) = serve(handler, [{"body": {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}}])
     scores = [each["score"] for each in own.body["predictions"]]
     assert sorted(range(len(scores)), key=lambda index: -scores[index]) == best
@@ -230,7 +254,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
     "embeddings": [
         ({}, 400, "input", "input: missing"),
         ({"input": []}, 400, "input", "input: must not be empty"),
-        ({"input": ["x", " "]}, 400, "input", "input[1]: empty"),
+        ({"input": ["x", ""]}, 400, "input", "input[1]: empty"),
         ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
         ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
         ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
@@ -239,6 +263,15 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
         ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
         ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
+        ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
+        ({"input": "x", "output_dimension": 4, "dimensions": 8}, 400, "output_dimension", "differs from dimensions"),
+        ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", 'output_dtype: must be "float"'),
+        ({"input": "x", "truncation": True}, 400, "truncation", "truncation: must be false"),
+        ({"input": "x", "truncate": True}, 400, "truncate", "truncate: must be false"),
+        ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
+        ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
+        ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"),
+        ({"input": "x", "task": "x"}, 400, "task", "task: "),
         ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
         (b"{", 400, None, "not valid JSON"),
         (b"", 400, None, "empty"),
@@ -249,6 +282,8 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
         ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
         ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
+        ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
+        ({"query": "x", "documents": ["x"], "truncation": False}, 400, "truncation", "truncation: must be true"),
         ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
         ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
         ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc", "max_tokens_per_doc"),
