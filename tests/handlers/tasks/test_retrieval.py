@@ -86,6 +86,9 @@ def test_embeddings_are_those_of_our_own_form_as_numbers_or_base64_with_the_toke
         {"input": [*TEXTS], "encoding_format": "base64"},
         {"input": TEXTS[0], "encoding_format": None, "dimensions": None, "input_type": None},
     )
+    scaled, raw = ask(handler, "embeddings", {"inputs": [*TEXTS]}, {"inputs": TEXTS[0], "normalize": False})
+    np.testing.assert_allclose(scaled.body, own / np.linalg.norm(own, axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(raw.body, own[:1], atol=1e-5)
     np.testing.assert_allclose(vectors(many), own, atol=1e-5)
     np.testing.assert_allclose(vectors(one), own[:1], atol=1e-5)
     assert vectors(nulls).tolist() == vectors(one).tolist()
@@ -187,13 +190,20 @@ def oracle(handler: Handler) -> Any:
 def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
     handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
     assert isinstance(handler, RerankingHandler)
-    (answer,) = ask(handler, "rerank", {"query": QUERY, "documents": DOCUMENTS})
+    is_raw, tei = name in ("older", "newer"), {"query": QUERY, "texts": DOCUMENTS}
+    answer, *others = ask(
+        handler, "rerank", {"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw}
+    )
     expected = oracle(handler).predict([(QUERY, each) for each in DOCUMENTS])
     assert answer.status == 200, answer.body
     scores = {each["index"]: each["relevance_score"] for each in answer.body["results"]}
     np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], expected, atol=1e-4)
     assert [*scores.values()] == sorted(scores.values(), reverse=True)
     assert (np.ptp(expected) > 0.05) and all("document" not in each for each in answer.body["results"])
+    # TEI's scores are sigmoids, unless the client asks for logits.
+    for other, wanted in zip(others, (1 / (1 + np.exp(-expected)) if is_raw else expected, expected), strict=True):
+        assert [each["index"] for each in other.body] == [*scores]
+        np.testing.assert_allclose([each["score"] for each in other.body], wanted[[*scores]], atol=1e-4)
     # Long pairs are cut, and counted as the model took them.
     queries, most = [handler.prompt + QUERY] * len(DOCUMENTS), 48 if name == "length" else LIMIT
     pairs = handler.tokenizer(queries, DOCUMENTS, truncation=True, max_length=most)["input_ids"]
@@ -212,12 +222,13 @@ def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) ->
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
     handler = start(tiny_archive, RERANKER)
-    plain, asked, voyage = ask(
+    plain, asked, voyage, tei = ask(
         handler,
         "rerank",
         {"query": QUERY, "documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
         {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
         {"query": QUERY, "documents": [*TEXTS], "top_k": 3, "truncation": True},
+        {"query": QUERY, "texts": [*TEXTS], "return_text": True, "raw_scores": False, "truncate": True},
     )
     # Another micro-batch moves a score in fp32 by 1e-6.
     assert_order([each["relevance_score"] for each in plain.body["results"]], 1e-5)
@@ -227,6 +238,9 @@ def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_a
         (index, TEXTS[index]) for index in best[:3]
     ]
     assert [each["index"] for each in voyage.body["results"]] == best[:3]
+    assert [(each["index"], each["text"]) for each in tei.body] == [(index, TEXTS[index]) for index in best]
+    expected = [each["relevance_score"] for each in plain.body["results"]]
+    np.testing.assert_allclose([each["score"] for each in tei.body], expected, atol=1e-5)
     (own,) = serve(handler, [{"body": {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}}])
     scores = [each["score"] for each in own.body["predictions"]]
     assert sorted(range(len(scores)), key=lambda index: -scores[index]) == best
@@ -272,6 +286,10 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
         ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"),
         ({"input": "x", "task": "x"}, 400, "task", "task: "),
+        ({"inputs": ["x", ""], "truncate": False}, 400, "inputs", "inputs[1]: empty"),
+        ({"inputs": []}, 400, "inputs", "inputs: must not be empty"),
+        ({"inputs": "x", "normalize": 0}, 400, "normalize", "normalize: must be true"),
+        ({"inputs": "x", "normalize": False, "dimensions": 8}, 400, "normalize", "normalize: must be true"),
         ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
         (b"{", 400, None, "not valid JSON"),
         (b"", 400, None, "empty"),
@@ -282,6 +300,8 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
         ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
         ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
+        ({"query": "x", "texts": ["x", ""]}, 400, "texts", "texts[1]: empty"),
+        ({"query": "x", "texts": ["x"], "raw_scores": True}, 400, "raw_scores", "raw_scores: must be false"),
         ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
         ({"query": "x", "documents": ["x"], "truncation": False}, 400, "truncation", "truncation: must be true"),
         ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
