@@ -17,6 +17,7 @@ METADATA = {
     "name": "texts",
     "version": "1.0",
     "platform": "torchserve_openvino",
+    "task": "sentence_embedding",
     "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "label", "datatype": "BYTES", "shape": [-1, 1]}],
     "max_batch_size": 64,
@@ -75,6 +76,7 @@ def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **hea
             b'{"model":"texts"}',
             {"version": "", "body": '{"model":"texts"}', "path": "/v1/embeddings", "api": "embeddings"},
         ),
+        ("/embed", b"{}", {"version": "", "body": "{}", "path": "/embed", "api": "embeddings"}),
         (
             "/rerank",
             b'{"model":"texts"}',
@@ -108,6 +110,7 @@ def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
         ("/v2/models", 404, "error"),
         ("/v3", 404, "type"),
         ("/v1/embeddings", 400, "error"),
+        ("/rerank", 400, "error"),
         ("/v1/models/nobody", 404, "error"),
         ("/v2/health/ready", 503, "status"),
     ],
