@@ -126,7 +126,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
-        tokens = round_up(tokens, self.graph_lengths)
+        tokens = round_up(tokens, self.graph_lengths) if self.graph_lengths else tokens
         return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property

@@ -1,18 +1,18 @@
-"""Embeddings and reranking as clients of OpenAI, Cohere and Jina send them, to the gateway and to TorchServe itself."""
+"""Embeddings and reranking as clients of OpenAI, Cohere and Jina send them, to the gateway and to its nodes."""
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import requests
 
-from deploy.run.server import Server
+from deploy import sandbox
 from deploy.sandbox import Sandbox
-from tests.e2e.conftest import url
 from tests.e2e.test_tasks import reranker
+from tests.hosts import Host, run_hosts
 from tests.waiting import until
 from torchserve_client import Client
 from torchserve_client.cli import main
@@ -23,19 +23,23 @@ QUERY = "When does the last ferry leave?"
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(reranker(tmp_path_factory.mktemp("reranker")))
+def hosts(
+    archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Host]]:
+    weights = str(reranker(tmp_path_factory.mktemp("reranker")))
+    files = {EMBEDDING: archive(EMBEDDING), RERANKING: archive(RERANKING, weights)}
+    with run_hosts(*(model_store / file for file in files.values())) as running:
+        yield dict(zip(files, running, strict=True))
 
 
 @pytest.fixture
-def post(
-    gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], weights: str
-) -> Callable[..., requests.Response]:
+def post(hosts: dict[str, Host]) -> Iterator[Callable[..., requests.Response]]:
     """Send a body to a path of the gateway, once it knows both models."""
-    files = {EMBEDDING: archive(EMBEDDING), RERANKING: archive(RERANKING, weights)}
-    with ThreadPoolExecutor(len(files)) as pool:
-        list(pool.map(lambda name: serve(files[name], name, batch_size=64, max_batch_delay_ms=1), files))
+    with sandbox.run_gateway([host.node(name) for name, host in hosts.items()]) as gateway:
+        yield sender(gateway)
 
+
+def sender(gateway: Sandbox) -> Callable[..., requests.Response]:
     def send(path: str, **body: Any) -> requests.Response:
         return requests.post(f"{gateway.http}{path}", json=body, timeout=60)
 
@@ -50,23 +54,26 @@ def post(
 
 
 def test_client_and_command_embed_and_rerank(
-    post: Callable[..., requests.Response], server: Server, capsys: pytest.CaptureFixture[str]
+    post: Callable[..., requests.Response], hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Forms and errors are tested at handlers/tasks, paths at the gateway's Envoy."""
-    own = requests.post(url(server, EMBEDDING), json={"instances": [*TEXTS]}, timeout=60).json()["predictions"]
+    address, ranking = hosts[EMBEDDING].url, hosts[RERANKING].url
+    own = requests.post(f"{address}/predictions/{EMBEDDING}", json={"instances": [*TEXTS]}, timeout=60).json()[
+        "predictions"
+    ]
     found = post("/v1/embeddings", model=EMBEDDING, input=[*TEXTS]).json()
     expected = [each["embedding"] for each in found["data"]]
     np.testing.assert_allclose(expected, own, atol=2e-2)
     assert found["usage"]["total_tokens"] == 21
     ranked = post("/v1/rerank", model=RERANKING, query=QUERY, documents=[*TEXTS], return_documents=True).json()
-    address = url(server, "").removesuffix("/predictions/")
     with Client(address) as client:
         np.testing.assert_allclose(client.embed(EMBEDDING, TEXTS), expected, atol=2e-2)
+    with Client(ranking) as client:
         best, other = client.rerank(RERANKING, QUERY, TEXTS)
     assert best.score >= other.score
     assert [each["index"] for each in ranked["results"]] == [best.index, other.index]
     assert ranked["results"][0]["document"]["text"] == TEXTS[best.index]
     assert main(["--url", address, "embed", EMBEDDING, *TEXTS]) == 0
     np.testing.assert_allclose([json.loads(line) for line in capsys.readouterr().out.splitlines()], expected, atol=2e-2)
-    assert main(["--url", address, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
+    assert main(["--url", ranking, "rerank", RERANKING, QUERY, *TEXTS, "--top-n", "1"]) == 0
     assert capsys.readouterr().out.endswith(f"  {TEXTS[best.index]}\n")
