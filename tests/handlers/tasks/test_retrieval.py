@@ -162,7 +162,12 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
 DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
 # A cross-encoder's files, as sentence-transformers 6 and older ones write them: activations, a prompt, a length.
 IDENTITY = "torch.nn.modules.linear.Identity"
-PROMPT = {"model_type": "CrossEncoder", "prompts": {"query": "the river "}, "default_prompt_name": "query"}
+PROMPT = {
+    "model_type": "CrossEncoder",
+    "activation_fn": IDENTITY,
+    "prompts": {"query": "the river "},
+    "default_prompt_name": "query",
+}
 MODULES = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]
 TRANSFORMER = {
     "transformer_task": "sequence-classification",
@@ -190,7 +195,7 @@ def oracle(handler: Handler) -> Any:
 def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
     handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
     assert isinstance(handler, RerankingHandler)
-    is_raw, tei = name in ("older", "newer"), {"query": QUERY, "texts": DOCUMENTS}
+    is_raw, tei = name in ("older", "newer", "prompt", "length"), {"query": QUERY, "texts": DOCUMENTS}
     answer, *others = ask(
         handler, "rerank", {"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw}
     )
@@ -210,11 +215,7 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
     assert answer.body["usage"]["total_tokens"] == sum(map(len, pairs))
 
 
-def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
-    files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
-    handler = start(tiny_archive, {**RERANKER, "files": files})
-    assert isinstance(handler, RerankingHandler)
-    assert handler.activation(np.array([3.0], np.float32)) == [3.0]
+def test_activation_is_one_of_torch(tiny_archive: Archives) -> None:
     trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
     assert isinstance(trusted, RerankingHandler)
     assert trusted.activation(np.array([0.0], np.float32)) == [0.5]
