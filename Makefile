@@ -93,7 +93,7 @@ bench: .venv/.installed ## compare with peers, write build/bench.json; ONLY=text
 	@$(BIN)/python -m load.bench $(ONLY)
 
 gpu: .venv/.installed ## run the tests and benches of a GPU in ten minutes; DRY=1
-	@$(BIN)/python -m load.bench.gpu_check $(if $(DRY),--dry-run)
+	@$(BIN)/python -m tests.nightly.gpu_check $(if $(DRY),--dry-run)
 
 soak: .venv/.installed ## send mixed load and kill workers; MINUTES=10 MODE=both SEED=1
 	@$(BIN)/python -m tests.nightly.soak --minutes $(or $(MINUTES),10) --mode $(or $(MODE),both) --seed $(or $(SEED),1)

@@ -66,7 +66,7 @@ def draw(url: str, start_s: float, end_s: float) -> go.Figure:
     units = [panel["fieldConfig"]["defaults"].get("unit", "") for panel in panels]
     titles = [panel["title"] + UNITS.get(unit, "") for panel, unit in zip(panels, units, strict=True)]
     lines = -(-len(panels) // COLUMNS)
-    figure = make_subplots(lines, COLUMNS, subplot_titles=titles, vertical_spacing=0.05, horizontal_spacing=0.06)
+    figure = make_subplots(lines, COLUMNS, subplot_titles=titles, vertical_spacing=0.12, horizontal_spacing=0.06)
     for index, (panel, unit) in enumerate(zip(panels, units, strict=True)):
         place = {"row": index // COLUMNS + 1, "col": index % COLUMNS + 1}
         series = [found for target in panel["targets"] for found in query(url, target, start_s, end_s)]

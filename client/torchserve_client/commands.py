@@ -204,7 +204,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
         name = options.model
         raise InvalidPayload(
             f"{name}: the rollout changes nothing: set --batch-size or --max-batch-delay, or raise `version` of {name} "
-            f"in the model list, run ./archive.sh {name}, and pass --archive {name}.mar"
+            f"in the model list, build it again, and pass --archive {name}.mar"
         )
     if new != Registration() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort keep the canary's registration: omit --archive, --batch-size, ...")

@@ -191,7 +191,7 @@ class Rollout:
         if (version := description.version) in taken:
             raise RolloutFailed(
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
-                f"model list, run ./archive.sh {model}, and repeat the rollout"
+                f"model list, build it again, and repeat the rollout"
             )
         return version, path
 

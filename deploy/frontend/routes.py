@@ -1,6 +1,6 @@
 """The routes of all archives at /: each finds the model and calls its replicas.
 
-/v2/models/M/infer, /v1/embeddings, /rerank, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
+/v2/models/M/infer, /v1/embeddings, /embed, /v1/models/M:predict, /invocations -> Models.predict  -> a replica
 /v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> deploy.protocol
 """
 
@@ -22,7 +22,16 @@ from deploy.frontend.http import (
     off_loop,
     refusal,
 )
-from deploy.protocol.description import APIS, configuration, describe_server, list_models, metadata, strip_zeros
+from deploy.protocol.description import (
+    APIS,
+    NAMELESS,
+    configuration,
+    describe_server,
+    find_only,
+    list_models,
+    metadata,
+    strip_zeros,
+)
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.errors import InvalidInput
 from handlers.protocol.bodies import parse_json
@@ -60,6 +69,12 @@ class Models:
         if name not in self._replicas:
             return refusal(404, "ModelNotFoundException", f"Model not found: {name}")
         return await self._replicas[name](version, headers, body, path) or no_version(name, version)
+
+    async def find_only(self, path: str) -> str:
+        """Find the only model for a request that names none; "" without one."""
+        if path not in NAMELESS:
+            return ""
+        return find_only(path, {name: (await self._metadata(name)).get("task", "") for name in self.names})
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
         """Answer a method of Triton's gRPC service that describes a model, or all models."""
@@ -118,7 +133,9 @@ class Routes(Application):
             body = bytes(await off_loop(models.body_bytes, decompress, body, models.body_bytes))
             del headers["content-encoding"]
         if path in APIS:
-            name = await off_loop(len(body), _named_model, body)
+            name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
+            if not name:
+                raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
             if name not in models.names:
                 return document(*list_models(models.names, name))
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
@@ -157,15 +174,13 @@ class Routes(Application):
 
 
 def _named_model(body: bytes) -> str:
-    """Return the model that the body of an embedding server's API names."""
+    """Return the model that the body of an embedding server's API names; "" if it names none."""
     try:
         asked = parse_json(body)
     except InvalidInput:
         asked = None
     name = asked.get("model") if isinstance(asked, dict) else None
-    if not isinstance(name, str) or not name:
-        raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
-    return name
+    return name if isinstance(name, str) else ""
 
 
 def _in_form(path: str, answer: Answer) -> Answer:

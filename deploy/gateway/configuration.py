@@ -3,13 +3,13 @@
 gateway.yaml ──────────────────────────────────────────────> GatewaySettings
 its nodes, or the addresses of its name, or nodes.json ────> nodes
 
-A file may be cut while it is written, so a setting that closes the edge is removed by `NAME: none` or a restart only.
+Files that change are read when they have not changed for a second. One may still be cut, so a setting that closes the
+edge is removed by `NAME: none` or a restart only.
 """
 
 import ipaddress
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 # The file of the guards that the gateway has had since its start, which a new control process reads.
 GUARDED = "guards.json"
-# Seconds after a file's change in which its time may not show another change.
-RECENT_S = 2.0
 
 # The place of a setting: ("limits", "headers"), or ("keys", "shop", "burst") of a client's key.
 Place = tuple[str, ...]
@@ -43,10 +41,6 @@ def resolve_host(host: str) -> list[str]:
         for family in (socket.AF_INET, socket.AF_INET6)
     }
     return sorted(addresses[socket.AF_INET] or addresses[socket.AF_INET6])
-
-
-class Reduced(InvalidConfig):
-    """The settings lack a section that they had at the last read."""
 
 
 class Configuration:
@@ -73,9 +67,8 @@ class Configuration:
         self._guards = read_saved(self._guards_file, PLACES, set()) if self._guards_file else set()
         # The settings as last parsed, with the times and sizes of their files.
         self._parsed: tuple[Any, GatewaySettings] | None = None
-        # The sections that gateway.yaml had, and its content without some of them, when it was first seen.
-        self._sections: set[str] = set()
-        self._reduced: bytes | None = None
+        # The times and sizes of the files at the last read.
+        self._seen: Any = None
 
     def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
         """Read both; with `discover` this may block for as long as a name server takes."""
@@ -99,26 +92,19 @@ class Configuration:
 
     def parse(self) -> GatewaySettings:
         """Return the settings, parsed again only if a file has changed; raise InvalidConfig if one is cut."""
-        before = self._stat_files()
-        if self._parsed is not None and before == self._parsed[0]:
+        found = self._stat_files()
+        if self._parsed is not None and found == self._parsed[0]:
             return self._parsed[1]
-        content, document = self._config.read_bytes(), read_document(self._config)
-        if (lost := self._sections - {*document}) and content != self._reduced:
-            # An editor may have emptied the file before it writes: its content must be equal at the next read.
-            self._reduced = content
-            raise Reduced(f"{self._config.name}: has no {', '.join(sorted(lost))} any more; read again in a second")
+        document = read_document(self._config)
         settings = make_settings(self._config, document)
         self._keep_guards(document)
-        self._sections, self._reduced = {*document}, None
-        self._parsed = (before, settings) if before == self._stat_files() else None
+        self._parsed, self._seen = (found, settings), found
         return settings
 
     def _stat_files(self) -> Any:
-        """Return the times and sizes of the settings and their keys; None, unlike any other, after a recent change."""
+        """Return the times and sizes of the settings and their keys."""
         named = self._parsed[1].key_file if self._parsed else None
         found = [path.stat() for path in (self._config, *([Path(named)] if named else []))]
-        if time.time() - max(each.st_mtime for each in found) < RECENT_S:
-            return object()
         return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]
 
     def _keep_guards(self, document: dict[str, Any]) -> None:
@@ -136,13 +122,17 @@ class Configuration:
         self._guards = guards
 
     def read_changes(self) -> tuple[GatewaySettings, tuple[Node, ...]] | None:
-        """Read both; None without a change, or after a failure, which is logged."""
+        """Read both; None without a change, if a file has just changed, or after a failure, which is logged."""
         before = self._settings, self._nodes
         try:
+            if (found := self._stat_files()) != self._seen:
+                # An editor may still write.
+                self._seen = found
+                return None
             after = self.read()
         except (InvalidConfig, OSError) as error:
             self.problem = f"{error}; the previous settings stay"
-            self.is_shut = self.is_shut if isinstance(error, Reduced) else self._may_change_keys()
+            self.is_shut = self._may_change_keys()
             self._log(self.problem)
             return None
         self.problem, self.is_shut = "", False

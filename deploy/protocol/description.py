@@ -10,7 +10,12 @@ from typing import Any
 NAME = "torchserve-batching"
 SERVICE = "inference.GRPCInferenceService"
 # Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
-APIS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
+APIS = {
+    **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+}
+# Paths of text-embeddings-inference, whose clients name no model, and the tasks of each.
+NAMELESS = {"/embed": ("sentence_embedding", "image_text_embedding"), "/rerank": ("reranking",)}
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 # The platform of a handler without metadata.
@@ -86,6 +91,12 @@ def configuration(
         "instance_group": [{"name": name, "kind": kind, "count": workers}] if workers else [],
         **({"parameters": named} if named else {}),
     }
+
+
+def find_only(path: str, tasks: Mapping[str, str]) -> str:
+    """Return the only model for a request to a path that names none, given each model's task; "" without one."""
+    found = [name for name, task in tasks.items() if task in NAMELESS.get(path, ())]
+    return found[0] if len(found) == 1 else ""
 
 
 def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:

@@ -46,14 +46,20 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
     for name, archive in archives.items():
+        served = nodes[0].server.management.versions(name, is_missing_ok=True) if has_list else ()
+        if served and archive.version not in map(original_version, served):
+            # Only a rollout replaces a restored version without losing a request.
+            replace = f"torchserve-batching rollout {name} --to {archive.version}"
+            print(f"{name}: version {', '.join(served)} serves; to replace it: {replace}")
+            continue
         register(nodes, name, archive)
     for node in nodes:
         if (problem := excess_memory(node.server.settings)) is not None:
             warn(f"{node.server.config.name}: {problem}")
     server = nodes[0].server
     if is_own or has_list:
-        served = server.management.all_versions()
-        show(rows(nodes, served, calls(server, served)))
+        versions = server.management.all_versions()
+        show(rows(nodes, versions, calls(server, versions)))
         return
     (name,) = archives
     call, response = predict(server, name)

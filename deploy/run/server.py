@@ -297,6 +297,8 @@ class Server:
         # Ctrl-C in the terminal must not reach the server.
         # A signal interrupts only the main thread, so the launcher ends and names its Java in a file.
         with ThreadPoolExecutor(1) as launcher:
+            # A thread whose start is interrupted is not awaited, so it starts before the launcher.
+            launcher.submit(bool).result()
             launcher.submit(
                 subprocess.run,
                 command,

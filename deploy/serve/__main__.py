@@ -57,6 +57,8 @@ def _serve(options: Any, process: Process) -> None:
     try:
         host = load(options, limits)
     except ModuleNotFoundError as error:
+        if str(error.name).startswith("handlers"):
+            raise NotServed(f"{options.archive.name} is of another version; build it again with {ARCHIVE}") from None
         environment = "the environment of requirements.lock, or of the archive's own packages"
         raise NotServed(f"{options.archive.name} needs the package {error.name}: use {environment}") from None
     except Exception as error:

@@ -32,6 +32,7 @@ class Process:
         self._work = make_work_folder("serve-", Path(tempfile.gettempdir()))
         self._folder = self._work.__enter__()
         tempfile.tempdir = str(self._folder)
+        self._ends = threading.Lock()
         #: Called at the first signal; until the servers run, it ends the process.
         self.stop: Callable[[], object] = self.end
         #: Seconds from the first signal to the end.
@@ -46,6 +47,9 @@ class Process:
 
     def end(self, code: int = 0) -> NoReturn:
         """End the process, although threads of an engine may still run."""
+        self._ends.acquire()  # for ever
+        # A thread that loads the archive would report that its files are gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         shutil.rmtree(self._folder, ignore_errors=True)
         sys.stdout.flush()
         os._exit(code)

@@ -35,7 +35,7 @@ class Overhead:
 
     def padded(self, items: int) -> int:
         """Return the number of items that a micro-batch of `items` has after padding."""
-        return round_up(items, self.sizes)
+        return round_up(items, self.sizes) if self.sizes else items
 
     def measured(self, fixed_s: float, token_s: float) -> "Overhead":
         """Return the overhead for micro-batches of fixed_s + token_s * tokens seconds, if it is more than this one.

@@ -89,6 +89,10 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         """Return the object that makes items of a request's contents; called once. `fields` does it by `inputs`."""
         return fields
 
+    def only_values(self) -> Mapping[str, Any]:
+        """Return the only accepted value of each field with which clients of `api` would change the answer."""
+        return {}
+
     def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
         """Divide one row, which is a request, into payloads. Few tasks override it.
 

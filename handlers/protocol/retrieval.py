@@ -5,6 +5,7 @@
                         {"object": "list", "data": [{"object": "embedding", "index", "embedding"}], "model", "usage"}
     X-Api: rerank       {"model", "query", "documents": [text | {"text": text}, ...], "top_n", "return_documents"}
                         {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
+    TEI's "inputs" and "texts" select its responses: [[number, ...], ...] and [{"index", "score", "text"}, ...]
     either, refused     {"error": {"message", "type", "param", "code"}}
 
 The header names the API; the gateway sets it by the path. A text or a document is an item with the task's options. The
@@ -12,9 +13,10 @@ names are from OpenAI's documentation of POST /v1/embeddings and of errors, and 
 """
 
 import base64
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,7 +30,9 @@ from handlers.errors import (
     TooManyInstances,
     WrongOutput,
 )
+from handlers.probabilities import sigmoid
 from handlers.protocol.bodies import check_count, parse_json
+from handlers.protocol.embedding_inputs import INPUTS, modalities, text_or_image
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply, encode_padded
 from handlers.protocol.rows import Headers, Shape, body_of
@@ -48,14 +52,26 @@ RETRY_HEADER = "X-Should-Retry"
 BUSY = 503
 # Fields of clients that have no effect here.
 IGNORED = {"model", "user"}
+# Other clients' names of fields: Jina's, Voyage's and TEI's (text-embeddings-inference).
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "embeddings": {
+        "inputs": "input",
+        "embedding_type": "encoding_format",
+        "task": "input_type",
+        "output_dimension": "dimensions",
+    },
+    "rerank": {"texts": "documents", "top_k": "top_n", "return_text": "return_documents"},
+}
+# The only accepted value of fields that change an answer, besides `Hooks.only_values`. A document has one text.
+ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "embeddings": {"output_dtype": "float", "late_chunking": False},
+    "rerank": {"rank_fields": ["text"]},
+}
 # The two sides of a search, by Cohere's, Voyage's and Jina's names.
 INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
     **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
 }
-# The task's fields by clients' names of an item's inputs.
-INPUTS = {"text": "text", "image": "b64"}
-_SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 # The start of a message that names a field.
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
 
@@ -73,10 +89,11 @@ class Answer:
     model: str
     is_list: bool = True  # an error then names the index of its item
     tokens: int = 0  # of all items, as the model received them: special ones included, truncated ones not
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the client's names of fields by our own
     # The names of an item in the task's messages.
     items: ClassVar[tuple[str, ...]] = ()
     # The request's field with the items.
-    field: ClassVar[str] = ""
+    key: ClassVar[str] = ""
 
     def with_tokens(self, tokens: int) -> "Answer":
         """Return a copy with the number of tokens of the request."""
@@ -93,19 +110,21 @@ class Answer:
         final = {RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
         return Reply(error.code, encode_padded(error_document(error.code, error.type, message, param)), headers=final)
 
-    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+    def document(self, results: Sequence[Any]) -> Any:
         """Return the answer to a request without errors."""
         raise NotImplementedError
 
     def _named(self, message: str, index: int, *, is_alone: bool) -> tuple[str, str | None]:
         """Return a message with the request's name of the field, and the item's index if the error is the item's."""
         found = _FIELD.match(message)
-        place = f"{self.field}[{index}]" if self.is_list else self.field
+        key = self.aliases.get(self.key, self.key)
+        place = f"{key}[{index}]" if self.is_list else key
         if found and found[1] in self.items:
-            return f"{place}: {message[found.end() :]}", self.field
+            return f"{place}: {message[found.end() :]}", key
         if found:
-            return message, found[1]
-        return (f"{place}: {message}", self.field) if is_alone else (message, None)
+            name = self.aliases.get(found[1], found[1])
+            return message.replace(found[1], name, 1), name
+        return (f"{place}: {message}", key) if is_alone else (message, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +132,19 @@ class Embeddings(Answer):
     """Vectors, in the order of their texts."""
 
     is_base64: bool = False  # float32, little-endian
+    is_scaled: bool = False  # to unit length
     items = ("text", "image")
-    field = "input"
+    key = "input"
 
-    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+    def document(self, results: Sequence[Any]) -> Any:
         vectors = np.stack(results).astype("<f4", copy=False)
         if not np.isfinite(vectors).all():
             raise WrongOutput("embedding: the model returned NaN or infinity.")
+        if self.is_scaled:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
         written = [base64.b64encode(row).decode() for row in vectors] if self.is_base64 else list(vectors)
+        if self.aliases.get("input") == "inputs":
+            return written
         data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
         return {"object": "list", "data": data, "model": self.model, "usage": _usage(self.tokens)}
 
@@ -131,17 +155,24 @@ class Ranking(Answer):
 
     top_n: int | None = None
     documents: Sequence[str] | None = None  # their texts, if the answer repeats them
+    is_sigmoid: bool = False  # scores are logits, whose sigmoid the client expects
     items = ("document", "text")
-    field = "documents"
+    key = "documents"
 
-    def document(self, results: Sequence[Any]) -> Mapping[str, Any]:
+    def document(self, results: Sequence[Any]) -> Any:
         scores = np.array([result["score"] for result in results])
         if not np.isfinite(scores).all():
             raise WrongOutput("relevance_score: the model returned NaN or infinity.")
+        scores = sigmoid(scores) if self.is_sigmoid else scores
         best = np.argsort(-scores, kind="stable")[: self.top_n].tolist()
-        ranked = [{"index": index, "relevance_score": float(scores[index])} for index in best]
+        is_tei = self.aliases.get("documents") == "texts"
+        ranked = [{"index": each, "score" if is_tei else "relevance_score": float(scores[each])} for each in best]
         if self.documents is not None:
-            ranked = [{**each, "document": {"text": self.documents[each["index"]]}} for each in ranked]
+            texts = [self.documents[index] for index in best]
+            repeated = [{"text": text} if is_tei else {"document": {"text": text}} for text in texts]
+            ranked = [each | own for each, own in zip(ranked, repeated, strict=True)]
+        if is_tei:
+            return ranked
         return {"model": self.model, "results": ranked, "usage": _usage(self.tokens)}
 
 
@@ -152,6 +183,7 @@ def _usage(tokens: int) -> Mapping[str, int]:
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     """Unpack one row whose client names one of the APIs; see `rows.unpack`."""
     api = headers[HEADER.lower()]
+    aliases: dict[str, str] = {}
     try:
         reader = _READERS.get(api)
         if reader is None:
@@ -164,18 +196,43 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
             raise InvalidBody("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}
         check_count(sent)
-        return reader(sent, shape)
+        aliases |= _rename(sent, ALIASES[api])
+        return reader(sent, shape, aliases)
     except InvalidInput as error:
-        return Request((ItemError.of(error),), Answer(shape.model.name, is_list=False))
+        return Request((ItemError.of(error),), Answer(shape.model.name, is_list=False, aliases=aliases))
 
 
-def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
+def _rename(sent: dict[str, Any], known: Mapping[str, str]) -> dict[str, str]:
+    """Give a client's fields our own names; return the client's by our own."""
+    found = {alias: name for alias, name in known.items() if alias in sent}
+    for alias, name in found.items():
+        value = sent.pop(alias)
+        # Jina's `embedding_type` may be a list.
+        value = value[0] if alias == "embedding_type" and isinstance(value, list) and len(value) == 1 else value
+        if sent.setdefault(name, value) != value:
+            raise InvalidOption(f"{alias}: differs from {name}; send one of them.")
+    return {name: alias for alias, name in found.items()}
+
+
+def _drop_neutral(sent: dict[str, Any], shape: Shape) -> None:
+    """Remove the fields that ask for the answer of this archive; InvalidOption if one asks for another."""
+    only = {**ONLY_VALUES[shape.api or ""], **shape.only_values}
+    for name in only.keys() & sent.keys():
+        if json.dumps(sent.pop(name)) != json.dumps(only[name]):
+            raise InvalidOption(f"{name}: must be {json.dumps(only[name])} for this archive, or omitted.")
+
+
+def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> Request:
+    # TEI scales vectors by default.
+    is_scaled = sent.pop("normalize", True) if "inputs" in aliases.values() else False
+    is_fixed = "normalized" in shape.only_values or "dimensions" in sent
+    if not isinstance(is_scaled, bool) or (not is_scaled and is_fixed and "inputs" in aliases.values()):
+        raise InvalidOption("normalize: must be true; this archive, or `dimensions`, scales vectors to unit length.")
+    _drop_neutral(sent, shape)
     given = _required(sent, "input")
-    encoding = sent.pop("encoding_format", sent.pop("embedding_type", "float"))
+    encoding = sent.pop("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise InvalidOption("encoding_format: must be float or base64.")
-    if (side := sent.pop("task", None)) is not None:
-        sent.setdefault("input_type", side)
     if (side := sent.get("input_type")) is not None:
         sent["input_type"] = INPUT_TYPES.get(side, side) if isinstance(side, str) else side
     # A list of numbers is one text as token ids.
@@ -185,42 +242,21 @@ def _embeddings(sent: dict[str, Any], shape: Shape) -> Request:
     # A model whose only inputs are images needs no modality.
     modality = sent.pop("modality", "text" if "text" in shape.inputs else "image")
     if not isinstance(modality, str) or INPUTS.get(modality) not in shape.inputs:
-        raise InvalidOption(f"modality: must be {' or '.join(_modalities(shape))}.")
-    payloads = tuple(_text_or_image(each, modality, sent, shape) for each in texts)
-    return Request(payloads, Embeddings(shape.model.name, is_list, is_base64=encoding == "base64"))
+        raise InvalidOption(f"modality: must be {' or '.join(modalities(shape))}.")
+    payloads = tuple(text_or_image(each, modality, sent, shape) for each in texts)
+    form = Embeddings(shape.model.name, is_list, aliases=aliases, is_base64=encoding == "base64", is_scaled=is_scaled)
+    return Request(payloads, form)
 
 
-def _modalities(shape: Shape) -> list[str]:
-    return [name for name, field in INPUTS.items() if field in shape.inputs]
-
-
-def _text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: Shape) -> Payload | ItemError:
-    """Make an item of a text, an image, or an object with one of both."""
-    try:
-        known = _modalities(shape)
-        if isinstance(given, dict):
-            if len(given) != 1 or not given.keys() <= set(known):
-                shapes = " or ".join(f'{{"{name}": ...}}' for name in known)
-                raise InvalidBody(f"{modality}: must be a string or {shapes}.")
-            ((modality, given),) = given.items()
-        elif isinstance(given, str) and given.startswith("data:image/") and "image" in known:
-            modality = "image"
-        return Payload({INPUTS[modality]: _base64(given) if modality == "image" else given}, options)
-    except InvalidInput as error:
-        return ItemError.of(error)
-
-
-def _base64(given: Any) -> str:
-    """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
-    if not isinstance(given, str):
-        raise InvalidBody("image: must be a data URI, or base64.")
-    head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)
-    if (head and not head.lower().endswith(";base64")) or _SCHEME.match(data):
-        raise InvalidBody("image: this server fetches no URLs; send data:image/png;base64,... or base64.")
-    return data
-
-
-def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
+def _rerank(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str]) -> Request:
+    is_raw = shape.only_values.get("raw_scores")
+    # TEI's scores are sigmoids by default.
+    is_sigmoid = is_raw is True and "texts" in aliases.values() and sent.get("raw_scores", False) is False
+    if is_sigmoid:
+        sent.pop("raw_scores", None)
+    elif is_raw is None and "texts" in aliases.values():
+        raise InvalidOption("texts: the scores of this model are neither sigmoids nor logits; send `documents`.")
+    _drop_neutral(sent, shape)
     query, given = _required(sent, "query"), _required(sent, "documents")
     if not isinstance(given, list):
         raise InvalidBody("documents: must be a list of texts.")
@@ -231,14 +267,17 @@ def _rerank(sent: dict[str, Any], shape: Shape) -> Request:
     is_repeated = sent.pop("return_documents", False)
     if not isinstance(is_repeated, bool):
         raise InvalidOption("return_documents: must be true or false.")
-    if sent.pop("rank_fields", ["text"]) != ["text"]:
-        raise InvalidOption('rank_fields: must be ["text"]; a document is ranked by its "text" only.')
     documents: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
     payloads = tuple(Payload({"query": query, "document": document}, sent) for document in documents)
-    return Request(payloads, Ranking(shape.model.name, top_n=top_n, documents=documents if is_repeated else None))
+    repeated = documents if is_repeated else None
+    form = Ranking(shape.model.name, aliases=aliases, top_n=top_n, documents=repeated, is_sigmoid=is_sigmoid)
+    return Request(payloads, form)
 
 
-_READERS: Mapping[str, Callable[[dict[str, Any], Shape], Request]] = {"embeddings": _embeddings, "rerank": _rerank}
+_READERS: Mapping[str, Callable[[dict[str, Any], Shape, Mapping[str, str]], Request]] = {
+    "embeddings": _embeddings,
+    "rerank": _rerank,
+}
 
 
 def _required(sent: dict[str, Any], name: str) -> Any:

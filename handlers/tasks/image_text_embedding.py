@@ -82,6 +82,9 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         """Return an image, and a text for the graph of texts."""
         return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
 
+    def only_values(self) -> Mapping[str, Any]:
+        return {**super().only_values(), "normalized": True}
+
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)
         self.dimensions.check(options.dimensions)

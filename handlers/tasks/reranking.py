@@ -7,6 +7,7 @@ import numpy as np
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
+from handlers.probabilities import sigmoid
 from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload
 from handlers.text.config import RerankingConfig, RerankingOptions
@@ -64,6 +65,11 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if payload.allowance:
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(self.prompt + query, options, pair=document)
+
+    def only_values(self) -> Mapping[str, Any]:
+        # TEI's name for logits.
+        is_known = self.activation in (sigmoid, np.asarray)
+        return {**super().only_values(), **({"raw_scores": self.activation is np.asarray} if is_known else {})}
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""

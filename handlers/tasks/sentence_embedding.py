@@ -15,7 +15,7 @@ from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, add_tokens
 from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids
-from handlers.text.sentence_modules import find_vector_size, transformer_settings
+from handlers.text.sentence_modules import find_vector_size, has_unit_length, transformer_settings
 
 Sentence = Text[SentenceEmbeddingOptions]
 
@@ -60,6 +60,9 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             size = self.model_config.vocab_size
             raise InvalidBody(f"text: a token id is outside this model's vocabulary of {size}. {LANGCHAIN}")
         return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
+
+    def only_values(self) -> Mapping[str, Any]:
+        return {**super().only_values(), **({"normalized": True} if has_unit_length(self.checkpoint_dir) else {})}
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)

@@ -70,10 +70,14 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             text = text[: len(text) // 2].rstrip()
         return Payload(text)
 
+    def only_values(self) -> Mapping[str, Any]:
+        return dict.fromkeys(("truncation", "truncate"), self.config.truncation)
+
     def decode(self, payload: Payload) -> Item:
         """Check a text, or {"text": ...}, and its options."""
         options = self.options(payload.options)
-        text = read_payload(payload, self.config.max_characters)
+        # sentence-transformers and OpenAI embed white space.
+        text = read_payload(payload, self.config.max_characters, accepts_blank=self.api == "embeddings")
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
@@ -122,7 +126,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
-        tokens = round_up(tokens, self.graph_lengths)
+        tokens = round_up(tokens, self.graph_lengths) if self.graph_lengths else tokens
         return self.max_length if self.config.padding == "max_length" else round_length(tokens, self.max_length)
 
     @cached_property

@@ -95,13 +95,13 @@ class Text(Generic[Options]):
 Item = TypeVar("Item", bound=Text[Any])
 
 
-def read_payload(payload: Payload, max_characters: int) -> str:
+def read_payload(payload: Payload, max_characters: int, *, accepts_blank: bool = False) -> str:
     """Read the text of a payload that is one, or whose field `text` is one; see `read_text`."""
     value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-    return read_text(value, "text", max_characters)
+    return read_text(value, "text", max_characters, accepts_blank=accepts_blank)
 
 
-def read_text(value: Any, name: str, max_characters: int) -> str:
+def read_text(value: Any, name: str, max_characters: int, *, accepts_blank: bool = False) -> str:
     """Check one text; return the text, white space at its ends included: offsets of an answer count from its start."""
     if isinstance(value, bytes | bytearray):
         try:
@@ -112,7 +112,7 @@ def read_text(value: Any, name: str, max_characters: int) -> str:
         raise InvalidBody(f"{name}: must be a string.")
     if len(value) > max_characters:
         raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {max_characters}.")
-    if not value.strip():
+    if not (value if accepts_blank else value.strip()):
         raise EmptyInput(f"{name}: empty.")
     if "\0" in value:
         raise InvalidText(f"{name}: has a null character at position {value.index(chr(0))}.")

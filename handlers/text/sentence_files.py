@@ -93,11 +93,13 @@ def _scale_to_unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
 def read_activation(folder: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
     """Find the function that turns a cross-encoder's one logit into a score; the sigmoid if its files name none.
 
-    sentence-transformers 6 reads these places in this order, and accepts only names of torch.
+    sentence-transformers 6 reads these places in this order, the first one only beside modules.json, and accepts only
+    names of torch.
     """
     config = _read_mapping(folder / "config.json")
+    saved = _read_mapping(folder / SENTENCE_CONFIG) if (folder / "modules.json").is_file() else {}
     names = (
-        _read_mapping(folder / SENTENCE_CONFIG).get("activation_fn"),
+        saved.get("activation_fn"),
         (config.get("sentence_transformers") or {}).get("activation_fn"),
         config.get("sbert_ce_default_activation_function"),
     )

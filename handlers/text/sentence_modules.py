@@ -149,3 +149,9 @@ def find_vector_size(folder: Path, size: int) -> int:
     for module in read_modules(folder):
         size = module.size(size)
     return min(size, read_json(folder / SENTENCE_CONFIG).get("truncate_dim") or size)
+
+
+def has_unit_length(folder: Path) -> bool:
+    """Whether a model's vectors have unit length: nothing changes them after they are normalised."""
+    kinds = [module.kind for module in read_modules(folder) if module.kind != "Dropout"]
+    return kinds[-1] == "Normalize" and not read_json(folder / SENTENCE_CONFIG).get("truncate_dim")

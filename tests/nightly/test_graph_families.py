@@ -18,7 +18,9 @@ from tests.nightly.test_families import TABLES
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 # Their control flow depends on numbers on the GPU, so recording fails and they run eagerly.
-DATA_DEPENDENT: set[str] = set()
+DATA_DEPENDENT = {"bart", "flaubert", "longformer", "mbart", "mt5", "mvp", "t5", "umt5", "xlm", "xmod"}
+# Nystromformer accepts one length. FakeTensor knows only a GPU's kernel of Mixtral's experts, in bf16.
+SINGLE_LENGTH, UNKNOWN = {"nystromformer"}, {"mixtral"}
 # Padding changes their answers, so the handler runs each length by itself.
 EXACT = {name for name, cells in TABLES[0].read().items() if "exact" in cells[0]}
 LENGTHS, LENGTH = (3, 9, 14), 16
@@ -29,7 +31,7 @@ def load(name: str, folder: Path) -> Encoder:
     return load_encoder(TextClassificationHandler.head, folder).eval()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - SINGLE_LENGTH - UNKNOWN))
 def test_family_without_data_dependent_control_flow_can_be_recorded(name: str, tmp_path: Path) -> None:
     encoder = load(name, tmp_path)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -43,13 +45,16 @@ def test_family_without_data_dependent_control_flow_can_be_recorded(name: str, t
     assert is_dependent == (name in DATA_DEPENDENT)
 
 
-@pytest.mark.parametrize("name", [*{*FAMILIES} - EXACT])
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - EXACT - SINGLE_LENGTH))
 def test_padded_rung_equals_each_text_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, recorder = load(name, tmp_path), use_cpu_graphs(monkeypatch)
     engine = TorchEngine(encoder, GPU, encoder.input_names, encoder.output_names, 1)
-    rows = [np.random.default_rng(length).integers(10, 600, length).tolist() for length in LENGTHS]
+    config = encoder.model.config
+    # Some find the end of a text by its last token.
+    end = getattr(config, "eos_token_id", None) or 0
+    rows = [[*np.random.default_rng(length).integers(10, 600, length - 1).tolist(), end] for length in LENGTHS]
     is_left = FAMILIES[name].tokenizer == "left"
-    pad_id = getattr(encoder.model.config, "pad_token_id", None) or 0
+    pad_id = getattr(config, "pad_token_id", None) or 0
     arrays = pad_rows(rows, LENGTH, pad_id, is_left=is_left)
     arrays["token_type_ids"] = pad_array([[0] * length for length in LENGTHS], LENGTH, 0)
     arrays = {each: arrays[each] for each in encoder.input_names}

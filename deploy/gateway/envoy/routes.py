@@ -3,6 +3,7 @@
 HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; without a version: a canary's share first
        /v1/models/M:predict, /invocations                  -> nodes; /invocations (SageMaker): the model of a setting
        /v1/embeddings, /v1/rerank, ...                     -> nodes, by the model that the Lua filter finds in the body
+       /embed, /rerank without a model                     -> nodes of the only model of that task
        /, /page/, /summary, /v1/models, /v2/...            -> the control process; health and /ping: Envoy itself
        all others                                          -> 404
 gRPC   ModelInfer, as /predictions/M[/V], which grpc_outer.lua reads from the message -> nodes
@@ -12,7 +13,7 @@ route.yaml contains the fixed routes; this module makes the routes of each model
 of path.lua and grpc_outer.lua, so that no model's name can make a route that Envoy rejects.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from deploy.gateway.envoy.clusters import CONTROL, name_cluster
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds
 from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet, ServedModel
-from deploy.protocol.description import APIS, strip_zeros
+from deploy.protocol.description import APIS, find_only, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
@@ -56,9 +57,11 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
     )
     models = fleet.models
-    # The model of /invocations, whose requests contain no name.
-    invoked = settings.invocations or ("".join(models) if len(models) == 1 else None)
-    to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, invoked)]
+    tasks = {model.name: _task_of(model) for model in models.values()}
+    # The models of requests that name none, by their path.
+    nameless = {path: find_only(path, tasks) for path in APIS}
+    nameless["/invocations"] = settings.invocations or ("".join(models) if len(models) == 1 else "")
+    to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, nameless)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)
     every = [*first, *to_nodes, *fixed]
     table: Resource = fill_template("route", "table", name=name, replay_bytes=replay_bytes, routes=every)
@@ -80,8 +83,13 @@ def shut_routes(table: Resource, *, to_nodes: bool = False) -> Resource:
     return {**table, "virtual_hosts": [{**host, "routes": [close(route) for route in host["routes"]]}]}
 
 
+def _task_of(model: ServedModel) -> str:
+    """Return a model's task; "" if no version has reported it."""
+    return next((each.metadata.get("task", "") for each in model.versions.values() if each.metadata), "")
+
+
 def _to_nodes(
-    settings: GatewaySettings, fleet: Fleet, model: ServedModel, listener: str, invoked: str | None
+    settings: GatewaySettings, fleet: Fleet, model: ServedModel, listener: str, nameless: Mapping[str, str]
 ) -> Iterator[Resource]:
     """Yield the routes of one model, versions first; Envoy uses the first match."""
     path = f"/predictions/{encode(model.name)}"
@@ -91,7 +99,7 @@ def _to_nodes(
     canary = fleet.canaries.get(model.name)
     matches = [{"path": path}]
     if listener == HTTP:
-        matches += _other_matches(settings, model.name, is_invoked=model.name == invoked)
+        matches += _other_matches(settings, model.name, nameless)
     for match in matches:
         if canary is not None and canary.version in model.versions:
             for chosen in _canary_matches(canary, match):
@@ -99,16 +107,18 @@ def _to_nodes(
         yield _route(settings, model.name, None, match, None if match["path"] == path else path)
 
 
-def _other_matches(settings: GatewaySettings, model: str, *, is_invoked: bool) -> Iterator[Resource]:
+def _other_matches(settings: GatewaySettings, model: str, nameless: Mapping[str, str]) -> Iterator[Resource]:
     yield {"path": f"/v2/models/{encode(model)}/infer"}
     yield {"path": f"/v1/models/{encode(f'{model}:predict')}"}
     named = {"name": "model_name", "string_match": {"exact": encode(model)}}
     yield {"path": "/invocations", "query_parameters": [named]}
-    if is_invoked:
+    if nameless["/invocations"] == model:
         names_another = {"name": ":path", "string_match": {"contains": "model_name="}, "invert_match": True}
         yield {"path": "/invocations", "headers": [names_another]}
     for path in APIS:
-        for each in (model, *(alias for alias, name in settings.aliases.items() if name == model)):
+        # model.lua finds "" in a body that names no model.
+        unnamed = [""] if nameless[path] == model else []
+        for each in (model, *unnamed, *(alias for alias, name in settings.aliases.items() if name == model)):
             found = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": each}}}
             yield {"path": path, "dynamic_metadata": [found]}
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ METADATA = {
     "name": "texts",
     "version": "1.0",
     "platform": "torchserve_openvino",
+    "task": "sentence_embedding",
     "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "label", "datatype": "BYTES", "shape": [-1, 1]}],
     "max_batch_size": 64,
@@ -27,7 +29,7 @@ async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str
         return Answer(200, json.dumps(METADATA).encode())
     if version not in ("", "1.0"):
         return None
-    asked = {"version": version, "body": body.decode(), "path": path, "api": headers.get("x-api")}
+    asked = {"version": version, "body": body.decode("utf-8", "replace"), "path": path, "api": headers.get("x-api")}
     return Answer(200, json.dumps(asked).encode(), headers={"Server-Timing": "x"})
 
 
@@ -47,7 +49,7 @@ def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **hea
         async def send(message: Message) -> None:
             sent.append(message)
 
-        named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": named}
         await Routes(Models({"texts": texts, "absent": absent}, "texts", 1000))(scope, receive, send)
 
@@ -74,6 +76,7 @@ def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **hea
             b'{"model":"texts"}',
             {"version": "", "body": '{"model":"texts"}', "path": "/v1/embeddings", "api": "embeddings"},
         ),
+        ("/embed", b"{}", {"version": "", "body": "{}", "path": "/embed", "api": "embeddings"}),
         (
             "/rerank",
             b'{"model":"texts"}',
@@ -107,6 +110,7 @@ def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
         ("/v2/models", 404, "error"),
         ("/v3", 404, "type"),
         ("/v1/embeddings", 400, "error"),
+        ("/rerank", 400, "error"),
         ("/v1/models/nobody", 404, "error"),
         ("/v2/health/ready", 503, "status"),
     ],
@@ -152,3 +156,47 @@ def test_body_is_read_up_to_its_limit_and_no_further(stated: int, received: int)
     with pytest.raises(Refused) as refused:
         asyncio.run(http.Application().read_body(scope, receive, 25))
     assert (refused.value.answer.status, len(read)) == (413, received)
+
+
+PATHS = (
+    *("/predictions/texts", "/v1/models/texts:predict", "/v2/models/texts/infer", "/invocations", "/v1/embeddings"),
+    *(
+        "/rerank",
+        "/v1/models/texts",
+        "/v2/models/texts/config",
+        "/v2",
+        "/ping",
+        "//",
+        "/\x00",
+        "/v2/models/\ufffd/infer",
+    ),
+)
+BODIES = (
+    b'{"model": "texts", "input": ["a"]}',
+    b'{"model": 1}',
+    b"[" * 900,
+    b'{"a":' * 190,
+    b"1e999",
+    b'"\\ud800"',
+    b"\xff",
+    b"",
+)
+HEADERS: tuple[dict[str, str], ...] = (
+    {},
+    {"content_encoding": "gzip"},
+    {"content_encoding": "deflate"},
+    {"x_api": "\xff"},
+    {"content_type": ";\xff"},
+)
+
+
+def test_no_malformed_request_is_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(1)
+    for _ in range(1000):
+        body = bytearray(chance.choice(BODIES))
+        for _ in range(chance.randrange(3) if body else 0):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        path, query = chance.choice(PATHS), chance.choice(("", "model_name=texts", "model_name=%ff", "&=%"))
+        status, _ = ask(chance.choice(("GET", "POST", "PUT")), path, bytes(body), query, **chance.choice(HEADERS))
+        assert status != 500, (path, query, body)
+    assert not caplog.records

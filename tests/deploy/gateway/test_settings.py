@@ -1,7 +1,6 @@
 """gateway.yaml, nodes.json and a name with addresses, and their changes."""
 
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -31,8 +30,8 @@ def configuration(config: Path, tmp_path: Path) -> Configuration:
 
 
 def changed(configuration: Configuration) -> tuple[GatewaySettings, list[str]]:
-    """Return the new settings and the names of the nodes."""
-    found = configuration.read_changes()
+    """Return the new settings and the names of the nodes; a changed file must be equal at the next read."""
+    found = configuration.read_changes() or configuration.read_changes()
     assert found is not None
     return found[0], [node.name for node in found[1]]
 
@@ -131,7 +130,7 @@ def test_settings_that_are_cut_open_nothing(
         if "burst" in lines[-1]:
             # A key that is cut is shorter, and not the one that its client has.
             path.write_text("".join(lines)[:-1])
-            assert configuration.read_changes() is None
+            assert [configuration.read_changes() for _ in range(3)] == [None] * 3
             assert f"{path.name}: its last line is incomplete: end the file with a newline" in configuration.problem
             path.write_text("".join(lines))
 
@@ -167,12 +166,12 @@ def test_guard_is_removed_by_none_only(lost: str, words: str, is_shut: bool, con
     configuration.read()
     config.write_text(whole.replace(lost, "") + "management: false\n")
     # An editor may still write: no request is rejected before the second read.
-    assert configuration.read_changes() is None
+    assert (configuration.read_changes(), configuration.is_shut, configuration.problem) == (None, False, "")
     assert configuration.read_changes() is None
     assert (configuration.is_shut, words in configuration.problem) == (is_shut, True), configuration.problem
     indent = " " * (len(lost) - len(lost.lstrip()))
     config.write_text(whole.replace(lost, f"{indent}{lost.split(':', maxsplit=1)[0].strip()}: none\n"))
-    assert configuration.read_changes() is not None
+    changed(configuration)
     # It may stay, and may go.
     config.write_text(whole.replace(lost, ""))
     for _ in range(2):
@@ -184,7 +183,6 @@ def test_files_without_a_change_are_not_parsed_again(
     configuration: Configuration, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.write_text("limits: {attempts: 2}")
-    os.utime(config, (1, 1))
     for _ in range(2):
         configuration.read()
     monkeypatch.setattr("deploy.gateway.configuration.read_document", None)
@@ -209,9 +207,8 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     configuration.read()
     broken = config.with_name(name)
     broken.write_text(text)
-    assert configuration.read_changes() is None
     # It is logged once, and a file that is right again is read.
-    assert configuration.read_changes() is None
+    assert [configuration.read_changes() for _ in range(3)] == [None] * 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     broken.unlink()
     config.write_text("limits: {attempts: 2}")

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,9 @@ def test_routes_are_those_of_a_node(serve: Serve) -> None:
     described = requests.get(f"{served.url}/models/colours/all", timeout=9).json()
     assert [(each["modelVersion"], each["workers"][0]["status"]) for each in described] == [("1.0", "READY")]
     assert described[0]["workers"][0]["pid"] == served.process.pid
+    client = [sys.executable, "-m", "torchserve_client", "--url", served.url, "--management-url", served.url]
+    shown = subprocess.run([*client, "describe", "colours"], capture_output=True, text=True, check=True).stdout
+    assert "1 READY" in shown and "INT64" in shown
     for path, status in (
         *(("/models/other", 404), ("/models/colours/1.0", 200), ("/models/colours/2.0", 404)),
         *(("/v2/models/colours", 200), ("/v1/models", 200), (f"{PATH}/2.0", 404), ("/invocations", 400)),

@@ -154,7 +154,7 @@ def of_text(text: Any, **options: Any) -> dict[str, Any]:
 BAD: list[tuple[Any, int, str, str]] = [
     (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
     ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
-    (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
+    (of_text(""), 400, "EmptyInput", "text: empty"),
     (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
     ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
     (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
@@ -164,6 +164,7 @@ BAD: list[tuple[Any, int, str, str]] = [
 ]
 BAD_OPTIONS: dict[str, list[tuple[Any, int, str, str]]] = {
     "softmax": [
+        (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
         (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
         (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from handlers.errors import InvalidConfig, ItemError
 from handlers.protocol.retrieval import Embeddings
@@ -30,6 +30,17 @@ EMBEDDER: dict[str, Any] = {
     "kind": "bert",
     "files": {"config_sentence_transformers.json": PROMPTS},
     "matryoshka_dimensions": [4, 8],
+}
+NORMALIZED: dict[str, Any] = {
+    "task": "sentence_embedding",
+    "kind": "roberta",
+    "files": {
+        "modules.json": [
+            {"idx": index, "name": str(index), "type": f"sentence_transformers.models.{kind}", "path": path}
+            for index, (kind, path) in enumerate({"Transformer": "", "Pooling": "1_Pooling", "Normalize": ""}.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": SIZE, "pooling_mode_mean_tokens": True},
+    },
 }
 RERANKER: dict[str, Any] = {"task": "reranking", "kind": "bert", "labels": ("relevance",)}
 CLASSES: dict[str, type[Handler]] = {
@@ -75,6 +86,9 @@ def test_embeddings_are_those_of_our_own_form_as_numbers_or_base64_with_the_toke
         {"input": [*TEXTS], "encoding_format": "base64"},
         {"input": TEXTS[0], "encoding_format": None, "dimensions": None, "input_type": None},
     )
+    scaled, raw = ask(handler, "embeddings", {"inputs": [*TEXTS]}, {"inputs": TEXTS[0], "normalize": False})
+    np.testing.assert_allclose(scaled.body, own / np.linalg.norm(own, axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(raw.body, own[:1], atol=1e-5)
     np.testing.assert_allclose(vectors(many), own, atol=1e-5)
     np.testing.assert_allclose(vectors(one), own[:1], atol=1e-5)
     assert vectors(nulls).tolist() == vectors(one).tolist()
@@ -109,12 +123,23 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_model_or_its_a
         ({"task": "retrieval.query"}, "the river "),
         ({"prompt_name": "passage"}, "the letter "),
         ({}, ""),
+        ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
+        ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage
     ],
 )
 def test_prompts_are_those_of_the_models_files(tiny_archive: Archives, asked: dict[str, Any], prompt: str) -> None:
     handler = start(tiny_archive, EMBEDDER)
     prompted, by_hand = ask(handler, "embeddings", {"input": TEXTS[0], **asked}, {"input": prompt + TEXTS[0]})
     np.testing.assert_allclose(vectors(prompted), vectors(by_hand), atol=1e-6)
+
+
+def test_white_space_has_the_vector_of_sentence_transformers_and_clients_may_ask_for_unit_length(
+    tiny_archive: Archives,
+) -> None:
+    handler = start(tiny_archive, NORMALIZED, truncation=True)
+    (answer,) = ask(handler, "embeddings", {"input": ["x", " ", "\n"], "normalized": True, "truncation": True})
+    oracle = SentenceTransformer(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(vectors(answer), oracle.encode(["x", " ", "\n"]), atol=1e-5)
 
 
 def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_archive: Archives) -> None:
@@ -137,7 +162,12 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
 DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
 # A cross-encoder's files, as sentence-transformers 6 and older ones write them: activations, a prompt, a length.
 IDENTITY = "torch.nn.modules.linear.Identity"
-PROMPT = {"model_type": "CrossEncoder", "prompts": {"query": "the river "}, "default_prompt_name": "query"}
+PROMPT = {
+    "model_type": "CrossEncoder",
+    "activation_fn": IDENTITY,
+    "prompts": {"query": "the river "},
+    "default_prompt_name": "query",
+}
 MODULES = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]
 TRANSFORMER = {
     "transformer_task": "sequence-classification",
@@ -165,24 +195,27 @@ def oracle(handler: Handler) -> Any:
 def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
     handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
     assert isinstance(handler, RerankingHandler)
-    (answer,) = ask(handler, "rerank", {"query": QUERY, "documents": DOCUMENTS})
+    is_raw, tei = name in ("older", "newer", "prompt", "length"), {"query": QUERY, "texts": DOCUMENTS}
+    answer, *others = ask(
+        handler, "rerank", {"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw}
+    )
     expected = oracle(handler).predict([(QUERY, each) for each in DOCUMENTS])
     assert answer.status == 200, answer.body
     scores = {each["index"]: each["relevance_score"] for each in answer.body["results"]}
     np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], expected, atol=1e-4)
     assert [*scores.values()] == sorted(scores.values(), reverse=True)
     assert (np.ptp(expected) > 0.05) and all("document" not in each for each in answer.body["results"])
+    # TEI's scores are sigmoids, unless the client asks for logits.
+    for other, wanted in zip(others, (1 / (1 + np.exp(-expected)) if is_raw else expected, expected), strict=True):
+        assert [each["index"] for each in other.body] == [*scores]
+        np.testing.assert_allclose([each["score"] for each in other.body], wanted[[*scores]], atol=1e-4)
     # Long pairs are cut, and counted as the model took them.
     queries, most = [handler.prompt + QUERY] * len(DOCUMENTS), 48 if name == "length" else LIMIT
     pairs = handler.tokenizer(queries, DOCUMENTS, truncation=True, max_length=most)["input_ids"]
     assert answer.body["usage"]["total_tokens"] == sum(map(len, pairs))
 
 
-def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) -> None:
-    files = {"config_sentence_transformers.json": {"model_type": "CrossEncoder", "activation_fn": IDENTITY}}
-    handler = start(tiny_archive, {**RERANKER, "files": files})
-    assert isinstance(handler, RerankingHandler)
-    assert handler.activation(np.array([3.0], np.float32)) == [3.0]
+def test_activation_is_one_of_torch(tiny_archive: Archives) -> None:
     trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
     assert isinstance(trusted, RerankingHandler)
     assert trusted.activation(np.array([0.0], np.float32)) == [0.5]
@@ -190,11 +223,13 @@ def test_newest_place_of_the_activation_is_read_first(tiny_archive: Archives) ->
 
 def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
     handler = start(tiny_archive, RERANKER)
-    plain, asked = ask(
+    plain, asked, voyage, tei = ask(
         handler,
         "rerank",
         {"query": QUERY, "documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
         {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
+        {"query": QUERY, "documents": [*TEXTS], "top_k": 3, "truncation": True},
+        {"query": QUERY, "texts": [*TEXTS], "return_text": True, "raw_scores": False, "truncate": True},
     )
     # Another micro-batch moves a score in fp32 by 1e-6.
     assert_order([each["relevance_score"] for each in plain.body["results"]], 1e-5)
@@ -203,6 +238,10 @@ def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_a
     assert [(each["index"], each["document"]["text"]) for each in asked.body["results"]] == [
         (index, TEXTS[index]) for index in best[:3]
     ]
+    assert [each["index"] for each in voyage.body["results"]] == best[:3]
+    assert [(each["index"], each["text"]) for each in tei.body] == [(index, TEXTS[index]) for index in best]
+    expected = [each["relevance_score"] for each in plain.body["results"]]
+    np.testing.assert_allclose([each["score"] for each in tei.body], expected, atol=1e-5)
     (own,) = serve(handler, [{"body": {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}}])
     scores = [each["score"] for each in own.body["predictions"]]
     assert sorted(range(len(scores)), key=lambda index: -scores[index]) == best
@@ -230,7 +269,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
     "embeddings": [
         ({}, 400, "input", "input: missing"),
         ({"input": []}, 400, "input", "input: must not be empty"),
-        ({"input": ["x", " "]}, 400, "input", "input[1]: empty"),
+        ({"input": ["x", ""]}, 400, "input", "input[1]: empty"),
         ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
         ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
         ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
@@ -239,6 +278,19 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
         ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
         ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
+        ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
+        ({"input": "x", "output_dimension": 4, "dimensions": 8}, 400, "output_dimension", "differs from dimensions"),
+        ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", 'output_dtype: must be "float"'),
+        ({"input": "x", "truncation": True}, 400, "truncation", "truncation: must be false"),
+        ({"input": "x", "truncate": True}, 400, "truncate", "truncate: must be false"),
+        ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
+        ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
+        ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"),
+        ({"input": "x", "task": "x"}, 400, "task", "task: "),
+        ({"inputs": ["x", ""], "truncate": False}, 400, "inputs", "inputs[1]: empty"),
+        ({"inputs": []}, 400, "inputs", "inputs: must not be empty"),
+        ({"inputs": "x", "normalize": 0}, 400, "normalize", "normalize: must be true"),
+        ({"inputs": "x", "normalize": False, "dimensions": 8}, 400, "normalize", "normalize: must be true"),
         ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
         (b"{", 400, None, "not valid JSON"),
         (b"", 400, None, "empty"),
@@ -249,6 +301,10 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
         ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
         ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
+        ({"query": "x", "texts": ["x", ""]}, 400, "texts", "texts[1]: empty"),
+        ({"query": "x", "texts": ["x"], "raw_scores": True}, 400, "raw_scores", "raw_scores: must be false"),
+        ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
+        ({"query": "x", "documents": ["x"], "truncation": False}, 400, "truncation", "truncation: must be true"),
         ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
         ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
         ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc", "max_tokens_per_doc"),

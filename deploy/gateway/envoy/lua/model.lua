@@ -89,9 +89,9 @@ function envoy_on_request(handle)
   local body = handle:body()
   local name = body and find_model(body)
   handle:streamInfo():dynamicMetadata():set(ABOUT, "model", name or "")
-  if name then
-    handle:clearRouteCache()
-  else
+  handle:clearRouteCache()
+  -- Without a name, the only model of a task has a route.
+  if not name and handle:metadata():get("form") ~= "api" then
     handle:respond({[":status"] = "400"}, "")
   end
 end

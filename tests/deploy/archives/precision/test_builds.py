@@ -119,7 +119,7 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
         ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
         ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
         ("mobilenet-v2", {"calibrate": "texts"}, "expected a folder of images"),
-        ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "--validate has the inputs of --calibrate"),
+        ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "name other inputs for --validate"),
     ],
 )
 def test_precision_that_cannot_be_is_refused_before_anything_is_built(

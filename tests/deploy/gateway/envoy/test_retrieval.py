@@ -4,17 +4,25 @@ import gzip
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import requests
 
 from deploy.gateway.settings import Canary, GatewaySettings, Limits
+from deploy.gateway.state import ServedModel
 from tests.deploy.gateway.envoy.conftest import KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
 JSON = {"Content-Type": "application/json"}
-PATHS = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v2/rerank": "rerank", "/rerank": "rerank"}
+PATHS = {
+    "/v1/embeddings": "embeddings",
+    "/embed": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+}
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
 
@@ -38,6 +46,22 @@ def test_request_arrives_at_its_model_with_the_api_that_its_path_means(aliased: 
     assert (found["by"][:4], found["path"], found["bytes"]) == ("node", "/predictions/m?x=1", len(body))
     assert (found["headers"]["x-api"], found["headers"]["x-envoy-original-path"]) == (PATHS[path], f"{path}?x=1")
     assert aliased.logged(path=path)["model"] == "m"
+
+
+def test_request_of_a_client_without_models_goes_to_the_only_model_of_its_task(aliased: Gateway) -> None:
+    fleet = aliased.fleet()
+    versions = {
+        name: replace(each, metadata={"task": "reranking"}) for name, each in fleet.registered["m"].versions.items()
+    }
+    aliased.serve(replace(fleet, registered={**fleet.registered, "m": ServedModel("m", versions, "1.0")}))
+    body = b'{"query": "x", "texts": ["x"]}'
+    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 200)
+    found = aliased.received("POST", "/rerank", data=body)
+    assert (found["path"], found["headers"]["x-api"]) == ("/predictions/m", "rerank")
+    for path in ("/embed", "/v1/rerank"):
+        assert error(aliased.ask("POST", path, data=body))[3] == "MissingModel"
+    aliased.serve()
+    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 400)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests import exports, tiny_detector, tiny_image_text, tiny_models, tiny_seg
 PROGRAM = """
 import json, sys
 from importlib import import_module
-from deploy.loader import NoMetrics, _Context
+from deploy.loader import NoMetrics, PlainContext
 
 module = import_module(f"handlers.tasks.{sys.argv[1]}")
 (task,) = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
@@ -25,7 +25,7 @@ settings = json.loads(sys.argv[3])
 settings["handler"] = {**settings.get("handler", {}), "scheduling": {"mode": "adaptive"}}
 settings |= {"continuousBatching": True, "maxWorkers": 1, "asyncCommunication": False}
 handler = task()
-handler.initialize(_Context("m", sys.argv[2], {"model": {}}, 1, None, "", True, NoMetrics(), settings))
+handler.initialize(PlainContext("m", sys.argv[2], {"model": {}}, 1, None, "", True, NoMetrics(), settings))
 print(json.dumps(sorted(name for name in sys.modules if "." not in name)), flush=True)
 import os; os._exit(0)
 """
@@ -45,9 +45,9 @@ WEIGHTS: dict[str, Callable[[Path], Path] | None] = {
     "image_text_embedding of images": image_text("dinov2"),
     **{
         task: lambda folder, task=task: tiny_models.checkpoint(folder, "bert", task)  # type: ignore[misc]
-        for task in ("sentence_embedding", "reranking", "text_classification", "token_classification")
+        for task in ("sentence_embedding", "text_classification", "token_classification", "question_answering")
     },
-    "question_answering": lambda folder: tiny_models.checkpoint(folder, "bert", "question_answering"),
+    "reranking": lambda folder: tiny_models.checkpoint(folder, "bert", "reranking", ["relevant"]),
 }
 EXAMPLES = {"language_id": "language-id", "image_classification": "mobilenet-v2", "tokenization": "tokenizer"}
 
