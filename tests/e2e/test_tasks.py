@@ -137,7 +137,10 @@ CASES = {
         tiny_image_text.clip,
         {"scaled_decode": False},
     ),
-    "sentence_embedding": Case("sentence-embedding", TEXTS, BAD_TEXTS),
+    # White space has a vector, as with OpenAI; no text at all is an error.
+    "sentence_embedding": Case(
+        "sentence-embedding", (*TEXTS, b" \n"), {b"canary \xff\xfe": (400, "InvalidText"), b"": (400, "EmptyInput")}
+    ),
     "text_classification": Case(
         "text-classification", TEXTS, BAD_TEXTS, tiny("text_classification"), {"top_k": None}
     ),
