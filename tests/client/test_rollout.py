@@ -72,7 +72,7 @@ class FakeServer(Fake):
             "maxBatchDelay": 5,
             "startupTimeout": 5,
             "responseTimeout": 5,
-            "workers": [{"status": "READY"}] * self.workers,
+            "workers": [{"status": "READY", "startTime": "2026-01-01T00:00:00Z"}] * self.workers,
             "jobQueueStatus": {"pendingRequests": self.pending},
         }
 
@@ -267,6 +267,12 @@ def test_canary_that_a_node_lacks_is_not_promoted(store: Path) -> None:
     with pytest.raises(RolloutFailed, match=r"node-2 has no version 1\.0-r2; nothing has changed"):
         again().promote(MODEL)
     assert gateway.canary is not None and {server.default for server in servers} == {"1.0"}
+
+
+def test_archive_that_was_built_again_is_not_copied(store: Path) -> None:
+    (store / "m" / "build.json").write_text('{"made_s": 4e9}')
+    with pytest.raises(RolloutFailed, match=r"^m was built after version 1\.0 was registered: raise `version`"):
+        rollouts(store, FakeServer()).run(MODEL, Registration(batch_size=4))
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
