@@ -213,10 +213,10 @@ def test_only_a_model_that_openvino_serves_in_fp32_gets_the_command_of_int8(plat
     [
         (
             ["start", "--config", "no-such"],
-            "serve: no configuration no-such: CONFIG is a path, or one of large-bodies, ",
+            "start: no configuration no-such: CONFIG is a path, or one of large-bodies, ",
         ),
-        (["run", "--node-count", "2"], "serve: run watches one node, and there are 2: name it with --node"),
-        (["run", "--node", "node-7"], "serve: no node node-7: there are node-1"),
+        (["run", "--node-count", "2"], "run: run watches one node, and there are 2: name it with --node"),
+        (["run", "--node", "node-7"], "run: no node node-7: there are node-1"),
         (["restart"], "restart: no node of this machine runs"),
     ],
 )
