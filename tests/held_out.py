@@ -13,7 +13,7 @@ from deploy.models import ROOT
 from tests import photographs
 from tests.photographs import folder_of, path
 
-# What networks for photographs are made for is held out: a cat, an espresso, a palace, a flower.
+# Held out: the subjects of networks for photographs, such as a cat, an espresso, a palace and a flower.
 HELD_OUT = tuple(path(name) for name in ("chelsea", "coffee", "astronaut", "china", "flower"))
 NAMES = "rocket.jpg motorcycle_left.png hubble_deep_field.jpg retina.jpg ihc.png camera.png coins.png brick.png"
 CALIBRATION = tuple(folder_of("skimage") / "data" / name for name in f"{NAMES} grass.png gravel.png".split())
