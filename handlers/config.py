@@ -73,7 +73,7 @@ class SchedulingConfig:
     mode: Literal["auto", "classic", "adaptive"] = Field(
         default="auto",
         description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
-        "requests in flight; `auto` depends on the task. archive.sh sets TorchServe's continuousBatching to match.",
+        "requests in flight; `auto` depends on the task. The build sets TorchServe's continuousBatching to match.",
     )
     latency_target_ms: Milliseconds | None = Field(
         default=None,

@@ -108,7 +108,7 @@ def _frontend_settings(move: Move, archive: OldArchive) -> dict[str, Any]:
     known = {key: value for key, value in archive.config.items() if key in FRONTEND_NAMES}
     kept = {key: value for key, value in known.items() if isinstance(value, str | int | float)}
     left = () if move.handler == STOCK else ("batchSize", "maxBatchDelay")
-    move.notes += [f"{key} {kept.pop(key)} is left out: archive.sh sets its own" for key in left if key in kept]
+    move.notes += [f"{key} {kept.pop(key)} is left out: the build sets its own" for key in left if key in kept]
     move.sources += [(key, str(value), "model-config.yaml") for key, value in kept.items()]
     return kept
 

@@ -1,4 +1,4 @@
-"""Comparisons of a build with its model, and the options of `archive.sh` on precisions. Imports no library of models.
+"""Comparisons of a build with its model, and the options of `archive` on precisions. Imports no library of models.
 
 --precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
 files of an archive -> the cache, or fidelity.py and prove.py -> settings, proofs and an int8 graph beside them
@@ -94,7 +94,7 @@ class PrecisionRequest:
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of archive.sh."""
+    """Add the options of `archive`."""
     if "int8" in ROOMS:
         words = f"add an int8 graph; requires {INSTALL_INT8}"
         group.add_argument("--precision", choices=["int8"], help=words)

@@ -55,9 +55,9 @@ class ArchiveSh:
         self._capture.readouterr()
         assert main(self.arguments(*arguments)) == 1
         (line,) = without_steps(self._capture.readouterr().err).splitlines()
-        assert line.startswith("archive.sh: ")
+        assert line.startswith("torchserve-batching archive: ")
         assert not list(self.store.glob(".build-*"))
-        return line.removeprefix("archive.sh: ")
+        return line.removeprefix("torchserve-batching archive: ")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     (line,) = archive_sh(*arguments)
     path = archive_sh.store / f"colours{SUFFIXES[archive_format]}"
     size = r", \d+ MB" if SUFFIXES[archive_format] else ""
-    register = "; torchserve-client register colours --wait" if path.suffix == ".mar" else ""
+    register = "; torchserve-batching register colours --wait" if path.suffix == ".mar" else ""
     assert re.fullmatch(rf"{os.path.relpath(path)}: built, version 1\.0, engine auto{size}, \d+ s{register}", line)
     # In place of the one that is there.
     assert ": built" in archive_sh(*arguments, "--force")[0]
@@ -148,15 +148,15 @@ def test_what_is_up_to_date_or_exported_before_is_answered_without_importing_tor
 
 def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: Path) -> None:
     finished = run(*archive_sh.arguments("colors"))
-    words = "archive.sh: colors: not in models.yaml; known are colours\n"
+    words = "torchserve-batching archive: colors: not in models.yaml; known are colours\n"
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "archive.sh: error: "),
-        (["--all", "--weights", "x.pt"], "archive.sh: error: "),
+        ([], "torchserve-batching archive: error: "),
+        (["--all", "--weights", "x.pt"], "torchserve-batching archive: error: "),
         (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
         (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
         (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),
