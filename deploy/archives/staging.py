@@ -54,7 +54,7 @@ def stage(
     With `auto`, the archive has only another engine if OpenVINO cannot run the model exactly.
     """
     if engine == "onnxruntime" and model.handler != TENSORS:
-        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need task: {TENSORS}")
     try:
         _stage(model, origin, engine, plan, exports=exports, folder=folder)
     except Unfaithful as error:

@@ -322,7 +322,7 @@ def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archiv
             np.testing.assert_allclose(array, first[name], 1e-5, 1e-6)
     archive_sh.write_list("m", "text_classification", "m.onnx", {})
     assert archive_sh.refused("m", "--engine", "onnxruntime") == (
-        "m: --engine onnxruntime runs ONNX files; they need handler: tensors"
+        "m: --engine onnxruntime runs ONNX files; they need task: tensors"
     )
 
 

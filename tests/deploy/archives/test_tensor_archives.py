@@ -1,4 +1,4 @@
-"""Archives of `handler: tensors`: every format, what may be wrong with each, and the proof that a model batches."""
+"""Archives of `task: tensors`: every format, what may be wrong with each, and the proof that a model batches."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Archives of `handler: tensors` with a Python function, and the proof that it batches."""
+"""Archives of `task: tensors` with a Python function, and the proof that it batches."""
 
 import sys
 from pathlib import Path

@@ -107,7 +107,7 @@ def test_text_in_adaptive_mode_goes_through_twenty_modules(
     tiny_archive: Callable[..., Path], target_ms: int | None
 ) -> None:
     with entered() as begin:
-        scheduling = {"mode": "adaptive", "max_latency_ms": target_ms}
+        scheduling = {"mode": "adaptive", "latency_target_ms": target_ms}
         settings = {"precision": "fp32", "threads": 1, "scheduling": scheduling}
         handler = started_adaptive(SentenceEmbeddingHandler(), tiny_archive("bert", "sentence_embedding"), settings)
         handler.reporter.stop()
