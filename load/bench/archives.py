@@ -91,7 +91,6 @@ def recipe(
     precisions: Comparisons | None = None,
     engine: Engine = "auto",
 ) -> Recipe:
-    """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
     return Recipe(of, weights, engine, comparisons=precisions or plan_comparisons(), **options)
 

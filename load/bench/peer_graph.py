@@ -32,12 +32,10 @@ class PeerGraph:
     wait_ms: float = 1.0  # BentoML's max_latency_ms, LitServe's batch_timeout, PyTriton's max_queue_delay
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable for a peer's process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> "PeerGraph":
-        """Read the variable in a peer's process."""
         fields = json.loads(os.environ[VARIABLE])
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 

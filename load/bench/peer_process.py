@@ -32,7 +32,6 @@ HEAD_BYTES = 256
 
 
 def encode_raw(row: Any) -> bytes:
-    """Return a row's numbers."""
     return bytes(row.tobytes())
 
 
@@ -46,8 +45,6 @@ def encode_tensor(row: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server of another project."""
-
     name: str
     extra: str  # its folder in .extras
     command: Sequence[str]  # a program of that folder and its arguments; the port is appended
@@ -113,7 +110,6 @@ class PeerProcess:
             self.signal(signal.SIGSTOP)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
