@@ -71,7 +71,6 @@ class Build:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Build":
-        """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
             raise ValueError("its checksum does not match")

@@ -81,7 +81,6 @@ def precision_of(engine: Engine) -> str | None:
 
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
-    """Return the tensor of each input by the input's name."""
     # The order of clients' positional arguments: the model's own, if the task has one.
     known = task.input_tensors.keys()
     names = known if known >= task.inputs else sorted(task.inputs)

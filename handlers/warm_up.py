@@ -19,7 +19,6 @@ LONGEST_RUN_S = 0.25
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
-    """Run one micro-batch of these items, from `collate` to `split`."""
     task.split(task.forward(task.collate(items), items), items)
 
 

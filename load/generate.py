@@ -87,8 +87,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends inputs over a session and records the responses."""
-
     url: URL
     inputs: Inputs
     check: Check | None
@@ -152,7 +150,6 @@ class ClosedLoop:
 
     @property
     def value(self) -> float:
-        """Number of clients."""
         return self.clients
 
     async def drive(self, sender: Sender) -> None:
@@ -241,8 +238,6 @@ Load = ClosedLoop | OpenLoop
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """The settings of one run."""
-
     target: Target
     inputs: Inputs
     load: Load
@@ -254,11 +249,9 @@ class Attack:
     max_lag_ms: float = MAX_LAG_MS  # p99 of the lag that is always allowed in a valid run
 
     def run(self) -> Summary:
-        """Send until the window has closed, wait for every response, and return the summary."""
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        """Summarise a recording of this attack."""
         is_closed_loop = isinstance(self.load, ClosedLoop)
         return summarise(recording, is_closed_loop, self.latency_threshold_ms, self.max_lag_ms)
 

@@ -35,7 +35,6 @@ from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str], program: str = "archive.sh") -> int:
-    """Build the archives that the command line names; return 1 if one cannot be built."""
     options = parse_arguments(arguments, program)
     if options.check:
         return list_outdated(options.export_path)

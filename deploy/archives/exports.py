@@ -25,8 +25,6 @@ ABANDONED_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """A cache of exports."""
-
     # The folder of its entries; made with the first one.
     folder: Path
 

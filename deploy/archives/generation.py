@@ -87,7 +87,6 @@ class Reference:
         return self.decode(ids), ids, inputs
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 

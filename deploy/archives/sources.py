@@ -53,8 +53,6 @@ class WeightsNotMade(WeightsUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a model's weights."""
-
     # `none` for a task that needs no weights.
     kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
     # The weights' name, folder or file; empty for `random` and `none`.
@@ -82,7 +80,6 @@ def source(model: ModelEntry, choice: str | None) -> Source:
 
 
 def _find_listed(model: ModelEntry, *, needs_weights: bool) -> Source:
-    """Find the weights that the list names."""
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")

@@ -41,7 +41,6 @@ class Comparisons(Protocol):
 
 
 def plan_comparisons() -> Comparisons | None:
-    """Return the comparisons without any options; None if this copy of the project has none."""
     room = open_room("precision")
     return room.PrecisionRequest() if room else None
 

@@ -53,7 +53,6 @@ class Task:
     mode: Mode = "adaptive"
 
     def settings_class(self) -> Any:
-        """Import the class of the settings."""
         module, _, name = self.settings.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -65,7 +64,6 @@ def _task(name: str, stager: str, settings: str, **more: Any) -> Task:
 
 
 def _encoder(name: str, settings: str) -> Task:
-    """Describe a task on a transformers encoder."""
     more = {"export_settings": ("trust_remote_code",), "takes_hub_ids": True}
     return _task(name, "text", f"text.config:{settings}", **more)
 
@@ -188,7 +186,6 @@ def import_quietly(name: str) -> ModuleType:
 
 
 def task_class(handler: str) -> Any:
-    """Return the class of a built-in task."""
     module = import_quietly(f"handlers.tasks.{handler}")
     classes = (each for each in vars(module).values() if isinstance(each, type))
     (found,) = (each for each in classes if each.__module__ == module.__name__)

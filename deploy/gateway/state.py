@@ -58,14 +58,11 @@ class ServedVersion:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has replicas, and each has a READY worker."""
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with its versions."""
-
     name: str
     versions: Mapping[str, ServedVersion]
     # The default version on most nodes, for requests without a version; None if no node has one.

@@ -29,7 +29,6 @@ def find_config(text: str) -> Path:
 
 
 def default_config() -> Path:
-    """Return config.properties of the folder of the state, or else the built-in one."""
     own = HOME / "config.properties"
     return own if own.is_file() else ROOT / "config.properties"
 

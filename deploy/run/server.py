@@ -58,7 +58,6 @@ WHOLE = Share()
 
 
 def _is_orphan(process: psutil.Process) -> bool:
-    """Return whether the TorchServe that started a worker has ended."""
     try:
         parent = process.parent()
         return parent is None or JAVA_CLASS not in parent.cmdline()
@@ -191,7 +190,6 @@ class Server:
         return tokens[api]
 
     def authorize(self) -> None:
-        """Use the current management token for all further calls."""
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def start(self) -> None:

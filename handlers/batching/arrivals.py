@@ -96,8 +96,6 @@ class _Job(NamedTuple):
 
 
 class Decoder:
-    """The decode threads of one worker."""
-
     def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
         """`is_threaded`: whether the threads decode every item, however small."""
         self._pipeline = pipeline
@@ -128,7 +126,6 @@ class Decoder:
         return small
 
     def close(self) -> None:
-        """End the threads, after the items that they are decoding."""
         for _ in self._threads:
             self._jobs.put(_Job(inf, number=next(self._numbers)))
         for thread in self._threads:
@@ -156,7 +153,6 @@ class Decoder:
 
 
 def _count_bytes(payload: Payload) -> int:
-    """Count the bytes or characters of a payload's input."""
     value = payload.value
     return sum(map(_size, value.values())) if isinstance(value, Mapping) else _size(value)
 

@@ -31,8 +31,6 @@ PLANNED_ITEMS = 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one micro-batch, and the cost of one micro-batch more."""
-
     max_items: int
     max_tokens: int  # padded; a single item may have more
     overhead: Overhead = OVERHEAD

@@ -69,8 +69,6 @@ def _make_streams(choice: Choice) -> Streams:
 
 
 class Core:
-    """Batches the requests of one task."""
-
     def __init__(self, task: Task, choice: Choice, recorder: Recorder, longest_run_s: float) -> None:
         """Start the threads; a micro-batch that runs for `longest_run_s` seconds is stuck, and the worker ends."""
         config, task.engine = task.config, choice.arrangement.whole

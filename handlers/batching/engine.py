@@ -30,7 +30,6 @@ class Line:
     token_s: float
 
     def predict_s(self, tokens: float) -> float:
-        """Return the seconds of a micro-batch of that many padded tokens."""
         return self.fixed_s + self.token_s * tokens
 
 
@@ -81,8 +80,6 @@ def _add_sample(sums: Sequence[float], tokens: int, seconds: float) -> list[floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningBatch:
-    """A micro-batch in the engine."""
-
     items: Sequence[Slot]
     tokens: int  # padded
     predicted_s: float
@@ -124,7 +121,6 @@ class Streams:
         return items < (most if gain <= 1 else min(most, (self.count - gain) / (gain - 1)))
 
     def model(self, *, is_wide: bool) -> LatencyModel:
-        """Return the latency model of one width."""
         return self.wide if is_wide else self.narrow
 
     def narrow_line(self, tokens: float) -> Line:
@@ -140,7 +136,6 @@ class Streams:
         return min(self.narrow.line, part, key=lambda line: line.predict_s(tokens))
 
     def begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
-        """Start a micro-batch."""
         predicted_s = self.model(is_wide=is_wide).line.predict_s(tokens)
         self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
         return self.running[-1]

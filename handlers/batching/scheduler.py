@@ -60,8 +60,6 @@ class Refusal:
 
 @dataclass(slots=True)
 class Scheduler:
-    """The queue of one worker, and its engine."""
-
     policy: Policy
     streams: Streams
     queue: RequestQueue = field(init=False)
@@ -81,7 +79,6 @@ class Scheduler:
         return self._finish_s(self.queue.ready_work, inf) if self.queue.ready else 0.0
 
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
-        """Whether a micro-batch has run for longer than that."""
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
 
     def admit(self, request: Request, tokens: float) -> Refusal | None:
@@ -186,7 +183,6 @@ class Scheduler:
         return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
 
     def end_item(self, running: RunningBatch, item: Slot) -> None:
-        """End one item while others of its micro-batch go on."""
         running.ended.add(item)
         item.request.running -= 1
 

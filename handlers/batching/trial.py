@@ -47,8 +47,6 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Choice(NamedTuple):
-    """The chosen engine and its streams, and their measurements."""
-
     arrangement: Arrangement
     measurement: Measurement
 

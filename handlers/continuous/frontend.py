@@ -97,8 +97,6 @@ class _Inbox:
 
 
 class Link:
-    """A worker's connection to the frontend."""
-
     def __init__(self, connection: socket.socket) -> None:
         """Use a connection on which the frontend awaits an answer."""
         self._connection = connection

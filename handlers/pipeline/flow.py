@@ -71,8 +71,6 @@ SlotListener = Callable[[Slot], None]
 
 @dataclass(slots=True, eq=False)
 class FinishedMicroBatch:
-    """A micro-batch that went through the model, until it is split."""
-
     slots: list[Slot]  # of the items that were not over before it, in order
     outputs: Outputs  # for these items: arrays of shape (B, ...)
     seconds: float  # of `collate` and `forward`

@@ -34,7 +34,6 @@ class Overhead:
     sizes: tuple[int, ...] = ()
 
     def padded(self, items: int) -> int:
-        """Return the number of items that a micro-batch of `items` has after padding."""
         return round_up(items, self.sizes) if self.sizes else items
 
     def measured(self, fixed_s: float, token_s: float) -> "Overhead":

@@ -89,7 +89,6 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor]
 
 
 def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
-    """Return the sizes of the free dimensions except the batch's."""
     return tuple(shape[dimension] for dimension in tensor.free)
 
 
@@ -99,7 +98,6 @@ def count_rows(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
 
 
 def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
-    """Return whether an array has a tensor's datatype and shape."""
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         return False
     if tensor.shape is None:
@@ -145,7 +143,6 @@ def check_outputs(
 
 
 def _check_name(name: Any) -> str:
-    """Check the name of an output without a declaration."""
     if not isinstance(name, str) or not name:
         raise WrongOutput(f"An output is named {name!r}; a text is expected.")
     if name == ERROR:

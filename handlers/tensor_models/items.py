@@ -39,7 +39,6 @@ class TensorItems:
         given: Mapping[str, str],
         most_rows: int,
     ) -> None:
-        """Read requests to one model."""
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
         # By the clients' names, for messages.

@@ -39,15 +39,11 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One item."""
-
     arrays: Arrays  # by the model's names, with the batch dimension, of size 1; without a mask that was not sent
     cost: Cost
 
 
 class Rows:
-    """Makes rows and micro-batches by one signature."""
-
     def __init__(self, signature: Signature) -> None:
         self._inputs = tuple(signature.inputs.values())
         self._constants = signature.constants

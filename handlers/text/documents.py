@@ -36,8 +36,6 @@ _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text in sentences."""
-
     sentences: tuple[str, ...]  # S of them, without white space around
     between: tuple[str, ...]  # S + 1 parts: before the first sentence, between two, after the last
 

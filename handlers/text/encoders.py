@@ -42,8 +42,6 @@ METHODS = ("__call__", "_encode_plus", "_convert_encoding", "convert_tokens_to_s
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A task's use of an encoder."""
-
     auto_class: str  # the class of transformers that loads it
     outputs: tuple[str, ...]  # attributes of its result that are the task's outputs
     is_pooled: bool = False  # whether token states become the only output, one vector per text

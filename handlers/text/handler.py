@@ -74,7 +74,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return dict.fromkeys(("truncation", "truncate"), self.config.truncation)
 
     def decode(self, payload: Payload) -> Item:
-        """Check a text, or {"text": ...}, and its options."""
         options = self.options(payload.options)
         # sentence-transformers and OpenAI embed white space.
         text = read_payload(payload, self.config.max_characters, accepts_blank=self.api == "embeddings")
@@ -123,7 +122,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
-        """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
         tokens = round_up(tokens, self.graph_lengths) if self.graph_lengths else tokens

@@ -82,8 +82,6 @@ class FastTokenizer(SimpleNamespace):
 
 @dataclass(frozen=True, slots=True)
 class Text(Generic[Options]):
-    """One item of a text task."""
-
     text: str  # as the client sent it, checked
     options: Options
     ids: Sequence[int] = field(default=())  # tokens, special ones included; none until the batch is add_tokens

@@ -73,8 +73,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Languages:
-    """The languages of one model, under its own codes."""
-
     sources: frozenset[str] = frozenset()  # values of the tokenizer's `src_lang`; none if there is only one language
     targets: Mapping[str, Target] = field(default_factory=dict)  # by code; none if there is only one language
 

@@ -19,7 +19,6 @@ FAMILY = ("rt_detr", "rt_detr_v2", "d_fine")
 
 class PixelDetector(PixelNetwork):
     def __init__(self, detector: Any, preprocessing: Preprocessing) -> None:
-        """Wrap a model of FAMILY."""
         super().__init__(preprocessing)
         self.detector = detector
 

@@ -49,7 +49,6 @@ class PixelSegformer(PixelNetwork):
     output_names = ("map_logits",)
 
     def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
-        """Wrap a network of FAMILY."""
         super().__init__(preprocessing)
         self.network = network
 
@@ -62,7 +61,6 @@ class PixelSegformer(PixelNetwork):
 def load_segmenter(
     weights: Path, arch: str | None, classes: int, preprocessing: Preprocessing
 ) -> PixelSegmenter | PixelSegformer:
-    """Load a network, in fp32."""
     if arch is not None:
         return build_torchvision(read_state(weights), arch, classes, preprocessing)
     loaded = load_checkpoint(weights, "AutoModelForSemanticSegmentation", FAMILY)

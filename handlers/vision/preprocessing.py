@@ -45,7 +45,6 @@ class Preprocessing:
         return cls(**values)
 
     def write(self, folder: Path) -> None:
-        """Write the file into an archive's folder."""
         (folder / PREPROCESSING).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @property

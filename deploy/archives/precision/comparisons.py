@@ -148,7 +148,6 @@ def _find_hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], ove
 
 
 def _measure_overlaps(boxes: Array, other: Array) -> Array:
-    """Return the intersection over union of each of (N, 4) boxes with another."""
     sides = np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2])
     shared = np.clip(sides, 0, None).prod(axis=1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (other[2:] - other[:2]).prod() - shared

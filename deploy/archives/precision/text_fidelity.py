@@ -143,5 +143,4 @@ def _answer_rows(encoder: Encoder, rows: Mapping[int, Row]) -> dict[int, list[Ar
 
 
 def _find_scales(answers: Iterable[Sequence[Array]]) -> list[float]:
-    """Return the largest number of each output."""
     return [max(float(np.abs(each).max()) for each in every) for every in zip(*answers, strict=True)]

@@ -61,7 +61,6 @@ WRONG_ENGINE = {
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the model and its description."""
     config = parse(TensorsConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
@@ -115,7 +114,6 @@ def _stage_graph(
 
 
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
-    """Compare a graph with the runtime that owns the file, and write the result."""
     engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
     is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:

@@ -102,7 +102,6 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *, is_greedy_only: bool) -> None:
-    """Write the converted model in the archive's precision."""
     precision = stored_precision(config.precision)
     # fp32 keeps the checkpoint's datatype: weights of 16 bits are not better in 32, and twice as large.
     if precision == "fp32":
@@ -115,7 +114,6 @@ def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *
 
 
 def stored_precision(precision: str) -> str:
-    """Return the precision of the stored weights: int8 for `auto`."""
     return "int8" if precision == "auto" else precision
 
 

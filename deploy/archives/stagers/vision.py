@@ -59,7 +59,6 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _check_source(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> None:
-    """Raise InvalidConfig if the weights do not match the settings."""
     config_path = Path(origin.location).parent / "config.json"
     if config.arch is None:
         if (origin.kind == "file" and not config_path.is_file()) or origin.kind in ("torchvision", "random"):
@@ -96,12 +95,10 @@ def _check_library(model: ModelEntry, source: Path) -> None:
 
 
 def read_checkpoint_labels(source: Path) -> dict[int, str]:
-    """Read the labels of config.json, by class."""
     return check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
 
 
 def write_state(state: Mapping[str, torch.Tensor], engine: Engine, folder: Path) -> None:
-    """Write a state dict of torchvision, except for `openvino`."""
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
 

@@ -45,8 +45,6 @@ class Unreadable(InvalidConfig):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph as it was read or converted."""
-
     model: openvino.Model
     # The graph's name of each input by the request's; the graph may lack inputs that nothing reads.
     ports: Mapping[str, str]

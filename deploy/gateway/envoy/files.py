@@ -69,7 +69,6 @@ def list_statistics(fleet: Fleet) -> dict[str, str]:
 
 
 def read_versions(state_dir: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the version of each of these files that exists."""
     found = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError), (state_dir / name).open(encoding="utf-8") as file:
