@@ -115,10 +115,7 @@ def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reser
 
 
 def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
-    """Return the SCHEMA_WORDS, "default" and "description" of each option of an item.
-
-    A setting with the name of an option is its default.
-    """
+    """Return the SCHEMA_WORDS of each option of an item; a setting of the same name is its default."""
     properties = _properties(options_class)
     options = {}
     for each in fields(options_class):

@@ -244,11 +244,7 @@ def summarise(
 
 
 def _rate_of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], bool]) -> float:
-    """Return the responses per second of a closed loop: the sum of its clients' rates over whole cycles.
-
-    A client sends a request after each response, so the time from its first request to its last response is whole
-    cycles. A batching server responds in bursts, and a window that ends within a burst would miscount it.
-    """
+    """Return responses per second over clients' whole cycles, which a burst at the window's end cannot distort."""
     clients: defaultdict[int, list[Exchange]] = defaultdict(list)
     for each in exchanges:
         clients[each.client].append(each)
@@ -282,9 +278,6 @@ def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) 
 # Cached headers: one or two MB.
 @lru_cache(maxsize=4096)
 def parse_timing(header: str) -> tuple[dict[str, float], int | None]:
-    """Return the durations in ms of a Server-Timing header by name, and the items of the micro-batch.
-
-    The handlers write decode;dur=1.61, forward;dur=178.20, batch;desc="8"; other entries are ignored.
-    """
+    """Return the ms of Server-Timing entries by name, and the items of the micro-batch of batch;desc="8"."""
     size = BATCH_SIZE.search(header)
     return {name: float(ms) for name, ms in DURATION.findall(header)}, size and int(size[1])

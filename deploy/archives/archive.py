@@ -105,10 +105,7 @@ class Recipe:
         return self.path.with_name(f"{self.entry.name}-{version}.mar") if suffix == ".mar" else self.path
 
     def check(self, *, with_code: bool = False) -> None:
-        """Raise InvalidConfig or WeightsUnavailable if the settings or weights are not valid.
-
-        The settings of a user's task are checked `with_code`, which imports it, unless its archive is up to date.
-        """
+        """Raise InvalidConfig or WeightsUnavailable; a user's settings are checked `with_code` unless up to date."""
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)

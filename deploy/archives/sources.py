@@ -167,11 +167,7 @@ def _identify(path: Path, folder: Path) -> str:
 
 
 def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -> list[Path]:
-    """List the files of a checkpoint that serving reads: in its folder, and in the folders that modules.json names.
-
-    Other folders contain other models, such as a trainer's checkpoints; only code is read from them, and only if the
-    whole folder is the checkpoint.
-    """
+    """List the files of a checkpoint that serving reads, in its folder and in those that modules.json names."""
     folders = [source]
     modules = source / "modules.json"
     if modules.is_file():

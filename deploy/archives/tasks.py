@@ -139,10 +139,7 @@ def task_of(model: ModelEntry) -> Task:
 
 
 def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
-    """Find the files beside a model's configuration, or named by it, that its archive has, by their paths there.
-
-    A name or pattern that matches a folder stands for all files in it. The configuration itself is not among them.
-    """
+    """Find the files, or those of folders, that a model's configuration names, by their paths in the archive."""
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
     found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}

@@ -97,10 +97,7 @@ def _fetch(model: ModelEntry, arch: str, name: str) -> StateDict:
 
 
 def _make_random(arch: str, **options: Any) -> StateDict:
-    """Make seeded weights whose activations stay in range, unlike the default initialisation of a deep network.
-
-    Batch norms get their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
-    """
+    """Make seeded weights with logits of unit deviation on blurred noise, which deep defaults would not have."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(RANDOM_SEED)

@@ -136,10 +136,7 @@ class Server:
         )
 
     def clean_up(self) -> None:
-        """Remove the keys, the orphaned workers and the unpacked archives of a server that has died.
-
-        If the ports are still taken after PORTS_S, another process may use these files: nothing is removed.
-        """
+        """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
         if not wait_until(lambda: not self._taken_ports(), PORTS_S):
             return
         sockets = f"{self.temporary}/.ts.sock."

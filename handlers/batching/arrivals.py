@@ -108,10 +108,7 @@ class Decoder:
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
     def decode(self, requests: Iterable[Request], on_decoded: OnDecoded) -> list[Slot]:
-        """Decode the items of admitted requests; return those that this call has decoded.
-
-        The decode threads decode the others, and call `on_decoded` with each.
-        """
+        """Decode items and return them; the decode threads take the others, and call `on_decoded` with each."""
         small: list[Slot] = []
         for request in requests:
             slots = [slot for slot in request.slots if not isinstance(slot.outcome, ItemError)]

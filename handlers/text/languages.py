@@ -143,10 +143,7 @@ class ModelCodes:
             self._by_key[find_key(code)].append(code)
 
     def find(self, label: str) -> str | None:
-        """Find the model's code for a detector's label without prefix; None if the model lacks the language.
-
-        Among several codes it is the label itself (`zho_Hant`), or else the first in order (`zho_Hans`).
-        """
+        """Find the model's code for a detector's label, itself (`zho_Hant`) or the first (`zho_Hans`), or None."""
         key = _WIKIPEDIA.get(label) or find_key(label)
         codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])
         return label if label in codes else next(iter(codes), None)

@@ -33,10 +33,7 @@ class PixelSegmenter(PixelNetwork):
         self.network = network
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn pixels, (B, H, W, 3) uint8, RGB, into the likeliest class of each and its probability.
-
-        Both are (B, H, W): uint8 and float32.
-        """
+        """Turn RGB, (B, H, W, 3) uint8, into the likeliest class and its probability, (B, H, W) each."""
         logits = self.network(self.normalise(pixels))["out"].float()
         # In OpenVINO softmax and then max are three passes over all classes of all pixels, and take 1.4 times as long.
         best, classes = logits.topk(1, dim=1)

@@ -93,10 +93,7 @@ Contender = Endpoint | Loop | Tuned
 
 
 def register(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int, *, workers: int = 1) -> Endpoint:
-    """Register an archive of a server's store as ARCHIVE-BATCH_SIZE, and wait for its workers.
-
-    `name` and `inputs` are the contender's. `batch_size` is the window of an adaptive archive.
-    """
+    """Register an archive as ARCHIVE-BATCH_SIZE (the window if adaptive), and wait for its workers."""
     model = f"{Path(archive).stem}-{batch_size}"
     log = WorkerLog(server.logs / "model_log.log", model)
     # 1 ms is the least delay that TorchServe accepts: a loaded queue fills batches by itself.

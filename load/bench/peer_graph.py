@@ -40,11 +40,7 @@ class PeerGraph:
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
     def compile(self) -> Callable[[Any], Any]:
-        """Compile one copy with our settings (handlers.engines.openvino); return a function from rows to scores.
-
-        OpenVINO's documentation advises one stream for a server that runs one batch at a time. Copies in several
-        processes divide the cores, without pinning.
-        """
+        """Return a function from rows to scores: one copy of one stream, as OpenVINO advises, or without pinning."""
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": max(1, self.threads // self.copies),

@@ -92,10 +92,7 @@ def build_environment(extra: str, lock: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerProcess:
-    """A peer that serves `url`; `pid` is its first process, and its process group.
-
-    BentoML's workers, which are cheap when idle, have separate groups and end with the first process.
-    """
+    """A peer that serves `url`; BentoML's workers have their own groups and end with the first process."""
 
     url: str
     pid: int

@@ -112,10 +112,7 @@ class Bench:
 
 
 def compare_with_peers(bench: Bench, models: Mapping[str, Sequence[Contender]], unit: str) -> Iterator[Row]:
-    """Measure closed loops, and Poisson arrivals at a share of the best contender's rate with the most clients.
-
-    `models` maps the name of a model to its contenders, ours first.
-    """
+    """Measure closed loops, and Poisson arrivals at a share of the best rate; `models` has ours first."""
     results = Results()
     for number in bench:
         for name, contenders in models.items():

@@ -88,10 +88,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 def _stage_graph(
     graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path, owner: str | None = None
 ) -> DeclaredSignature:
-    """Write a graph and its signature, after runs as in a worker; return the completed description.
-
-    InvalidConfig if the graph computes in FP64, and another library owns the file.
-    """
+    """Write a graph and its signature, after runs as in a worker; return the completed description."""
     signature = _sign(said, config)
     model = apply_signature(graph, signature, _name_outputs(said))
     # For TorchScript only the graph has the outputs' shapes.

@@ -118,11 +118,7 @@ def stored_precision(precision: str) -> str:
 
 
 def convert(source: Path, config: TranslationConfig, target: Path, quantization: str | None) -> str | None:
-    """Convert a checkpoint for CTranslate2, in its name of a precision, or in the checkpoint's own for None.
-
-    Returns:
-        The reason why CTranslate2 cannot run it, empty for a family that it does not have; None if it was converted.
-    """
+    """Convert a checkpoint for CTranslate2; else return why not, empty for a family that it does not have."""
     if (hindrance := _find_hindrance(source, config)) is not None:
         return hindrance
     # Its progress bar would interrupt archive.sh's lines.

@@ -157,11 +157,7 @@ def read_labels(model: ModelEntry, arch: str, class_count: int, *, are_unique: b
 
 
 def _read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str]]:
-    """Read names by number, or TorchServe's pairs of WordNet id and name: {"0": ["n01440764", "tench"], ...}.
-
-    Returns:
-        The names, and the ids of a file of pairs.
-    """
+    """Read names by number, or TorchServe's pairs {"0": ["n01440764", "tench"], ...} and their ids."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -180,10 +176,7 @@ def _read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str
 
 
 def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -> list[str]:
-    """Add the WordNet id, or else the number, to names that several classes share, and print the change.
-
-    ImageNet has two classes named crane and two named maillot. An answer maps labels to probabilities.
-    """
+    """Add the WordNet id, or else the number, to names of several classes, as ImageNet's crane; print the change."""
     counts = Counter(labels)
     shared = [label for label, count in counts.items() if count > 1]
     if not shared:
