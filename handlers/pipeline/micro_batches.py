@@ -20,7 +20,7 @@ MOST_OVERHEAD = 2**31
 class Overhead:
     """The cost of one more micro-batch: a split pays only if it saves more padding than this."""
 
-    # In padded tokens. Measured with MiniLM on OpenVINO behind TorchServe on two cores, with 16 and 64 clients: 32 gives
+    # In padded tokens. Measured with MiniLM on OpenVINO behind TorchServe on two cores, 16 and 64 clients: 32 gives
     # 248 and 330 texts/s, 100 gives 285 and 356, 250 gives 290 and 369.
     tokens: int = 250
     # In items, each as long as the longest: generation runs about as long for an almost empty micro-batch.
