@@ -140,11 +140,7 @@ def compare_runtimes(
     large: Collection[str],
     is_random: bool,
 ) -> tuple[float, int]:
-    """Compare OpenVINO with the runtime that owns the file: rows one by one, and all of them together.
-
-    Returns:
-        The largest error, as a share of the largest number, and the number of rows.
-    """
+    """Return the largest relative error to the file's own runtime, of single rows and all together, and the rows."""
     datatypes = {each.datatype for each in (*signature.inputs.values(), *(signature.outputs or {}).values())}
     tolerance = max([FAITHFUL, *(TOLERANCES.get(str(datatype), 0) for datatype in datatypes)])
     worst, count = 0.0, 0
