@@ -21,7 +21,7 @@ RUN_S = 0.004
 TIMEOUT_S = PATIENCE_S
 SCHEDULING = {
     "mode": "adaptive",
-    "max_latency_ms": 60_000,
+    "latency_target_ms": 60_000,
     "priority_levels": 3,
     "queue_timeout_ms": 60_000,
 }
