@@ -115,7 +115,7 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
 BAD: list[Bad] = [
     (b"\xff qzqz", 400, "InvalidText", "text: not valid UTF-8 at byte 0."),
     *(
-        (json.dumps({"text": "qzqz", **options}), code, kind, message)
+        (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
         for options, code, kind, message in (
             ({"text": "qzqz " * 60}, 413, "TextTooLong", "max_length is 128."),
             ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
