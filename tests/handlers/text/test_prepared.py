@@ -98,7 +98,7 @@ def cut_and_padded(folder: Path, _: Path) -> None:
     tiny_models.checkpoint(folder, "bert", "text_classification")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(max_length=7, stride=2, direction="left")
-    tokenizer.enable_padding(direction="left", pad_id=2, pad_type_id=0, pad_token="[PAD]", length=20)
+    tokenizer.enable_padding(direction="left", pad_id=2, pad_type_id=0, length=20)
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
