@@ -66,7 +66,7 @@ def archived(
     engine: Engine = "auto",
     files: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Return what the archive of a model with these weights, or `random` ones, holds; `folder` is empty, `files` JSON."""
+    """Return what the archive of a model with these weights, or `random` ones, holds, made in an empty folder."""
     own, archive = folder / "own", folder / "archive"
     for place in (own, archive):
         place.mkdir()

@@ -10,7 +10,7 @@ from tests.handlers.tasks.translating import DETECTOR, Translators, calls, encod
 
 pytestmark = pytest.mark.builds
 
-SETTINGS = {"tgt_lang": "de", "detector": DETECTOR}
+SETTINGS: dict[str, Any] = {"tgt_lang": "de", "detector": DETECTOR}
 FRENCH, GERMAN = "Bonjour tout le monde, comment allez-vous ?", "Das ist gut, und morgen wird es besser."
 ESPERANTO = "La vetero estas tre bela hodiaŭ kaj ni iros kune al la maro."
 TEXT = "The sea is rough.  Nobody owns a car!\n\n- Dr. Marta reads.\n---\nWhy?\n"

@@ -124,10 +124,8 @@ def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
     kind: str, names: list[str] | None, version: str, is_told: bool | None, tmp_path: Path
 ) -> None:
     checkpoint(tmp_path, kind.partition(",")[0], "question_answering", type_vocab_size=2)
-    for name, change in {
-        "tokenizer_config.json": {"model_input_names": names},
-        "config.json": {"transformers_version": version},
-    }.items():
+    names_of: dict[str, Any] = {"model_input_names": names}
+    for name, change in (("tokenizer_config.json", names_of), ("config.json", {"transformers_version": version})):
         content = {**json.loads((tmp_path / name).read_text()), **change}
         write(tmp_path, {name: {key: each for key, each in content.items() if each is not None}})
     if "one segment" in kind:
