@@ -1,4 +1,4 @@
-"""The limit and the pooling that a model's files declare."""
+"""The limit and the pooling that a model's files declare, and the lengths that texts are padded to."""
 
 import json
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.text.encoders import find_token_limit
+from handlers.text.inputs import round_length
 from handlers.text.sentence_modules import check_reranker
 from handlers.text.sentence_network import SentenceModules
 from tests.tiny_models import checkpoint
@@ -137,3 +138,12 @@ def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
     else:
         encoder = load_encoder(read_head("question_answering"), tmp_path)
         assert ("token_type_ids" in encoder.input_names) is is_told
+
+
+def test_rounded_length_takes_few_values_that_hold_the_tokens_with_little_padding() -> None:
+    for limit in (7, 100, 512, 4096):
+        for length in range(1, limit + 1):
+            rounded = round_length(length, limit)
+            assert length <= rounded <= limit
+            assert rounded - length < max(8, length / 4)
+    assert len({round_length(length, 512) for length in range(1, 513)}) == 20
