@@ -84,16 +84,17 @@ def test_key_is_that_of_content_model_and_options() -> None:
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
 
-# Within the line's prefix, its name, its key and its answer.
-@pytest.mark.parametrize("cut", [1, 11, 30, len(WHOLE) - 1])
+# Within the line's prefix, its name, its key and its answer, and before its end.
+@pytest.mark.parametrize("cut", [1, 11, 30, len(WHOLE) - 1, len(WHOLE)])
 def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "x") + WHOLE[:cut])
     with Answers(path) as answers:
         assert answers.match([Input("a", "x"), Input("b", "y"), Input("c", "z")], KEYS) == 3
-        assert [answers.has(name) for name in "abc"] == [True, False, False]
+        assert [answers.has(name) for name in "abc"] == [True, False, cut == len(WHOLE)]
         answers.write(["b"], [key("y")], [2])
-    assert path.read_text() == line("a", "x") + line("b", "y", "2")
+    kept = line("a", "x") + (f"{WHOLE}\n" if cut == len(WHOLE) else "")
+    assert path.read_text() == kept + line("b", "y", "2")
 
 
 def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_stay(tmp_path: Path) -> None:
