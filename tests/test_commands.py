@@ -30,7 +30,7 @@ COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollou
     ("parser", "program", "command"),
     [
         *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
-        *((load.arguments.parser(), "python -m load", command) for command in ("", "run", "search", "report")),
+        *((load.arguments.parser(), "torchserve-batching load", command) for command in ("", "run", "search", "report")),
     ],
 )
 def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
