@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F '[:.]' '/^ "seconds"/ {n = split(FILENAME, path, "[/.]"); printf "%-12s took%s s in its last run\n", path[n - 1], $$2}' \
+		$$(ls .pytest_cache/tiers/*.json 2>/dev/null) </dev/null
 
 $(BIN)/python: # a moved or removed environment is rebuilt
 	@rm -f .venv/.installed
