@@ -37,8 +37,6 @@ class UnknownModel(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One entry of a model list."""
-
     # The name of the archive and of the registered model.
     name: str
     # A built-in task, or a file beside the list with a task of the user's: `my_task.py`.
@@ -55,7 +53,6 @@ class ModelEntry:
 
     @property
     def config_path(self) -> Path:
-        """The path of its model-config.yaml."""
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
@@ -122,7 +119,6 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list."""
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

@@ -122,7 +122,6 @@ def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float)
 
 
 def draw(options: argparse.Namespace) -> int:
-    """Draw stored runs, and compare the later ones with the first."""
     _show([Run.read(path) for path in options.runs], options)
     return DONE
 
@@ -134,7 +133,6 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code; print a failure as one line on stderr."""
     options = parser().parse_args(arguments)
     try:
         return {"run": run, "search": run, "report": draw}[options.command](options)

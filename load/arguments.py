@@ -53,7 +53,6 @@ def _range(start: str, end: str, step: str = "1") -> list[float]:
 
 
 def parser() -> Parser:
-    """Return the parser of every command with its arguments."""
     program = "torchserve-batching load"
     top = Parser(
         prog=program,

@@ -36,7 +36,6 @@ from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str]) -> int:
-    """Build the archives that the command line names; return 1 if one cannot be built."""
     options = parse_arguments(arguments)
     if options.check:
         return list_outdated(options.export_path)

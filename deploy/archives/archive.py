@@ -55,8 +55,6 @@ class ArchiverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive on disk."""
-
     # A file, or a folder for `no-archive`.
     path: Path
     # As registered; it ends in -untrained for random weights.
@@ -92,7 +90,6 @@ class Recipe:
 
     @property
     def path(self) -> Path:
-        """The archive's path, whether it exists or not."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
     @property
@@ -108,10 +105,7 @@ class Recipe:
         return self.path.with_name(f"{self.entry.name}-{version}.mar") if suffix == ".mar" else self.path
 
     def check(self, *, with_code: bool = False) -> None:
-        """Raise InvalidConfig or WeightsUnavailable if the settings or weights are not valid.
-
-        The settings of a user's task are checked `with_code`, which imports it, unless its archive is up to date.
-        """
+        """Raise InvalidConfig or WeightsUnavailable; a user's settings are checked `with_code` unless up to date."""
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)
@@ -135,7 +129,6 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk."""
         self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)

@@ -53,7 +53,6 @@ class Task:
     mode: Mode = "adaptive"
 
     def settings_class(self) -> Any:
-        """Import the class of the settings."""
         module, _, name = self.settings.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -65,7 +64,6 @@ def _task(name: str, stager: str, settings: str, **more: Any) -> Task:
 
 
 def _encoder(name: str, settings: str) -> Task:
-    """Describe a task on a transformers encoder."""
     more = {"export_settings": ("trust_remote_code",), "takes_hub_ids": True}
     return _task(name, "text", f"text.config:{settings}", **more)
 
@@ -139,10 +137,7 @@ def task_of(model: ModelEntry) -> Task:
 
 
 def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
-    """Find the files beside a model's configuration, or named by it, that its archive has, by their paths there.
-
-    A name or pattern that matches a folder stands for all files in it. The configuration itself is not among them.
-    """
+    """Find the files, or those of folders, that a model's configuration names, by their paths in the archive."""
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
     found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
@@ -186,7 +181,6 @@ def import_quietly(name: str) -> ModuleType:
 
 
 def task_class(handler: str) -> Any:
-    """Return the class of a built-in task."""
     module = import_quietly(f"handlers.tasks.{handler}")
     classes = (each for each in vars(module).values() if isinstance(each, type))
     (found,) = (each for each in classes if each.__module__ == module.__name__)

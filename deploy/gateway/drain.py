@@ -73,7 +73,6 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
 
 
 def find_name(gateway: Gateway, local: LocalNode) -> str:
-    """Return the gateway's name for a node of this machine, or raise ManagementError."""
     own = local.node().management
     for node in gateway.nodes():
         if node.management == own:

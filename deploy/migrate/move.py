@@ -44,8 +44,6 @@ WAY_OUT = "add --stock to run it as it is"
 
 @dataclass(slots=True)
 class Move:
-    """The files and the messages of a moved model."""
-
     handler: str  # a task, or the draft's file
     weights: str = ""  # a path from the model's folder; empty for none
     settings: dict[str, Any] = field(default_factory=dict)  # `handler:` of model-config.yaml
@@ -57,7 +55,6 @@ class Move:
     notes: list[str] = field(default_factory=list)  # differences, problems, values to fill in
 
     def add(self, values: dict[str, Any], source: str) -> None:
-        """Add settings with their source."""
         self.settings |= values
         self.sources += [(name, str(value), source) for name, value in values.items()]
 

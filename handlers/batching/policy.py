@@ -14,8 +14,6 @@ QUEUE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The scheduler's limits and targets."""
-
     max_latency_s: float  # target for the time from a request's arrival to its response; infinity for none
     max_items: int  # of a micro-batch
     max_tokens: int | None = None  # padded tokens of a micro-batch; None for no limit
@@ -28,7 +26,6 @@ class Policy:
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a latency target."""
         return self.max_latency_s < inf
 
     @property

@@ -27,7 +27,7 @@ from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
-from load.bench import peer_process, retrieval
+from load.bench import embeddings, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
@@ -101,8 +101,6 @@ def encode(network: Network) -> tuple[Inputs, Mapping[str, str]]:
 
 
 class Tuning(NamedTuple):
-    """The settings of a server that the benchmark chooses."""
-
     copies: int
     wait_ms: float
 
@@ -188,7 +186,6 @@ def check(expected: Any, number: int, body: bytes) -> Verdict:
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    """Measure both networks, and then embeddings."""
     first = replace(bench, ends_s=bench.clock() + 2 / 3 * (bench.ends_s - bench.clock()))
     networks, contenders = export(bench.work), dict[str, list[Contender]]()
     with ExitStack() as stack:
@@ -197,4 +194,4 @@ def measure(bench: Bench) -> Iterator[Row]:
             contenders[network.name] = [ours, *peers]
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from compare_with_peers(first, contenders, "rows/s")
-    yield from retrieval.measure_embeddings(bench)
+    yield from embeddings.measure(bench)

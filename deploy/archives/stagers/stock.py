@@ -17,7 +17,6 @@ TAKEN = ("handlers", "stock")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
-    """Write original/."""
     parse(StockConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(
