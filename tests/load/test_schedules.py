@@ -5,16 +5,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from load.schedules import Constant, Poisson
-
-
-def test_constant_schedule_is_evenly_spaced() -> None:
-    assert list(islice(Constant(4).due_s(), 5)) == [0, 0.25, 0.5, 0.75, 1.0]
-    assert str(Constant(4)) == "4/s constant"
-
-
-def test_constant_after_a_million_requests_has_not_drifted() -> None:
-    assert next(islice(Constant(3).due_s(), 999_999, None)) == 999_999 / 3
+from load.schedules import Poisson
 
 
 def test_poisson_gaps_are_exponential_and_those_of_the_seed() -> None:
