@@ -76,7 +76,7 @@ class Build:
             raise ValueError("its checksum does not match")
         if (found := content.pop("format", 1)) != FORMAT:
             problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
-            raise InvalidConfig(f"{problem}: build it again with ./archive.sh")
+            raise InvalidConfig(f"{problem}: build it again with torchserve-batching archive")
         try:
             return cls(**content)
         except TypeError:
@@ -108,7 +108,7 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
     except FileNotFoundError:
-        logger.warning("This archive has no %s, which archive.sh writes: its files are not checked", BUILD)
+        logger.warning("This archive has no %s, which a build writes: its files are not checked", BUILD)
         return None
     except InvalidConfig:
         raise

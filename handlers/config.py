@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -73,10 +73,11 @@ class SchedulingConfig:
     mode: Literal["auto", "classic", "adaptive"] = Field(
         default="auto",
         description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
-        "requests in flight; `auto` depends on the task. archive.sh sets TorchServe's continuousBatching to match.",
+        "requests in flight; `auto` depends on the task. The build sets TorchServe's continuousBatching to match.",
     )
-    max_latency_ms: Milliseconds | None = Field(
+    latency_target_ms: Milliseconds | None = Field(
         default=None,
+        validation_alias=AliasChoices("latency_target_ms", "max_latency_ms"),  # the second until 0.4.0
         description="The target for the time from a request's arrival at the worker to its response; None for no "
         "target, so that no request is rejected for lack of time.",
     )
@@ -149,8 +150,8 @@ class HandlerConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         default="auto",
         description="The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
-        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed. "
-        "PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
+        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose accuracy check "
+        "failed. PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
     cuda_graphs: Switch = Field(
         default="auto",

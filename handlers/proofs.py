@@ -48,7 +48,7 @@ class Proof:
         return not self.holds and round((1 - self.agreement) * self.samples) > 1
 
     def __str__(self) -> str:
-        """Return the line that archive.sh prints and workers log."""
+        """Return the line that `archive` prints and workers log."""
         change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
         detail = f", {self.detail}" if self.detail else ""
         if self.broken:

@@ -1,4 +1,4 @@
-"""Runs `python -m load`; `--help` and README.md beside this file describe it.
+"""Runs `torchserve-batching load`; `--help` and README.md beside this file describe it.
 
 Progress goes to stderr, tables to stdout. Exit codes: 0 done (an invalid step is marked as such), 2 not possible,
 130 stopped by Ctrl-C (the run contains the measurements until then).

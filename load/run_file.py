@@ -117,7 +117,7 @@ class Run:
         except OSError as error:
             raise LoadError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise LoadError(f"{path} is not a file of `python -m load run --out`") from error
+            raise LoadError(f"{path} is not a file of `torchserve-batching load run --out`") from error
         if run.schema != SCHEMA:
             raise LoadError(f"{path} has the schema {run.schema}, this program reads {SCHEMA}: measure it again")
         return run

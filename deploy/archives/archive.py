@@ -1,4 +1,4 @@
-"""Builds archives: `./archive.sh NAME...`.
+"""Builds archives: `torchserve-batching archive NAME...`.
 
     model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME-VERSION.mar <- NAME.mar
 
@@ -73,7 +73,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The inputs of one archive: an entry of a model list, and the options of archive.sh."""
+    """The inputs of one archive: an entry of a model list, and the options of `archive`."""
 
     entry: ModelEntry
     # A path, a hub id, `random`, or None for the list's.
@@ -273,7 +273,7 @@ def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptiv
     """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
-            f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "
+            f"{name}: model-config.yaml: {CONTINUOUS}: the build writes it; remove it and set the mode with handler: "
             "{scheduling: {mode: adaptive}} or classic"
         )
     mode = _read_mode(config)
@@ -293,7 +293,7 @@ def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptiv
 
 
 def describe_defaults(entry: ModelEntry) -> str | None:
-    """Describe the mode and the batch parameters that model-config.yaml leaves to archive.sh; None if it sets both."""
+    """Describe the mode and the batch parameters that model-config.yaml leaves to the build; None if it sets both."""
     own, settings = entry.config(), complete_config(entry)
     added = [f"{key} {settings[key]}" for key in CLASSIC if own.get(key) is None and key in settings]
     mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"

@@ -50,7 +50,7 @@ def stage(
 ) -> Engine:
     """Write a model's files and precisions into an empty folder; return the engine that the archive has."""
     if engine == "onnxruntime" and model.handler != TENSORS:
-        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need task: {TENSORS}")
     try:
         _stage(model, origin, engine, plan, exports=exports, folder=folder)
     except Unfaithful as error:

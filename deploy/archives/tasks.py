@@ -1,7 +1,7 @@
 """The table of the built-in tasks, and the task that serves a model.
 
-    handler: image_classification  -> the table          -> Task
-    handler: my_task.py            -> the file, checked  -> Task
+    task: image_classification  -> the table          -> Task
+    task: my_task.py            -> the file, checked  -> Task
 
 Only `load_task` imports torch: the check whether an archive is up to date takes a moment.
 """
@@ -107,26 +107,24 @@ BUILT_IN = {task.path.stem: task for task in TABLE}
 
 
 def task_of(model: ModelEntry) -> Task:
-    """Find the task that serves a model; InvalidConfig if `handler:` is neither a built-in task nor a task's file."""
+    """Find the task that serves a model; InvalidConfig if `task:` is neither a built-in task nor a task's file."""
     if model.handler in BUILT_IN:
         return BUILT_IN[model.handler]
     folder = model.folder.parent
     known = f"built-in tasks are {', '.join(BUILT_IN)}"
     if not model.handler.endswith(".py"):
         raise InvalidConfig(
-            f"{model.name}: handler: {model.handler} is not a task; {known}; your own task is a file NAME.py"
+            f"{model.name}: task: {model.handler} is not a task; {known}; your own task is a file NAME.py"
         )
     path = folder / model.handler
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
-        raise InvalidConfig(
-            f"{model.name}: handler: no file {model.handler} beside the list, which has {there}; {known}"
-        )
+        raise InvalidConfig(f"{model.name}: task: no file {model.handler} beside the list, which has {there}; {known}")
     try:
         check_name(path)
         files, helpers = read_staged_files(path), find_helpers(path)
     except InvalidConfig as error:
-        raise InvalidConfig(f"{model.name}: handler: {error}") from None
+        raise InvalidConfig(f"{model.name}: task: {error}") from None
     return Task(
         path=path,
         builder="deploy.archives.stagers.custom",

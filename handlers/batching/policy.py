@@ -38,7 +38,7 @@ class Policy:
         """Read an archive's settings; `overhead` is the task's."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
-        max_latency_s = inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000
+        max_latency_s = inf if scheduling.latency_target_ms is None else scheduling.latency_target_ms / 1000
         queue_timeout_s = QUEUE_TIMEOUT_S if max_latency_s < inf else inf
         if scheduling.queue_timeout_ms is not None:
             queue_timeout_s = scheduling.queue_timeout_ms / 1000

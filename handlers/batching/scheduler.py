@@ -115,7 +115,7 @@ class Scheduler:
             request.is_tried = True
             return None
         allowed_s = min(policy.max_latency_s, request.timeout_s)
-        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        limit = f"latency_target_ms is {1000 * allowed_s:.0f}"
         if request.timeout_s < policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The response would take about {1000 * expected_s:.0f} ms; {limit}."

@@ -125,7 +125,7 @@ def copy_with(built: Path, name: str, mode: str | None = None, **settings: str |
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     handler = {**(config.get("handler") or {}), **settings}
     if mode is not None:
-        target = {"max_latency_ms": None} if mode == ADAPTIVE else {}
+        target = {"latency_target_ms": None} if mode == ADAPTIVE else {}
         handler["scheduling"] = {**(handler.get("scheduling") or {}), "mode": mode, **target}
         config = {key: value for key, value in config.items() if key not in (CONTINUOUS, "minWorkers", "maxWorkers")}
     if mode == ADAPTIVE:

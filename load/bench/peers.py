@@ -5,7 +5,7 @@
     ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
         one thread, and of the peer's times to wait for a batch
 
-Ours are archives of `handler: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
+Ours are archives of `task: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
 batch sizes, as many threads as cores, their cheapest request bodies, kept-alive connections and no access log. Their
 scores are compared with torch's before the measurements.
 """
@@ -133,7 +133,7 @@ def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned
     """Serve every network with one TorchServe, with one worker or one per core."""
     work = bench.work
     listed = work / "models.yaml"
-    entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
+    entries = {each.name: {"task": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
     with redirect_output():
         for name in entries:

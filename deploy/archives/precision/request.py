@@ -1,4 +1,4 @@
-"""Comparisons of a build with its model, and the options of `archive.sh` on precisions. Imports no library of models.
+"""Comparisons of a build with its model, and the options of `archive` on precisions. Imports no library of models.
 
 --precision int8 --calibrate PATH --validate PATH --min-agreement X -> PrecisionRequest -> checked for a model
 files of an archive -> the cache, or fidelity.py and prove.py -> settings, proofs and an int8 graph beside them

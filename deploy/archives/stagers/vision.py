@@ -90,7 +90,7 @@ def _check_library(model: ModelEntry, source: Path) -> None:
     if content.get("model_type") == "timm_wrapper" or "pretrained_cfg" in content:
         raise InvalidConfig(
             f"{model.name}: a model of timm, which is not installed here; export it with torch.onnx.export, and serve "
-            f"the file with handler: {TENSORS}"
+            f"the file with task: {TENSORS}"
         )
 
 
