@@ -86,7 +86,7 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams
 	@$(BIN)/python -m docs.generate
 	@rm -rf build/pages build/site && mkdir -p build/pages
-	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v -e CHANGELOG -e load/bench \
+	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v load/bench \
 		| xargs cp --parents -t build/pages
 	@$(BIN)/python -m docs.generate --site build/pages/docs/reference
 	@$(BIN)/zensical build --strict --clean
