@@ -163,7 +163,6 @@ def predict(server: Server, path: Path, out: Path) -> int:
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of lines, with two lines per request."""
     monkeypatch.setattr(bulk, "LINES", 2)
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\nd\ne\n")

@@ -57,7 +57,6 @@ TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
 
 
 def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
-    """Return the output of generate() on the checkpoint."""
     if family in TARGETS:
         token = TARGETS[family].format(tgt_lang)
         arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)

@@ -25,7 +25,6 @@ TEXTS, PAIRS = [*tiny_models.TEXTS, "<extra> [MASK] <mask>Anna <s>x</s> [SEP]"],
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of sentencepiece."""
     prefix = tmp_path_factory.mktemp("pieces") / "spiece"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter((ROOT / "tests" / "sentences_en.txt").read_text().splitlines()),

@@ -23,8 +23,6 @@ from tests import pages
 
 
 class Fake(NamedTuple):
-    """A contender with a sequence of rates."""
-
     name: str
     rates: Iterator[float]
     called: list[str]
