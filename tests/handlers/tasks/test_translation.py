@@ -116,7 +116,7 @@ BAD: list[Bad] = [
     *(
         (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
         for options, code, kind, message in (
-            ({"text": "qzqz " * 60}, 413, "TextTooLong", "max_length is 128."),
+            ({"text": "qzqz " * 200}, 413, "TextTooLong", "max_length is 128."),
             ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
             ({"src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
             ({"other": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),
