@@ -1,7 +1,7 @@
 """Questions about models in the Open Inference Protocol and Triton's extensions, over HTTP and gRPC.
 
 HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/stats
-      GET  /v1/models[/M], of OpenAI's API
+      GET  /v1/models[/M], of OpenAI's API; /info, of text-embeddings-inference's
       POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
 gRPC  POST /inference.GRPCInferenceService/METHOD, from Envoy's bridge: messages as bodies
 
@@ -23,7 +23,7 @@ from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet
 from deploy.protocol import messages_pb2
-from deploy.protocol.description import SERVICE, describe_server, list_models
+from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model
 from handlers.protocol.responses import PROTOBUF
 
@@ -127,6 +127,14 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     document, status = list_models(_names(request), request.match_info["model"])
     return web.json_response(document, status=status)
+
+
+@routes.get("/info")
+async def info(request: web.Request) -> web.Response:
+    """Describe the model of clients that name none."""
+    gateway = request.app[GATEWAY]
+    documents = {name: model.metadata for name, model in gateway.fleet.models.items()}
+    return web.json_response(describe_embedder(documents, gateway.settings.default_models))
 
 
 def _names(request: web.Request) -> list[str]:
