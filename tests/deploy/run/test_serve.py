@@ -34,7 +34,7 @@ ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
     ("load_models", "entries", "words"),
     [
         (("own=m.mar",), {}, "load_models and models= name no model"),
-        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: ./archive.sh n builds it"),
+        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: \S+ archive n builds it"),
     ],
 )
 def test_production_without_a_model_or_an_archive_does_not_start(
@@ -204,7 +204,7 @@ def test_command_that_stops_a_server_names_its_configuration(config: Path, comma
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", ""])
 def test_only_a_model_that_openvino_serves_in_fp32_gets_the_command_of_int8(platform: str, precision: str) -> None:
     line = advise(Metadata("resnet-152", "1.0", f"torchserve_{platform}", (), (), 64, precision))
-    is_advised = "./archive.sh resnet-152 --precision int8 --calibrate FOLDER" in (line or "")
+    is_advised = "torchserve-batching archive resnet-152 --precision int8 --calibrate FOLDER" in (line or "")
     assert is_advised is ((platform, precision) == ("openvino", "fp32"))
 
 
