@@ -64,15 +64,12 @@ class TextConfig(HandlerConfig):
 class TruncationOptions:
     """Options of a text that may be cut."""
 
-    truncation: bool = Field(
-        default=False, description="Whether to cut the text if it is too long, instead of rejecting it."
-    )
+    truncation: bool = Field(default=False, description="Whether to cut a text that is too long.")
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
-        default=None,
-        description="The tokens to cut the text to, including special tokens; -1 for the limit of the archive.",
+        default=None, description="The tokens to cut a text to; -1 for `max_length`."
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="The side of the text that is cut off; null for the tokenizer's own."
+        default=None, description="The side that is cut off; null for the tokenizer's."
     )
 
 
@@ -96,8 +93,8 @@ class EmbeddingConfig(RetrievalConfig):
     )
     int8_ranges: Bounds | None = Field(
         default=None,
-        description="The least and the greatest value of vectors in int8 and uint8, each a number or a list with one "
-        "for each dimension; values beyond are clipped. None to reject these types.",
+        description="The least and the greatest value in int8 and uint8, each a number or one for each dimension; "
+        "values beyond are clipped. None to reject these types.",
     )
 
 

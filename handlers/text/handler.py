@@ -23,7 +23,7 @@ from handlers.protocol.requests import Payload
 from handlers.text.config import TextConfig, TruncationOptions
 from handlers.text.encoders import Head, find_source_limit, read_tokenizer
 from handlers.text.inputs import Side, Text, Tokens, add_tokens, pad_rows, read_payload, round_length
-from handlers.text.windows import cut_encoding
+from handlers.text.windows import cut_tokens
 
 # The way out for clients whose text is too long.
 ADVICE = " Send truncation: true to cut it."
@@ -146,20 +146,14 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
         """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
         limit, side = self.limit(item.options), self.cut_side(item.options)
-        if len(ids) <= limit:
-            return add_tokens(item, ids, limit, type_ids)
-        if side is None:
+        if len(ids) > limit and side is None:
             return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {limit}.{ADVICE}"))
-        if encoding is None:
-            # Of a tokenizer in Python; the arguments are no state of it.
-            pairs = None if item.pair is None else [item.pair]
-            cut = self.tokenizer([item.text], pairs, truncation=True, max_length=limit, return_token_type_ids=True)
-            return add_tokens(item, cut["input_ids"][0], limit, cut["token_type_ids"][0])
         try:
-            kept = cut_encoding(encoding, limit, side)
+            if len(ids) > limit and side is not None:
+                ids, type_ids = cut_tokens(self.tokenizer, (item.text, item.pair), encoding, limit, side)
         except InvalidInput as error:
             return ItemError.of(error)
-        return add_tokens(item, [ids[index] for index in kept], limit, [type_ids[index] for index in kept])
+        return add_tokens(item, ids, limit, type_ids)
 
     def cost(self, item: Item) -> Cost:
         return Cost(self.padded_length(len(item.ids)))

@@ -55,20 +55,11 @@ class _Encodings(dict[str, Any]):
 class FastTokenizer(SimpleNamespace):
     """Encodes like a fast tokenizer of transformers, with the arguments of handlers; any other is a TypeError."""
 
-    def __call__(
-        self, texts: Any, pairs: Any = None, *, truncation: bool = False, max_length: int | None = None, **options: bool
-    ) -> _Encodings:
+    def __call__(self, texts: Any, pairs: Any = None, **options: bool) -> _Encodings:
         known = options.items() <= {"return_attention_mask": False, "return_token_type_ids": True}.items()
-        if not known or isinstance(texts, str) or truncation is not (max_length is not None):
-            raise TypeError(
-                f"a prepared tokenizer needs a list of texts, and truncation with max_length; not {options}"
-            )
-        backend = self.backend_tokenizer
-        cut = {"max_length": max_length, "stride": 0, "strategy": "longest_first", "direction": self.truncation_side}
-        # A change would wait for threads that encode.
-        if backend.truncation != (cut if truncation else None):
-            backend.enable_truncation(**cut) if truncation else backend.no_truncation()
-        found = backend.encode_batch(texts if pairs is None else [*zip(texts, pairs, strict=True)])
+        if not known or isinstance(texts, str):
+            raise TypeError(f"a prepared tokenizer needs a list of texts; not {options}")
+        found = self.backend_tokenizer.encode_batch(texts if pairs is None else [*zip(texts, pairs, strict=True)])
         encodings = _Encodings(input_ids=[each.ids for each in found], token_type_ids=[each.type_ids for each in found])
         encodings.encodings = found
         return encodings

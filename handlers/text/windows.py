@@ -65,7 +65,7 @@ def cut_encoding(encoding: Any, limit: int, side: Side) -> list[int]:
     sizes = [places.count(0), places.count(1)]
     room = limit - places.count(None)
     if room < 1:
-        raise InvalidOption(f"truncate_prompt_tokens: must be above {places.count(None)}, the model's special tokens.")
+        raise InvalidOption(f"truncation: {limit} tokens have no room for text; {places.count(None)} are special ones.")
     if not sizes[1]:
         left: list[int] = [room, 0]
     else:
@@ -82,6 +82,17 @@ def cut_encoding(encoding: Any, limit: int, side: Side) -> list[int]:
             if place is not None:
                 left[place] -= 1
     return sorted(kept)
+
+
+def cut_tokens(tokenizer: Any, texts: tuple[str, str | None], encoding: Any, limit: int, side: Side) -> Any:
+    """Return the token ids and the segments of a text, or of two, that `cut_encoding` leaves."""
+    if encoding is not None:
+        kept = cut_encoding(encoding, limit, side)
+        return [[values[index] for index in kept] for values in (encoding.ids, encoding.type_ids)]
+    # Of a tokenizer in Python; the arguments are no state of it.
+    lists = [None if each is None else [each] for each in texts]
+    cut = tokenizer(*lists, truncation=True, max_length=limit, return_token_type_ids=True)
+    return cut["input_ids"][0], cut["token_type_ids"][0]
 
 
 def cut_window(encoding: Any, limit: int, side: Side) -> Window:

@@ -32,8 +32,8 @@ class PixelsConfig(HandlerConfig):
     max_request_pixels: Count = Field(default=200_000_000, description="Maximum pixels of all images of one request.")
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = Field(
         default=("JPEG", "PNG", "WEBP", "GIF", "BMP"),
-        description="Accepted formats of files. Others, for files of trusted clients: TIFF, of which the first page "
-        "counts, and AVIF, whose header may state fewer pixels than its decoder reads.",
+        description="Accepted formats. Two more are for trusted clients: TIFF, of which the first page counts, and "
+        "AVIF, which may decode more pixels than `max_pixels`.",
     )
     scaled_decode: bool = Field(
         default=True,

@@ -104,7 +104,12 @@ def of_text(text: Any, **options: Any) -> dict[str, Any]:
 BAD: list[Bad] = [
     ("qzqz " + "x" * 50_001, 413, "TextTooLong", "max_characters is 50000. Send truncation: true to cut it."),
     (of_text("qzqz", truncate_prompt_tokens=193), 400, "InvalidOption", "truncate_prompt_tokens: 193; at most 192"),
-    (of_text("qzqz", truncate_prompt_tokens=2), 400, "InvalidOption", "truncate_prompt_tokens: must be above 2"),
+    (
+        of_text("qzqz", truncate_prompt_tokens=2),
+        400,
+        "InvalidOption",
+        "truncation: 2 tokens have no room for text",
+    ),
     (of_text(""), 400, "EmptyInput", "text: empty"),
     (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
     ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
