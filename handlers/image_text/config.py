@@ -25,6 +25,6 @@ class ImageTextEmbeddingOptions(TruncationOptions):
         description="Number of leading values of the vector to return, scaled to unit length; null for all.",
     )
     input_type: Literal["query", "document", "classification", "clustering"] | None = Field(
-        default=None, description="What the item is, or is embedded for; these models treat all alike."
+        default=None, description="The role of the item; these models treat all alike."
     )
     normalized: Literal[True] = Field(default=True, description="Jina's option; vectors always have unit length.")

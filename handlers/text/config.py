@@ -118,7 +118,7 @@ class SentenceEmbeddingOptions(TruncationOptions):
         description="Number of leading values of the vector to return, scaled to unit length; null for all.",
     )
     input_type: Literal["query", "document", "classification", "clustering"] | None = Field(
-        default=None, description="What the text is, or is embedded for: selects the model's prompt."
+        default=None, description="The role of the text: selects the model's prompt."
     )
     prompt_name: str | None = Field(
         default=None, description="The name of one of the model's prompts, which is put in front of the text."
