@@ -73,7 +73,8 @@ class Fields:
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
             return instances_of(document, sent.options, self.max_request_items, self._payload, Instances())
-        if isinstance(document, dict) and isinstance(document.get("inputs"), str | dict | list):
+        is_own = "inputs" in self.inputs
+        if isinstance(document, dict) and isinstance(document.get("inputs"), str | dict | list) and not is_own:
             return self._of_pipeline(document, sent.options)
         return Request((self._payload(document, sent.options),))
 
