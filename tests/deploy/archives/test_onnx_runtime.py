@@ -266,8 +266,7 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
         nodes = [helper.make_node("Div", ["x", "temperature"], ["d"]), helper.make_node("Softmax", ["d"], ["output"])]
         inputs = {"x": (Types.FLOAT, ["n", 4]), "temperature": (Types.FLOAT, [])}
         write(folder / "m.onnx", nodes, inputs, {"output": (Types.FLOAT, ["n", 4])})
-    lines = built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
-    assert any(line.endswith(": x FP32 [-1, 4] -> output FP32 [-1, 4]") for line in lines)
+    built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
     handler = worker(archive_sh)
     assert handler.engine.description.startswith(engine)
     got = ask(handler, *inference({"x": X.astype(F32)}))
