@@ -51,6 +51,8 @@ class Answer:
     items: ClassVar[tuple[str, ...]] = ()
     # The request's field with the items.
     key: ClassVar[str] = ""
+    # The form of its errors; see `error_document`.
+    api: ClassVar[str] = ""
 
     def with_tokens(self, tokens: int) -> "Answer":
         """Return a copy with the number of tokens of the request."""
@@ -64,12 +66,9 @@ class Answer:
         index, error = errors[0]
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
+        document = error_document(error.code, error.type, message, param, self.api)
         final = {RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
-        return Reply(error.code, encode_padded(self.error(error.code, error.type, message, param)), headers=final)
-
-    def error(self, status: int, code: str, message: str, param: str | None) -> Mapping[str, Any]:
-        """Return the answer to a request with an error."""
-        return error_document(status, code, message, param)
+        return Reply(error.code, encode_padded(document), headers=final)
 
     def document(self, results: Sequence[Any]) -> Any:
         """Return the answer to a request without errors."""

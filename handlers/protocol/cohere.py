@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from handlers.errors import InvalidBody, InvalidOption
-from handlers.protocol.api_forms import Embeddings, encode_base64, error_document
+from handlers.protocol.api_forms import Embeddings, encode_base64
 from handlers.protocol.quantization import DTYPES, quantize
 
 TYPES = (*DTYPES, "base64")
@@ -68,6 +68,7 @@ class CohereEmbeddings(Embeddings):
     """Vectors by type."""
 
     asked: Asked = NOTHING
+    api = "cohere"
 
     def document(self, results: Sequence[Any]) -> Any:
         vectors = self.vectors(results)
@@ -79,6 +80,3 @@ class CohereEmbeddings(Embeddings):
         kind = "embeddings_by_type" if found else "embeddings_floats"
         answer = {"id": str(uuid.uuid4()), "embeddings": found or list(vectors), "texts": self.asked.texts}
         return {**answer, "meta": meta, "response_type": kind}
-
-    def error(self, status: int, code: str, message: str, param: str | None) -> Mapping[str, Any]:
-        return error_document(status, code, message, param, "cohere")

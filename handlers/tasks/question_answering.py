@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
     def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
         """Turn `start_logits` and `end_logits`, (windows, T), into {"answer", "score", "start", "end"} or a list."""
         rows = zip(outputs["start_logits"], outputs["end_logits"], strict=True)
-        return [self._answers(item, own) for item, own in self.rows_of(items, rows)]
+        return [self._answers(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _answers(self, item: Passage, rows: Sequence[tuple[Any, Any]]) -> Any:
         """Rank as transformers 4: equal words, in any place or case, are one answer with the sum of the scores."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
 
     def split(self, outputs: Outputs, items: Sequence[Item]) -> Sequence[Any]:
         """Turn `logits`, (windows, T, labels), into a list of entities for each item, in the order of its text."""
-        scores = softmax(outputs["logits"])
-        return [self._entities(item, rows) for item, rows in self.rows_of(items, scores)]
+        rows = iter(softmax(outputs["logits"]))
+        return [self._entities(item, list(islice(rows, len(item.windows)))) for item in items]
 
     def _entities(self, item: Item, outputs: Sequence[NDArray[np.float32]]) -> list[dict[str, Any]]:
         encoding, join = item.encoding, self.tokenizer.convert_tokens_to_string

@@ -1,7 +1,6 @@
 """The handler that the tasks on long texts share: a text runs in windows, all of them in one micro-batch."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from handlers.engines import Arrays, Engine
@@ -39,9 +38,3 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
 
     def collate(self, items: Sequence[Item]) -> Arrays:
         return self.stack([window for item in items for window in item.windows])
-
-    def rows_of(self, items: Sequence[Item], outputs: Iterable[Any]) -> Iterator[tuple[Item, list[Any]]]:
-        """Yield each item with the outputs of its windows."""
-        rows = iter(outputs)
-        for item in items:
-            yield item, list(islice(rows, len(item.windows)))

@@ -66,15 +66,11 @@ def cut_encoding(encoding: Any, limit: int, side: Side) -> list[int]:
     room = limit - places.count(None)
     if room < 1:
         raise InvalidOption(f"truncation: {limit} tokens have no room for text; {places.count(None)} are special ones.")
-    if not sizes[1]:
-        left: list[int] = [room, 0]
-    else:
-        # As transformers' tokenizers: the shorter text stays whole if that leaves the longer one as long.
-        low = min(sizes)
-        high = low if low > room else max(low, room - low)
-        low, high = (low, high) if low + high <= room else (room // 2, room - room // 2)
-        left = [low, high] if sizes[0] <= sizes[1] else [high, low]
-    kept = []
+    # As transformers' tokenizers: the shorter text stays whole if that leaves the longer one as long.
+    low = min(sizes)
+    high = low if low > room else max(low, room - low)
+    low, high = (low, high) if low + high <= room else (room // 2, room - room // 2)
+    left, kept = [low, high] if sizes[0] <= sizes[1] else [high, low], []
     for index in range(len(places)) if side == "right" else reversed(range(len(places))):
         place = places[index]
         if place is None or left[place] > 0:
