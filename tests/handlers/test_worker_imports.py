@@ -32,8 +32,8 @@ for task in sys.argv[2:]:
     import_module(f"handlers.tasks.{task}")
 print(json.dumps(sorted(sys.modules)))
 """
-# Translation imports transformers, and so torch, also with CTranslate2; `stock` is TorchServe's.
-WITH_TORCH = frozenset({"translation", "stock"})
+# `stock` is TorchServe's.
+WITH_TORCH = frozenset({"stock"})
 TASKS = [path.stem for path in (ROOT / "handlers" / "tasks").glob("[a-z]*.py")]
 
 
@@ -56,4 +56,4 @@ def test_worker_imports_no_heavy_module_that_its_task_has_no_use_for() -> None:
     # A module that is blocked during the import of TorchServe's base class must not log a line that looks like a fault.
     assert "OpenVINO is not enabled" not in log
     assert not HEAVY & alone
-    assert HEAVY & together <= {"openvino", "transformers"}
+    assert HEAVY & together <= {"openvino"}

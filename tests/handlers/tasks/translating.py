@@ -11,7 +11,7 @@ import transformers
 from deploy.archives.sources import source
 from deploy.archives.stagers import translation
 from deploy.models import ModelEntry
-from handlers.engines.seq2seq import load_tokenizer
+from handlers.checkpoints import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
 from tests.handlers.batching.gated import SCHEDULING
 from tests.handlers.serving import serve, started_adaptive

@@ -147,9 +147,7 @@ CHECKPOINTS: dict[str, Save] = {
     "MPNetTokenizer": own_class("MPNetTokenizer", "mpnet"),
     "RobertaTokenizer": own_class("RobertaTokenizer", "roberta", add_prefix_space=True, trim_offsets=False),
     "NllbTokenizer": own_class("NllbTokenizer", "m2m_100", src_lang="deu_Latn"),
-}
-# Scores are rounded as tokenizers reads them: these are not prepared.
-ROUNDED: dict[str, Save] = {
+    # Reading rounds scores of these, except in Python.
     "XLM-RoBERTa": sentence_pieces("XLMRobertaTokenizer", "xlm-roberta", "sentencepiece.bpe.model"),
     "DeBERTa": sentence_pieces("DebertaV2Tokenizer", "deberta-v2", "spm.model", do_lower_case=True),
     "T5": T5,
@@ -186,16 +184,6 @@ def test_prepared_tokenizer_and_configuration_equal_those_of_transformers(
     known = transformers.AutoConfig.from_pretrained(checkpoint)
     assert vars(config) == {name: getattr(known, name) for name in vars(config)}
     assert {"hidden_size", "vocab_size", "id2label", "num_labels", "problem_type"} <= vars(config).keys()
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_tokenizer_that_would_be_rounded_is_not_prepared(name: str, tmp_path: Path, pieces: Path) -> None:
-    checkpoint = tmp_path / CHECKPOINT
-    ROUNDED[name](checkpoint, pieces)
-    prepare_tokenizer(checkpoint)
-    assert not (checkpoint / PREPARED).exists()
-    own, oracle = read_tokenizer(checkpoint, trust_remote_code=False)[0], transformers.AutoTokenizer
-    assert own(TEXTS, PAIRS)["input_ids"] == oracle.from_pretrained(checkpoint)(TEXTS, PAIRS)["input_ids"]
 
 
 @pytest.fixture
