@@ -45,12 +45,12 @@ class Replica:
         self._lock, self._is_doubtful = threading.Lock(), False
         # The requests that have ended since the loop last woke.
         self._ended: list[asyncio.Future[None]] = []
-        # Whether the loop is about to run a micro-batch, or runs one.
+        # Whether the loop is about to run a micro-batch.
         self._is_helping = False
         # Of the archive's own package, which is on the path now.
-        from handlers.continuous.timing import QUICK_ITEMS, QUICK_S  # noqa: PLC0415
+        from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
 
-        self._quick_s, self._quick_items = QUICK_S, QUICK_ITEMS
+        self._quick_s = QUICK_S
 
     def is_version(self, version: str, path: str) -> bool:
         """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
@@ -98,7 +98,7 @@ class Replica:
                 loop = asyncio.get_running_loop()
                 if not self._is_helping:
                     self._is_helping = True
-                    loop.call_soon(self._help, loop)
+                    loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
                 future.add_done_callback(lambda _: self._end(loop, waiter))
                 await waiter
@@ -111,16 +111,12 @@ class Replica:
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
         return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
 
-    def _help(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run a micro-batch on the loop if it is quick, since waking a thread takes as long; else wake the threads."""
-        core = self._core
+    def _help(self) -> None:
+        """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
+        self._is_helping, core = False, self._core
         with core.guard.watch(), core.lock:
-            # Half of many items: clients work while the others run.
-            most = max(self._quick_items, (len(core.pending) + 1) // 2)
-            core.help(most if core.scheduler.ready_s <= self._quick_s else 0)
-            self._is_helping = bool(core.scheduler.queue.ready) and not core.scheduler.streams.running
-        if self._is_helping:
-            loop.call_soon(self._help, loop)
+            while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
+                pass
 
     def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
         """Wake the loop once for all requests that a micro-batch ends; any thread."""
