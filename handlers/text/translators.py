@@ -26,7 +26,7 @@ GENERATION = (
 )
 # Classes that transformers has in Python: sentencepiece between special tokens -> whether >>codes<< are special, too.
 IN_PYTHON = {"MarianTokenizer": True, "M2M100Tokenizer": False}
-# Texts that both must encode alike, besides all special tokens: white space, accents, ligatures, scripts, emoji, marks.
+# Texts that both must encode alike, besides all added tokens: white space, accents, ligatures, scripts, emoji, marks.
 ODD = (
     *("Yes.", " two  spaces ", "a\tb\nc\r\nd", "Caf\u00e9, na\u00efve! 1,024", "e\u0301 \u0130 \ufb01 \u2163"),
     *("\ud55c\uad6d \u041f\u0440 \u6771 \u0928\u092e", "\U0001f469\u200d\U0001f680", "\u200b\ufeff\u00ad"),
@@ -78,11 +78,9 @@ class Original:
             return None
         around = {}
         for source in self.languages.sources or {""}:
-            whole, (inner,) = (
-                self.encode(["a"], source or None)[0],
-                tokenizer(["a"], add_special_tokens=False).input_ids,
-            )
-            start = next(n for n in range(len(whole)) if whole[n : n + len(inner)] == inner)
+            (whole,) = self.encode(["a"], source or None)
+            (inner,) = tokenizer(["a"], add_special_tokens=False)["input_ids"]
+            start = next((n for n in range(len(whole)) if whole[n : n + len(inner)] == inner), 0)
             around[source] = whole[:start], whole[start + len(inner) :]
         settings = {name: getattr(self.generation, name, None) for name in GENERATION}
         return {
@@ -95,7 +93,7 @@ class Original:
 
     def is_alike(self, other: "Prepared") -> bool:
         """Whether another encodes odd texts as this one, and decodes each token."""
-        texts = [*ODD, *(f"a {token}b" for token in self._tokenizer.all_special_tokens)]
+        texts = [*ODD, *(f"a {token}b {token} c" for token in self._tokenizer.get_added_vocab())]
         sources: list[str | None] = [*sorted(self.languages.sources)[:2]] or [None]
         ids = [[number] for number in self._tokenizer.get_vocab().values()]
         return self.decode(ids) == other.decode(ids) and all(
