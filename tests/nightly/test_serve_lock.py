@@ -9,6 +9,7 @@ import requests
 
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
+from load.expect import matches
 from tests.hosts import is_ready, start
 from tests.waiting import until
 
@@ -52,13 +53,4 @@ def test_archive_is_served_as_in_the_main_environment(name: str, tmp_path: Path)
         for host in hosts:
             host.kill()
     assert [each.status_code for each in answers] == [200, 200]
-    flat = [_numbers(each.json()) for each in answers]
-    assert flat[0] and flat[1] == pytest.approx(flat[0], abs=1e-6)
-
-
-def _numbers(answer: object) -> dict[str, float]:
-    """Return every number of an answer by its place."""
-    if isinstance(answer, int | float):
-        return {"": float(answer)}
-    parts = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()
-    return {f"{key}.{place}": number for key, part in parts for place, number in _numbers(part).items()}
+    assert matches(answers[0].json(), answers[1].json(), 1e-6)
