@@ -1,4 +1,4 @@
-"""Runs `python -m load`; `--help` and README.md beside this file describe it.
+"""Runs `torchserve-batching load`; `--help` and README.md beside this file describe it.
 
 Progress goes to stderr, tables to stdout. Exit codes: 0 done (an invalid step is marked as such), 2 not possible,
 130 stopped by Ctrl-C (the run contains the measurements until then).
@@ -122,7 +122,6 @@ def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float)
 
 
 def draw(options: argparse.Namespace) -> int:
-    """Draw stored runs, and compare the later ones with the first."""
     _show([Run.read(path) for path in options.runs], options)
     return DONE
 
@@ -134,7 +133,6 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code; print a failure as one line on stderr."""
     options = parser().parse_args(arguments)
     try:
         return {"run": run, "search": run, "report": draw}[options.command](options)

@@ -36,11 +36,11 @@ def line(words: str) -> str:
 ROOMS = {
     "gateway": Room(
         (
-            *("deploy/gateway/", "deploy/gateway.yaml", "load/bench/gateway.py", "docs/how-to/gateway.md"),
+            *("deploy/gateway/", "deploy/gateway.yaml", "docs/how-to/gateway.md"),
             *("docs/how-to/keys-and-tls.md", "docs/how-to/roll-out.md", "docs/reference/gateway.md"),
         ),
         (
-            *(("deploy/rooms.py", line('"gateway"')), ("load/bench/__main__.py", line('"gateway"'))),
+            ("deploy/rooms.py", line('"gateway"')),
             ("docs/generate.py", r'(?<="run", )"gateway", '),
             ("tests/pages.py", r".*(?:keys-and-tls|how-to/gateway|roll-out)\.md.*\n"),
         ),

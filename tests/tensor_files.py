@@ -1,4 +1,4 @@
-"""Tiny models in every format that `handler: tensors` takes, and their staged folders."""
+"""Tiny models in every format that `task: tensors` takes, and their staged folders."""
 
 import json
 import warnings

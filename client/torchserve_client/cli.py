@@ -110,7 +110,7 @@ def parser(program: str = PROGRAM) -> Parser:
         prog=program,
         description="Request predictions from a TorchServe, and operate its models.",
         examples=(
-            f"{program} predict resnet-152 photographs/ --out answers.jsonl",
+            f"{program} predict mobilenet-v2 photographs/ --out answers.jsonl",
             f"{program} --nodes-file .nodes/nodes.json describe",
         ),
     )
@@ -143,7 +143,7 @@ def _add_management(added: Any) -> None:
         added,
         commands.register,
         "register an archive of the model store",
-        ("register resnet-152 --wait", "register reviews --archive reviews-2.mar --batch-size 16 --max-batch-delay 5"),
+        ("register mobilenet-v2 --wait", "register reviews --archive reviews-2.mar --batch-size 16"),
     )
     _add_registration(register, "file name of the archive; default: MODEL.mar", "the archive's own")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; print why one failed")
@@ -166,7 +166,7 @@ def _add_management(added: Any) -> None:
     words = "print the management API's JSON; with MODEL also its `metadata`"
     describe.add_argument("--json", action="store_true", help=words)
 
-    examples = ("wait-ready resnet-152", "wait-ready resnet-152 --timeout 5m")
+    examples = ("wait-ready mobilenet-v2", "wait-ready mobilenet-v2 --timeout 5m")
     wait_ready = _command(added, commands.wait_ready, "wait until every worker is ready", examples)
     _add_timeout(wait_ready, "time to wait for the workers")
 
@@ -181,7 +181,7 @@ def _add_rollout(added: Any) -> None:
         added,
         commands.rollout,
         "replace a model's archive or batch parameters without losing a request",
-        ("rollout resnet-152 --to 2.0 --canary 5", "rollout resnet-152 --batch-size 16"),
+        ("rollout mobilenet-v2 --to 2.0 --canary 5", "rollout mobilenet-v2 --batch-size 16"),
     )
     _add_registration(
         rollout, "file name of a new archive; default: the running one", "the new archive's or the old version's"
@@ -206,7 +206,7 @@ def _add_inference(added: Any) -> None:
     """Add the commands that call the inference API."""
     words = "predict each file or line; rerun to resume"
     examples = (
-        "predict resnet-152 photographs/ --out answers.jsonl",
+        "predict mobilenet-v2 photographs/ --out answers.jsonl",
         "predict mnist rows.txt --out o.jsonl --in-flight 2",
     )
     predict = _command(added, bulk.predict, words, examples)

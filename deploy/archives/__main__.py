@@ -1,4 +1,4 @@
-"""Build archives; archive.sh calls it: `./archive.sh NAME... --precision int8 --calibrate photographs`."""
+"""The command `torchserve-batching archive NAME...`, and archive.sh: build archives."""
 
 import argparse
 import ast
@@ -23,6 +23,7 @@ from deploy.archives.fingerprint import handler_files, read_build, read_packed
 from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import TENSORS, ModelEntry, UnknownModel, model, models
+from deploy.places import ARCHIVE
 from deploy.progress import printable
 from deploy.rooms import open_room
 from handlers.archive_files import hash_files
@@ -34,9 +35,8 @@ from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tenso
 from torchserve_client.version import VERSION
 
 
-def main(arguments: list[str], program: str = "archive.sh") -> int:
-    """Build the archives that the command line names; return 1 if one cannot be built."""
-    options = parse_arguments(arguments, program)
+def main(arguments: list[str]) -> int:
+    options = parse_arguments(arguments)
     if options.check:
         return list_outdated(options.export_path)
     cache_path, name = find_cache_folder(os.environ), options.models.name
@@ -68,7 +68,7 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
                 # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
-                print(printable(f"{program}: left out: {error}"), file=sys.stderr)
+                print(printable(f"{ARCHIVE}: left out: {error}"), file=sys.stderr)
         for recipe in recipes:
             build(recipe, options)
     except Exception as error:
@@ -78,7 +78,7 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
         if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
             line = f"{name}: {line}"
-        print(printable(f"{program}: {line}"), file=sys.stderr)
+        print(printable(f"{ARCHIVE}: {line}"), file=sys.stderr)
         return 1
     return 0
 
@@ -144,13 +144,15 @@ def _join(tensors: Iterable[Tensor]) -> str:
     return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 
-def run_in_child(arguments: list[str], program: str = "archive.sh") -> int:
+def run_in_child(arguments: list[str]) -> int:
     """Build in a child, so that a crash of a library ends in one line."""
+    # Threads that spin while they wait take twice the processor time, and up to four times as long beside other load.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     child = os.fork()
     if child == 0:
         # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-        return main(arguments, program)
+        return main(arguments)
     # A terminal sends Ctrl-C to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for each in (signal.SIGTERM, signal.SIGHUP):
@@ -162,7 +164,7 @@ def run_in_child(arguments: list[str], program: str = "archive.sh") -> int:
     name = signal.Signals(-code).name
     known = {"SIGKILL": "; the kernel sends it if memory runs out", "SIGTERM": "", "SIGHUP": ""}
     crash = "; a library crashed: precision: fp32 in model-config.yaml or --engine torch may avoid it"
-    print(f"{program}: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
+    print(f"{ARCHIVE}: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
     return 128 - code
 
 

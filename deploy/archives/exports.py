@@ -25,16 +25,11 @@ ABANDONED_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """A cache of exports."""
-
     # The folder of its entries; made with the first one.
     folder: Path
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
-        """Put an entry's files into an empty folder; make the entry first if there is no sound one.
-
-        The files may be hard links: nothing may write into them.
-        """
+        """Put an entry's files, which may be hard links, into an empty folder; make a missing or broken entry first."""
         entry = self.folder / key
         try:
             if names := _list_sound_files(entry):

@@ -34,8 +34,6 @@ ROUTES_FILE = "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The status of a node, for edges and orchestrators."""
-
     # READY, STARTING, or the models that are not READY.
     words: str = STARTING
     is_draining: bool = False
@@ -44,7 +42,6 @@ class NodeStatus:
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
-    """Return the configuration of Envoy's start."""
     document: Resource = yaml.safe_load(BOOTSTRAP.read_text(encoding="utf-8"))
     resources = document["static_resources"]
     (listener,) = resources["listeners"]

@@ -53,11 +53,7 @@ def check_archives(settings: ServerSettings, store: Path) -> None:
 
 
 def verify(node: LocalNode) -> list[tuple[str, str]]:
-    """Start a node unless it runs, and wait until all models of the configuration are READY.
-
-    Returns:
-        Name and version of each model.
-    """
+    """Start a node unless it runs; wait until all models are READY, and return their names and versions."""
     server = node.server
     named = server.settings.models
     check_archives(server.settings, server.directory / server.settings.model_store)

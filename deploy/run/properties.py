@@ -99,10 +99,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def relocate_config(text: str, root: Path, replaced: Mapping[str, str]) -> str:
-    """Return a config.properties for another server.
-
-    The values in `replaced` replace those of `text`. Paths relative to `root` become absolute.
-    """
+    """Return a config.properties with values `replaced`, and paths relative to `root` made absolute."""
     others = dict(replaced)
     kept = []
     for line in text.splitlines():

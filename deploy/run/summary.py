@@ -76,5 +76,4 @@ def _sample_options(name: str) -> str:
 
 
 def shorten(path: Path) -> Path:
-    """Return a path relative to the folder of the state, if it is there."""
     return path.relative_to(HOME) if path.is_relative_to(HOME) else path

@@ -36,7 +36,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if self.model_config.num_labels != 1:
             raise InvalidConfig(
                 f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
-                "handler: text_classification, whose option text_pair is the second text"
+                "task: text_classification, whose option text_pair is the second text"
             )
         check_reranker(self.checkpoint_dir)
         self.activation, self.prompt = read_activation(self.checkpoint_dir), ""

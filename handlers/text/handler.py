@@ -74,7 +74,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return dict.fromkeys(("truncation", "truncate"), self.config.truncation)
 
     def decode(self, payload: Payload) -> Item:
-        """Check a text, or {"text": ...}, and its options."""
         options = self.options(payload.options)
         # sentence-transformers and OpenAI embed white space.
         text = read_payload(payload, self.config.max_characters, accepts_blank=self.api == "embeddings")
@@ -123,7 +122,6 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
-        """Return the padded length of a text, in tokens."""
         if self.config.padding == "exact":
             return tokens
         tokens = round_up(tokens, self.graph_lengths) if self.graph_lengths else tokens
@@ -154,11 +152,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return [self.stack([text]) for text in texts]
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
-        """Pad rows to the longest of them, on the tokenizer's side.
-
-        Returns:
-            `input_ids`, `attention_mask`, and `token_type_ids` if the model has them: (B, T) int64.
-        """
+        """Pad rows on the tokenizer's side: ids, attention mask and, if the model has them, segments, (B, T) int64."""
         length = self.padded_length(max(len(row.ids) for row in rows))
         # Places in a text are counted from the left, and so is the part that `forward` keeps with `padding: exact`.
         is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")

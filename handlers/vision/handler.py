@@ -86,5 +86,4 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
-        """Stack the items: `pixels`, (B, H, W, 3)."""
         return {"pixels": np.stack([item.pixels for item in items])}

@@ -91,7 +91,6 @@ def recipe(
     precisions: Comparisons | None = None,
     engine: Engine = "auto",
 ) -> Recipe:
-    """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
     return Recipe(of, weights, engine, comparisons=precisions or plan_comparisons(), **options)
 
@@ -105,10 +104,7 @@ def build(
     *,
     engine: Engine = "auto",
 ) -> Path:
-    """Build an example as a folder of a model store, with random weights if the published ones are not available.
-
-    Remarks report random weights, and the agreement of the requested precisions with fp32.
-    """
+    """Build an example as a folder of a model store; remarks report random weights, and low precisions' proofs."""
     progress(f"archive: {name}")
     planned = recipe(model(name), store, weights, precisions, engine)
     with redirect_output():
@@ -123,16 +119,13 @@ def build(
 
 
 def copy_with(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
-    """Copy an archive's folder beside itself, as links except for its configuration; return the copy's name.
-
-    `mode` is `classic`, or `adaptive` without a target; None keeps the mode. `settings` belong to `handler:`.
-    """
+    """Copy an archive's folder as links with other `settings` and `mode` (None keeps it); return its name."""
     path = built.with_name(name) / "model-config.yaml"
     shutil.copytree(built, path.parent, copy_function=os.link)
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     handler = {**(config.get("handler") or {}), **settings}
     if mode is not None:
-        target = {"max_latency_ms": None} if mode == ADAPTIVE else {}
+        target = {"latency_target_ms": None} if mode == ADAPTIVE else {}
         handler["scheduling"] = {**(handler.get("scheduling") or {}), "mode": mode, **target}
         config = {key: value for key, value in config.items() if key not in (CONTINUOUS, "minWorkers", "maxWorkers")}
     if mode == ADAPTIVE:
@@ -144,10 +137,7 @@ def copy_with(built: Path, name: str, mode: str | None = None, **settings: str |
 
 
 def build_stock(built: Path, source: str, handler: str | None = None) -> str:
-    """Build an archive of a TorchServe handler by its documentation, beside a folder and with its weights.
-
-    `source` is the class that `handler` needs, or else the handler itself. Returns the name of the archive's file.
-    """
+    """Build a TorchServe handler's archive with a folder's weights; `source` is its model class or itself."""
     temporary = built.parent / ".stock"
     temporary.mkdir()
     (file := temporary / "model.py").write_text(source, encoding="utf-8")

@@ -356,7 +356,7 @@ def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
 
 
 def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> None:
-    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"max_latency_ms": 230}}).reporter
+    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).reporter
     reporter.stop()
     for seconds in (0.23, 0.24):
         reporter.recorder.observe(REQUEST, seconds)

@@ -22,7 +22,8 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
         ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
         ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
         ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
-        ({"arch": "a", "scheduling": {"max_latency_ms": float("inf")}}, ["max_latency_ms"]),
+        ({"arch": "a", "scheduling": {"latency_target_ms": float("inf")}}, ["latency_target_ms"]),
+        ({"arch": "a", "scheduling": {"latency_target_ms": 5, "max_latency_ms": 5}}, ["max_latency_ms: unknown name"]),
         (
             {"arch": "a", "scheduling": {"priority_levels": 3, "default_priority": 4}},
             ["default_priority 4", "priority_levels 3"],
@@ -66,11 +67,11 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
         "top_k: unknown name (settings of a task belong under handler:)"
     )
     with pytest.raises(InvalidConfig) as below:
-        parse(HandlerConfig, {"batchSize": 8, "max_batch_itms": 2, "scheduling": {"max_latency": 3}, "x": 1})
+        parse(HandlerConfig, {"batchSize": 8, "max_batch_itms": 2, "scheduling": {"latency_target": 3}, "x": 1})
     for word in (
         "batchSize: unknown name (it belongs above handler:)",
         "(did you mean max_batch_items?)",
-        "max_latency_ms?",
+        "latency_target_ms?",
     ):
         assert word in str(below.value)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from load import expect, generate, measure
+from load import generate, measure
 from load.__main__ import main
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
@@ -188,31 +188,6 @@ def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
         summary = replace(attack(url, load), until=stop).run()
     assert summary.completed >= 5
     assert "ended early" in summary.invalid_reasons
-
-
-def test_answers_of_another_request_are_told_from_wrong_ones() -> None:
-    waiting: list[tuple[bytes, asyncio.Future[bytes]]] = []
-
-    async def swap(request: web.Request) -> web.Response:
-        body = await request.read()
-        if waiting:
-            first, future = waiting.pop()
-            future.set_result(body)
-            return web.Response(body=first)
-        waiting.append((body, asyncio.get_running_loop().create_future()))
-        try:
-            async with asyncio.timeout(1):
-                return web.Response(body=await waiting[0][1])
-        except TimeoutError:
-            # The last request has no partner.
-            return web.Response(status=503)
-
-    with serving(swap) as url:
-        made = attack(url, ClosedLoop(2), b'{"cat": 0.9}', b'{"cup": 0.9}')
-        check = expect.make_check([{"cat": 0.9}, {"cup": 0.9}])
-        summary = replace(made, check=check, until=answered(20)).run()
-    assert summary.verdicts[Verdict.SWAPPED] >= 10
-    assert not summary.completed
 
 
 def call(url: str, folder: Path, *more: str) -> list[str]:

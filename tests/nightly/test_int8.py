@@ -53,7 +53,7 @@ class Built:
         self.calibration, self.validation = held_out.crops(CROPS).write(folder, ".jpg")
         self._models = folder / "models.yaml"
         weights = yaml.safe_load((ROOT / "examples" / "models.yaml").read_text())["mobilenet-v2"]["weights"]
-        entry = {"handler": "image_classification", "version": "1.0", "weights": weights}
+        entry = {"task": "image_classification", "version": "1.0", "weights": weights}
         self._models.write_text(yaml.safe_dump({NAME: entry}))
         (folder / NAME).mkdir()
         settings = yaml.safe_load((MOBILENET / "model-config.yaml").read_text())

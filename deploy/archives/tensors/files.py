@@ -23,8 +23,6 @@ EXTERNAL = re.compile(rb"j[\x0d-\x7f]\n\x08location\x12([\x01-\x73])(?!\n)", re.
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """The file of a model."""
-
     # Has one of SUFFIXES, or is infer.py.
     path: Path
     # The files of infer.py's folder, by their paths in it; empty if infer.py itself was named.
@@ -32,7 +30,6 @@ class ModelFile:
 
     @property
     def is_function(self) -> bool:
-        """Whether the model is a Python function."""
         return self.path.name == INFER
 
 

@@ -31,7 +31,6 @@ def metadata(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
 
 
 def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
-    """Return Triton's model configuration, with TorchServe's batch size and its delay."""
     model, version = find(fleet, name, requested)
     replicas = version.replicas.values()
     return description.configuration(

@@ -84,7 +84,6 @@ def shut_routes(table: Resource, *, to_nodes: bool = False) -> Resource:
 
 
 def _task_of(model: ServedModel) -> str:
-    """Return a model's task; "" if no version has reported it."""
     return next((each.metadata.get("task", "") for each in model.versions.values() if each.metadata), "")
 
 

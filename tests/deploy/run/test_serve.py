@@ -33,7 +33,7 @@ ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
     ("load_models", "entries", "words"),
     [
         (("own=m.mar",), {}, "load_models and models= name no model"),
-        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: ./archive.sh n builds it"),
+        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: \S+ archive n builds it"),
     ],
 )
 def test_production_without_a_model_or_an_archive_does_not_start(

@@ -21,7 +21,7 @@ RUN_S = 0.004
 TIMEOUT_S = PATIENCE_S
 SCHEDULING = {
     "mode": "adaptive",
-    "max_latency_ms": 60_000,
+    "latency_target_ms": 60_000,
     "priority_levels": 3,
     "queue_timeout_ms": 60_000,
 }
@@ -156,7 +156,6 @@ def start_handler(
     model_dir: Path,
     settings: dict[str, Any] | None = None,
     *,
-    version: str | None = None,
     took: Sequence[tuple[int, float]] = ((1, RUN_S), (8, RUN_S)),
     **scheduling: Any,
 ) -> GatedHandler:
@@ -169,7 +168,6 @@ def start_handler(
         **(settings or {}),
     }
     handler.worker_context = adaptive_context(model_dir, settings)
-    handler.worker_context.manifest = {"model": {"modelVersion": version}}
     with patch("handlers.batching.trial.measure", lambda *_: list(took)):
         handler.initialize(handler.worker_context)
     return handler

@@ -1,7 +1,5 @@
 """Embeddings, classification and tokens: a text in any company is answered as transformers answers it alone."""
 
-import json
-import random
 import re
 import unicodedata
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
 from handlers.warm_up import measure_change
-from tests.handlers.serving import serve, started
+from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve, started
 from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
 
@@ -98,6 +96,31 @@ def close(value: Any, tolerance: float = 1e-4) -> Any:
     return {key: close(each, tolerance) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+def of_text(text: Any, **options: Any) -> dict[str, Any]:
+    return {"body": {"text": text, **options}}
+
+
+BAD: list[Bad] = [
+    (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
+    ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
+    (of_text(""), 400, "EmptyInput", "text: empty"),
+    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
+    ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
+    (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
+    (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
+    (of_text(["qzqz"]), 400, "InvalidBody", "text: must be a string"),
+    ({"body": {"query": "qzqz"}}, 400, "InvalidBody", '"text"'),
+]
+BAD_OPTIONS: dict[str, list[Bad]] = {
+    "softmax": [
+        (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
+        (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
+        (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
+    ],
+    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
+}
+
+
 ALL: dict[str, Any] = {"top_k": None}
 
 
@@ -118,17 +141,24 @@ ALL: dict[str, Any] = {"top_k": None}
         ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
     ],
 )
-def test_texts_of_mixed_lengths_are_answered_as_transformers_answers_each(
-    tiny_archive: Archives, name: str, settings: dict[str, Any], options: dict[str, Any]
+def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_errors_are_their_own(
+    tiny_archive: Archives,
+    name: str,
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     handler = start(tiny_archive, name, **settings)
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
-    for text, answer in zip(TEXTS, serve(handler, list(TEXTS)), strict=True):
-        wanted = expected(handler, name, text, **options)
-        if options is ALL:
+    good = [(text, expected(handler, name, text, **options)) for text in TEXTS]
+    if options is ALL:
+        for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
-        assert (answer.status, answer.body) == (200, close(wanted, tolerance))
+    good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
+    bad = BAD + BAD_OPTIONS.get(name, [])
+    assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
+    assert CANARY not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])
@@ -141,57 +171,6 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
         assert answer.body == close(expected(handler, name, text, aggregation_strategy=way))
         labels |= {entity.get("entity_group") for entity in answer.body}
     assert {"PER", "LOC", "MISC"} <= labels
-
-
-# -- in any company, in every form ------------------------------------------------------------------------------------
-
-
-def of_text(text: Any, **options: Any) -> dict[str, Any]:
-    return {"body": {"text": text, **options}}
-
-
-# Rows with the status, type and message of their errors. No other client may see the text that they contain, qzqz.
-BAD: list[tuple[Any, int, str, str]] = [
-    (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
-    ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
-    (of_text(""), 400, "EmptyInput", "text: empty"),
-    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
-    ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
-    (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
-    (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
-    (of_text(["qzqz"]), 400, "InvalidBody", "text: must be a string"),
-    ({"body": {"query": "qzqz"}}, 400, "InvalidBody", '"text"'),
-]
-BAD_OPTIONS: dict[str, list[tuple[Any, int, str, str]]] = {
-    "softmax": [
-        (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
-        (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
-        (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
-    ],
-    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
-}
-
-
-@pytest.mark.parametrize("name", ["mean", "softmax", "words"])
-def test_rows_in_any_company_get_their_own_answers_and_errors(
-    tiny_archive: Archives, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    handler = start(tiny_archive, name)
-    alone = [serve(handler, [text])[0] for text in TEXTS]
-    bad = BAD + BAD_OPTIONS.get(name, [])
-    rows = [*TEXTS, *(row for row, *_ in bad), "qzqz the mayor", of_text("qzqz ferry qzqz")]
-    order = list(range(len(rows)))
-    for seed in range(2):
-        random.Random(seed).shuffle(order)
-        answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
-        for place, wanted in enumerate(alone):
-            assert (answers[place].status, answers[place].body) == (200, close(wanted.body, 1e-5))
-        for place, (row, status, type_, words) in enumerate(bad, len(TEXTS)):
-            answer = answers[place]
-            assert (answer.status, answer.body["type"]) == (status, type_), row
-            assert re.search(words, answer.body["message"]), answer.body["message"]
-        assert "qz" not in json.dumps([answers[place].body for place in range(len(TEXTS) + len(bad))])
-    assert "qz" not in caplog.text
 
 
 def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:

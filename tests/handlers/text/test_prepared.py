@@ -1,10 +1,7 @@
 """A worker on OpenVINO tokenises like transformers, and imports no transformers."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,22 +20,6 @@ from tests import tiny_models
 from tests.tiny_models import byte_level, word_piece
 
 TEXTS, PAIRS = [*tiny_models.TEXTS, "<extra> [MASK] <mask>Anna <s>x</s> [SEP]"], [*tiny_models.TEXTS, "x"][::-1]
-# Loads an archive's sentence embedding as an adaptive worker does, embeds a text, and prints the imported packages.
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from tests.handlers.batching.frontend import Frontend
-from tests.handlers.serving import started_adaptive
-
-settings = {"scheduling": {"mode": "adaptive"}}
-handler = started_adaptive(SentenceEmbeddingHandler(), Path(sys.argv[1]), settings)
-handler.reporter.stop()
-with Frontend(handler) as frontend:
-    sent = {"Host": "localhost", "Content_Type": "application/json"}
-    assert frontend.send(b'{"text": "Anna Berg kept the inn."}', **sent).status == 200
-print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -271,20 +252,3 @@ def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
     prepare_tokenizer(tmp_path)
     assert not (tmp_path / PREPARED).exists()
     assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
-
-
-@pytest.mark.builds
-def test_worker_imports_no_transformers(tmp_path: Path) -> None:
-    def imported(archive: Path) -> set[str]:
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(archive)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert finished.returncode == 0, finished.stderr
-        return {*json.loads(finished.stdout.splitlines()[-1])}
-
-    archive = tiny_models.staged(tmp_path, "bert", "sentence_embedding")
-    assert imported(archive) & {"transformers", "openvino", "scipy", "pandas"} == {"openvino"}
-    # An archive of an earlier builder has no such file.
-    older = Path(shutil.copytree(archive, tmp_path / "older"))
-    (older / CHECKPOINT / PREPARED).unlink()
-    assert "transformers" in imported(older)

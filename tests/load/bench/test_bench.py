@@ -116,10 +116,10 @@ def test_part_that_cannot_be_measured_leaves_the_others_and_the_table_is_drawn(
     monkeypatch.setattr(program, "PARTS", PARTS | parts)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     table = tmp_path / "build" / "bench.json"
-    words = ["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--markdown", "--json", str(table)]
+    words = ["resnet", "texts", "--minutes", "1", "--classifier", "mobilenet-v2", "--json", str(table)]
     assert main(words) == 1
     printed = capsys.readouterr().out
-    assert "| 1 client, images/s | 3.00 | b | 3.00 | 1.00 |" in printed
+    assert "1 client, images/s" in printed
     assert "resnet: not measured: no such peer" in printed
     (row,) = orjson.loads(table.read_bytes())["rows"]
     assert (row["measured"], row["ratio"]["median"]) == ("1 client, images/s", 1.0)
@@ -127,7 +127,7 @@ def test_part_that_cannot_be_measured_leaves_the_others_and_the_table_is_drawn(
 
 def test_readme_shows_figures_of_results_json() -> None:
     tables = orjson.loads((ROOT / "docs" / "results.json").read_bytes())
-    epyc, xeon = ([row for row in table["rows"] if "title" in row] for table in tables)
+    epyc, xeon = ([row for row in table["rows"] if "title" in row] for table in tables if table["part"] == "bench")
     for (_, theirs, ours, ratio, other), row, same in zip(
         pages.table(pages.read("README.md"))[:4], epyc, xeon, strict=True
     ):

@@ -84,7 +84,7 @@ def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_do
     ("config", "files", "words"),
     [
         ({}, {"model_type": "timm_wrapper"}, "a model of timm, which is not installed here; export it with torch.onnx"),
-        ({}, {"architecture": "resnet18", "pretrained_cfg": {}}, "serve the file with handler: tensors"),
+        ({}, {"architecture": "resnet18", "pretrained_cfg": {}}, "serve the file with task: tensors"),
         ({"arch": "resnet18"}, {}, "arch: only for a state dict of torchvision, and not for"),
     ],
 )
