@@ -260,7 +260,7 @@ def write_medians(words: str) -> str:
     rows: dict[str, dict[str, dict[str, str]]] = {}
     for row in table["rows"]:
         load = re.search(r", (\d+) clients?", row["measured"])
-        quantity = row["measured"].replace(load[0], "") if load else row["measured"]
+        quantity = (row["measured"].replace(load[0], "") if load else row["measured"]).replace(", /s", ", requests/s")
         cells = rows.setdefault(quantity, {name: {} for name in servers})
         for name, key in ((ours, "ours"), (row["against"], "theirs")):
             cells[name][load[1] if load else ""] = write_figure(row[key])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from load.expect import TOLERANCE
 from load.generate import MAX_IN_FLIGHT, TIMEOUT_S
-from load.results import MAX_LAG_MS, PERCENTILE
+from load.results import PERCENTILE
 from load.served import Served
 from torchserve_client import InvalidPayload, transport
 from torchserve_client.arguments import Parser, duration_s, number
@@ -122,11 +122,8 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     add = load.add_mutually_exclusive_group(required=True).add_argument
     words = "closed loop: number of clients"
     add("--concurrency", type=numbers(int), metavar="RANGE", help=words)
-    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
+    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second, as a Poisson process")
     add = load.add_argument
-    words = "arrivals of an open loop; default: %(default)s"
-    add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)
-    add("--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals; default: %(default)d")
     words = "maximum requests in flight of an open loop; default: %(default)d"
     add("--max-in-flight", type=whole, default=MAX_IN_FLIGHT, metavar="N", help=words)
 
@@ -142,8 +139,6 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     add("--expect", metavar="FILE|alone", help="expected answers; alone: the answers to each input sent by itself")
     words = "difference that numbers of an answer may have; default: %(default)g"
     add("--tolerance", type=positive, default=TOLERANCE, metavar="X", help=words)
-    words = "invalidate a step if p99 send lag exceeds MS; default: %(default)g"
-    add("--max-lag", type=positive, default=MAX_LAG_MS, metavar="MS", help=words)
 
     add = _html(command).add_argument
     add("--label", help="name of the run; default: the model")

@@ -28,7 +28,6 @@ from yarl import URL
 from load.inputs import Inputs
 from load.results import (
     FAULT,
-    MAX_LAG_MS,
     NO_ANSWER,
     OK,
     REFUSED,
@@ -39,7 +38,7 @@ from load.results import (
     Verdict,
     summarise,
 )
-from load.schedules import Schedule
+from load.schedules import Poisson
 
 T = TypeVar("T")
 # (number of the input, body of the response) -> verdict
@@ -172,7 +171,7 @@ class ClosedLoop:
 class OpenLoop:
     """Requests sent by a schedule; at `max_in_flight` they are sent late, which invalidates the run."""
 
-    schedule: Schedule
+    schedule: Poisson
     max_in_flight: int = MAX_IN_FLIGHT
 
     kind = "rate"
@@ -234,14 +233,13 @@ class Attack:
     latency_threshold_ms: float | None = None  # most ms of a response that goodput counts; None means no limit
     until: Until | None = None  # closes the window in place of its duration
     check: Check | None = None  # checks responses with status 200
-    max_lag_ms: float = MAX_LAG_MS  # p99 of the lag that is always allowed in a valid run
 
     def run(self) -> Summary:
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
         is_closed_loop = isinstance(self.load, ClosedLoop)
-        return summarise(recording, is_closed_loop, self.latency_threshold_ms, self.max_lag_ms)
+        return summarise(recording, is_closed_loop, self.latency_threshold_ms)
 
     async def generate(self, recording: Recording) -> Recording:
         """Fill a new recording and return it; `recording.stop()` stops the run early."""

@@ -197,13 +197,8 @@ class Summary:
         return self.latencies.percentile_ms(percent)
 
 
-def summarise(
-    recording: Recording,
-    is_closed_loop: bool,
-    latency_threshold_ms: float | None = None,
-    max_lag_ms: float = MAX_LAG_MS,
-) -> Summary:
-    """Summarise a run whose window has closed; `max_lag_ms` is the p99 of the lag that is always allowed."""
+def summarise(recording: Recording, is_closed_loop: bool, latency_threshold_ms: float | None = None) -> Summary:
+    """Summarise a run whose window has closed."""
     threshold_s = inf if latency_threshold_ms is None else latency_threshold_ms / 1e3
 
     def is_in_time(exchange: Exchange) -> bool:
@@ -240,7 +235,7 @@ def summarise(
         window_s=window_s,
         cpu_percent=100 * recording.cpu_s / window_s,
     )
-    return replace(summary, invalid_reasons=tuple(_invalid_reasons(recording, summary, max_lag_ms)))
+    return replace(summary, invalid_reasons=tuple(_invalid_reasons(recording, summary)))
 
 
 def _rate_of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], bool]) -> float:
@@ -251,7 +246,7 @@ def _rate_of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], 
     return sum(sum(map(counts, rows)) / (rows[-1].answered_s - rows[0].sent_s) for rows in clients.values())
 
 
-def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) -> Iterator[str]:
+def _invalid_reasons(recording: Recording, summary: Summary) -> Iterator[str]:
     """Yield every reason to distrust the numbers, with its size."""
     if faults := sum(count for error, count in summary.errors.items() if error.startswith(FAULT)):
         yield f"{faults} requests failed in the generator itself"
@@ -265,7 +260,7 @@ def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) 
         yield f"{recording.throttled} requests waited because of the limit of requests in flight"
     if recording.unsent:
         yield f"{recording.unsent} requests that were due were never sent"
-    allowed_ms = max(max_lag_ms, MAX_LAG_SHARE * summary.latency_ms(99) if summary.completed else 0.0)
+    allowed_ms = max(MAX_LAG_MS, MAX_LAG_SHARE * summary.latency_ms(99) if summary.completed else 0.0)
     if summary.lag and (late_ms := summary.lag.percentile_ms(99)) > allowed_ms:
         yield (
             f"the generator fell behind: its p99 send lag was {late_ms:.1f} ms, and at most {allowed_ms:.1f} ms are "

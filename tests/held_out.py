@@ -23,12 +23,7 @@ SIDES = (240, 641)
 
 
 class Parts(NamedTuple):
-    """Inputs of one kind.
-
-    Attributes:
-        calibration: int8 learns the ranges of activations from them.
-        held_out: for the comparison alone.
-    """
+    """Inputs of one kind: int8 learns ranges of activations from the first ones."""
 
     calibration: list[bytes]
     held_out: list[bytes]

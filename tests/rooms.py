@@ -127,17 +127,25 @@ def module_of(name: str) -> str:
     return name.removeprefix("client/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the absolute names that the imports of a file have, wherever they stand."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 @functools.cache
 def imports(name: str) -> frozenset[str]:
     """Return the modules of this project that a file imports, anywhere, or names in a string."""
 
     def find() -> Iterator[str]:
-        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        yield from imported(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from re.findall(r"^(?:deploy|handlers|load)(?:\.\w+){2,}(?=:|$)", node.value)
 
     known = modules()

@@ -98,5 +98,7 @@ def test_page_has_no_such_kind_and_divides_its_sentences(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/how-to/")])
-def test_page_that_tells_how_speaks_to_the_reader(page: str) -> None:
+def test_page_that_tells_how_speaks_to_the_reader_in_steps(page: str) -> None:
     assert re.search(r"\byou\b|\byour\b", prose(page), re.IGNORECASE)
+    # These two have a section for each symptom.
+    assert re.search(r"^(## )?1\. ", prose(page), re.MULTILINE) or page.endswith(("runbooks.md", "troubleshoot.md"))

@@ -27,7 +27,7 @@ def inputs_of_items(draw: st.DrawFn) -> Inputs:
     """Lists of several kinds, an array, or arrays with equal lengths."""
     texts = draw(st.lists(st.sampled_from(("", "a", "한국", "x" * 20)), min_size=1, max_size=40))
     numbers = np.arange(len(texts) * 6).reshape(len(texts), 2, 3)
-    kinds = [
+    kinds: list[Inputs] = [
         texts,
         [text.encode() for text in texts],
         [{"text": text, "top_k": 1} for text in texts],

@@ -77,30 +77,21 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("name", "now"),
     [
-        ({"max_items": 8}, "max_items: unknown name (now max_batch_items)"),
-        ({"max_tokens": 8}, "max_tokens: unknown name (now max_batch_tokens)"),
-        ({"max_instances": 8}, "max_instances: unknown name (now max_request_items)"),
-        (
-            {"max_batch_size": 8},
-            "max_batch_size: unknown name (now max_batch_items for one run of the model and max_request_items for one "
-            "request)",
-        ),
-        (
-            {"split_requests": True},
-            "split_requests: unknown name (removed; max_request_items may exceed max_batch_items)",
-        ),
-        (
-            {"scheduling": {"max_batch_items": 8}},
-            "scheduling: max_batch_items: unknown name (it belongs directly under handler:)",
-        ),
+        ("max_items", "now max_batch_items"),
+        ("max_tokens", "now max_batch_tokens"),
+        ("max_instances", "now max_request_items"),
+        ("max_batch_size", "now max_batch_items for one run of the model and max_request_items for one request"),
+        ("split_requests", "removed; max_request_items may exceed max_batch_items"),
+        ("scheduling: max_batch_items", "it belongs directly under handler:"),
     ],
 )
-def test_former_name_of_a_limit_is_refused_with_the_new_one(settings: dict[str, Any], problem: str) -> None:
+def test_former_name_of_a_limit_is_refused_with_the_new_one(name: str, now: str) -> None:
+    section, _, inner = name.partition(": ")
     with pytest.raises(InvalidConfig) as raised:
-        parse(TensorsConfig, settings)
-    assert str(raised.value) == f"handler: {problem}"
+        parse(TensorsConfig, {section: {inner: 8} if inner else 8})
+    assert str(raised.value) == f"handler: {name}: unknown name ({now})"
 
 
 @pytest.mark.parametrize(

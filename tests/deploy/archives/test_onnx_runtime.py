@@ -195,8 +195,7 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
     else:
         nodes = "d = Div (x, temperature) output = Softmax (d)"
         write_onnx(folder / "m.onnx", f"(float[n, 4] x, float temperature) => (float[n, 4] output) {{ {nodes} }}")
-    lines = built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
-    assert any(line.endswith(": x FP32 [-1, 4] -> output FP32 [-1, 4]") for line in lines)
+    built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
     handler = worker(archive_sh)
     assert handler.engine.description.startswith(engine)
     got = ask(handler, *inference({"x": X.astype(F32)}))

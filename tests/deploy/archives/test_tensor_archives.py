@@ -42,14 +42,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 @pytest.mark.builds
-def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_signature(archive_sh: ArchiveSh) -> None:
+def test_archive_of_a_file_beside_the_list_needs_nothing_else(archive_sh: ArchiveSh) -> None:
     scaled_onnx(archive_sh.folder / "m.onnx")
     folder = archive_sh.write_list("scaled", "tensors", "m.onnx")
     for words in (": built, version 3, ", ": up to date"):
-        first, *others = archive_sh("scaled")
-        assert words in first
-        signature = "scaled: x FP32 [-1, 4], scale FP32 [-1, 1] -> scaled FP32 [-1, 3], total FP32 [-1]"
-        assert sum(line.endswith(signature) for line in others) == 1
+        assert words in archive_sh("scaled")[0]
     # A configuration that comes later counts.
     (folder / "model-config.yaml").write_text("handler: {inputs: {scale: {shape: [-1, 2]}}}\n")
     assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"

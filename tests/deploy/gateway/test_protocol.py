@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.gateway.control.description import configuration
+from deploy.gateway.control.protocol import configuration
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.protocol import messages_pb2
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described

@@ -51,15 +51,7 @@ def simulate(
     *,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> Simulated:
-    """Run until nothing is left to happen.
-
-    Args:
-        arrivals: in any order.
-        policy: the scheduler's.
-        engine_s: seconds of a micro-batch that has the engine to itself.
-        streams: of the engine.
-        believed: factors by which the scheduler overestimates wide and narrow micro-batches at first.
-    """
+    """Run until nothing is left to happen; `believed` has the factors by which times are overestimated at first."""
     wide, narrow = believed
     engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)
     machine = Machine(engine_s, lambda tokens: NARROW * engine_s(tokens), streams)
