@@ -18,7 +18,7 @@ from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
-from deploy.protocol.description import SERVICE, describe_server, list_models, strip_zeros
+from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.protocol.responses import PROTOBUF
 
@@ -122,6 +122,14 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     document, status = list_models(_names(request), request.match_info["model"])
     return web.json_response(document, status=status)
+
+
+@routes.get("/info")
+async def info(request: web.Request) -> web.Response:
+    """Describe the model of clients that name none."""
+    gateway = request.app[GATEWAY]
+    documents = {name: model.metadata for name, model in gateway.fleet.models.items()}
+    return web.json_response(describe_embedder(documents, gateway.settings.default_models))
 
 
 def _names(request: web.Request) -> list[str]:
