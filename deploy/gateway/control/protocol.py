@@ -1,13 +1,8 @@
 """Questions about models in the Open Inference Protocol and Triton's extensions, over HTTP and gRPC.
 
-HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/stats
-      GET  /v1/models[/M], of OpenAI's API; /info, of text-embeddings-inference's
-      POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
-gRPC  POST /inference.GRPCInferenceService/METHOD, from Envoy's bridge: messages as bodies
-
-Both return the documents of `deploy.protocol`; gRPC converts them to messages. An inference arrives here only if Envoy
-has no route for it. Triton returns 400 if a server or model is not ready; here it is 503, which load balancers
-understand, and 404 for an unknown model.
+HTTP and gRPC, from Envoy's bridge with messages as bodies, return the documents of `deploy.protocol`. An inference
+arrives here only if Envoy has no route for it. Triton returns 400 if a server or model is not ready; here it is 503,
+which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect

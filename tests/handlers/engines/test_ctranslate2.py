@@ -10,12 +10,13 @@ import torch
 import transformers
 
 from deploy.archives.stagers.translation import convert
+from handlers.checkpoints import load_tokenizer
 from handlers.engines import Divisible, Outputs
 from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
 from handlers.engines.decoding import Decoding
-from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.text.config import TranslationConfig
+from handlers.text.translators import read_generation
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
 
@@ -51,7 +52,6 @@ def inputs(checkpoint: Path) -> dict[str, Any]:
 
 
 def rows(outputs: Any) -> list[list[int]]:
-    """Return each answer without its padding."""
     return [[number for number in row.tolist() if number != PAD] for row in outputs["sequences"]]
 
 

@@ -31,8 +31,6 @@ Archives = Callable[..., tuple[Path, Path]]
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Make a checkpoint and what its archive holds, once for each kind of model."""
-
     @cache
     def make(kind: str, engine: Engine = "torch") -> tuple[Path, Path]:
         weights = tiny_image_text.checkpoint(tmp_path_factory.mktemp("weights"), kind)
@@ -72,7 +70,6 @@ def oracle(weights: Path, kind: str) -> tuple[Any, Any]:
 
 
 def ask(handler: Any, *documents: Any) -> list[Answer]:
-    """Send documents in one batch to /v1/embeddings."""
     rows = [{"body": json.dumps({"model": "m", **each}).encode()} for each in documents]
     return serve(handler, rows, [{"x-api": "embeddings"} for _ in rows])
 
