@@ -186,7 +186,6 @@ def sentence_pieces(path: Path) -> list[str]:
 
 
 def _bpe(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train byte pairs on the page and return vocabulary and merges."""
     backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=140, special_tokens=special, show_progress=False)

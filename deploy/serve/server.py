@@ -22,6 +22,7 @@ from deploy.frontend.metrics import Metrics
 from deploy.frontend.replica import Replica
 from deploy.protocol.description import SERVICE
 from deploy.serve.process import NotServed, Process
+from deploy.settings_file import Origin
 
 BACKLOG = 2048
 # The key of a request's scope: the tasks of its connection, which end with it.
@@ -51,6 +52,7 @@ class Limits:
     keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
     notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
     drain_s: Seconds = 60.0  # from SIGTERM to the end
+    cors: tuple[Origin, ...] = ()  # origins of web pages that may call from a browser
 
 
 class Series(NamedTuple):

@@ -58,7 +58,6 @@ TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
 
 
 def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
-    """Return the output of generate() on the checkpoint."""
     if family in TARGETS:
         token = TARGETS[family].format(tgt_lang)
         arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)
@@ -120,7 +119,7 @@ BAD: list[Bad] = [
     *(
         (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
         for options, code, kind, message in (
-            ({"text": "qzqz " * 60}, 413, "TextTooLong", "max_length is 128."),
+            ({"text": "qzqz " * 200}, 413, "TextTooLong", "max_length is 128."),
             ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
             ({"src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
             ({"other": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),

@@ -23,8 +23,6 @@ from tests import pages
 
 
 class Fake(NamedTuple):
-    """A contender with a sequence of rates."""
-
     name: str
     rates: Iterator[float]
     called: list[str]
@@ -143,4 +141,4 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], caps
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("torchserve-batching: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: ")
