@@ -66,7 +66,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         )
         self.is_greedy_only = getattr(engine, "is_greedy_only", False)
         self.vocabulary_size = getattr(engine, "vocabulary_size", inf)
-        self.overhead = Overhead(items=STEP_ITEMS if self.ends_each else step_items(self.device))
+        is_measured = self.ends_each and self.device.type == "cpu"
+        self.overhead = Overhead(items=STEP_ITEMS if is_measured else step_items(self.device))
         self.languages = read_languages(self.tokenizer, generation)
         for name, code, codes in (
             ("src_lang", config.src_lang, self.languages.sources),
