@@ -17,7 +17,9 @@ from torchvision.transforms import functional
 
 from deploy.models import Engine
 from handlers.tasks.image_classification import ImageClassificationHandler
+from handlers.vision.device_resizing import DevicePreprocessing
 from tests import exports
+from tests.handlers.cpu_graphs import use_cpu_graphs
 from tests.handlers.serving import ENGINES, Answer, serve, started
 from tests.nightly import image_families
 from tests.oracle import assert_order
@@ -101,6 +103,20 @@ def test_every_way_to_send_an_image_is_answered_as_torchvision_does(
         assert list(answer.body.values()) == sorted(answer.body.values(), reverse=True)
         assert deviation(of_all(handler, answer.body), oracle[name]) < SAME
     assert min(deviation(oracle["chelsea"], oracle[name]) for name in NAMES if name != "chelsea") > 100 * SAME
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_images_that_a_gpu_resizes_are_answered_as_torchvision_does(
+    graphs: str, archive: Path, oracle: dict[str, NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, seconds = use_cpu_graphs(monkeypatch), iter((1.0, 2.0))
+    monkeypatch.setattr("handlers.vision.device_resizing._time_s", lambda *_: next(seconds))
+    handler = classifier(archive, top_k=CLASSES, scaled_decode=False, cuda_graphs=graphs, max_batch_items=4)
+    assert isinstance(handler.preprocessing, DevicePreprocessing)
+    recorder.replays = 0
+    for name, answer in zip(NAMES, serve(handler, list(map(photograph, NAMES))), strict=True):
+        assert deviation(of_all(handler, answer.body), oracle[name]) < SAME
+    assert bool(recorder.replays) == (graphs == "auto")
 
 
 def same(left: Answer, right: Answer) -> bool:
