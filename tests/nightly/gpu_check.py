@@ -97,7 +97,7 @@ def prepare() -> None:
     """Build archives without weights, and without the sums of files that a worker would miss."""
     for name in MODELS:
         shutil.rmtree(PREPARED / name, ignore_errors=True)
-        archives.build(Bench(PREPARED), name, PREPARED, engine="torch")
+        archives.build(Bench(PREPARED), name, PREPARED, engine="torch").rename(PREPARED / name)
         for each in (BUILD, "model.pt", "checkpoint/model.safetensors"):
             (PREPARED / name / each).unlink(missing_ok=True)
 
