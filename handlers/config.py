@@ -206,7 +206,11 @@ def check_names(
     known: Set[str] = FRONTEND_NAMES | WORKER_NAMES,
     otherwise: str = "settings of a task belong under handler:",
 ) -> None:
-    """Check the names at the top of a model-config.yaml; InvalidConfig has the nearest of each, or `otherwise`."""
+    """Check the names at the top of a model-config.yaml, of which TorchServe ignores unknown ones.
+
+    Raises:
+        InvalidConfig: lists every unknown name, with the nearest known one, or with the advice `otherwise`.
+    """
     if not isinstance(settings, Mapping):
         raise InvalidConfig("expected a mapping of names to values")
     problems = [

@@ -96,7 +96,11 @@ class OriginalArchive:
             ) from error
 
     def handle(self, rows: Sequence[OriginalRow]) -> list[OriginalReply | ItemError]:
-        """Call the old handler with rows in their context: an answer each, or TorchServe's error of the only row."""
+        """Call the old handler with rows, in a context of these rows.
+
+        Returns:
+            An answer for each row; the error of the only row if the handler raises TorchServe's own.
+        """
         from ts.context import RequestProcessor  # noqa: PLC0415
         from ts.utils.util import PredictionException  # noqa: PLC0415
 

@@ -31,7 +31,12 @@ _KNOWN = set(DTYPES.values())
 def check_inputs(
     tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature
 ) -> dict[str, Any]:
-    """Check the inputs of a request: arrays by the model's names, BF16 as float32, without a mask that was not sent."""
+    """Check the inputs of a request.
+
+    Returns:
+        Arrays by the model's names, with at least one row; numbers of BF16 as float32, elements of BYTES as bytes. A
+        mask that was not sent is left out.
+    """
     arrays = {}
     for name, array in tensors.items():
         tensor = inputs.get(name)
@@ -121,7 +126,11 @@ def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
 def check_outputs(
     outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """Check the outputs of a run: an array of DTYPES for each; BF16 and BYTES as answers contain them."""
+    """Check the outputs of a run.
+
+    Returns:
+        An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers contain them.
+    """
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")
     if signature is None:

@@ -119,7 +119,11 @@ class TensorItems:
 
 
 def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
-    """Read a JSON value of an input into an array with the batch dimension, of a dtype of DTYPES, not checked yet."""
+    """Read a JSON value of an input.
+
+    Returns:
+        An array with the batch dimension and as many dimensions as the tensor, of a dtype of DTYPES; not checked yet.
+    """
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")
     dtype = DTYPES[datatype]

@@ -150,7 +150,12 @@ def _find_own_part(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
 
 
 def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, NDArray[Any]]]:
-    """Make a row, (1, ...) by input, of each configured size, or one; none if any datatype or shape is valid."""
+    """Make a row of each configured size, or one if `warm_up` is empty.
+
+    Returns:
+        Arrays by the model's names, with the batch dimension, of size 1; numbers of BF16 as float32. No row if any
+        datatype or shape is accepted.
+    """
     inputs = signature.inputs
     for sizes in config.warm_up:
         if unknown := sorted(sizes.keys() - inputs.keys()):

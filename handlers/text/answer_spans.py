@@ -93,9 +93,14 @@ def find_spans(
     max_tokens: int,
     count: int,
 ) -> Iterator[Span]:
-    """Find the `count` likeliest spans, of at most `max_tokens`, in the logits, (T,), of a window, likeliest first.
+    """Find at most `count` spans of one window, likeliest first, each of at most `max_tokens` tokens.
 
-    `has_null`: the first token, the model's sign of "no answer", has a share of the probability.
+    Args:
+        start_logits, end_logits: (T,) float32, with padding or without.
+        window: the window of the logits.
+        has_null: whether the first token, the model's sign of "no answer", has a share of the probability.
+        max_tokens: the most tokens of a span.
+        count: the most spans.
     """
     starts = _share_probability(start_logits, window, has_null)
     ends = _share_probability(end_logits, window, has_null)

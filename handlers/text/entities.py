@@ -52,7 +52,12 @@ def find_entities(
     join: Join,
     ignored: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Label tokens, or groups of them, as transformers' pipeline returns them."""
+    """Label tokens and group them.
+
+    Returns:
+        {"entity", "score", "index", "word", "start", "end"} per token, or
+        {"entity_group", "score", "word", "start", "end"} per group.
+    """
     if aggregation in ("first", "average", "max"):
         tokens = [
             _join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, token: token.is_subword)

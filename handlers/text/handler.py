@@ -154,7 +154,11 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return [self.stack([text]) for text in texts]
 
     def stack(self, rows: Sequence[Tokens]) -> Arrays:
-        """Pad rows to the longest, on the tokenizer's side: the encoder's inputs, (B, T) int64."""
+        """Pad rows to the longest of them, on the tokenizer's side.
+
+        Returns:
+            `input_ids`, `attention_mask`, and `token_type_ids` if the model has them: (B, T) int64.
+        """
         length = self.padded_length(max(len(row.ids) for row in rows))
         # Places in a text are counted from the left, and so is the part that `forward` keeps with `padding: exact`.
         is_left = self.tokenizer.padding_side == "left" and not (self.needs_places or self.config.padding == "exact")

@@ -143,7 +143,11 @@ def round_length(length: int, limit: int) -> int:
 def pad_rows(
     rows: Sequence[Sequence[int]], length: int, pad_id: int, *, is_left: bool = False
 ) -> dict[str, NDArray[np.int64]]:
-    """Pad B rows of token ids: `input_ids` and `attention_mask`, (B, length) int64; the mask is 1 at tokens."""
+    """Pad B rows of at most `length` token ids, on the right or on the left, and mask the padding.
+
+    Returns:
+        `input_ids` and `attention_mask`, (B, length) int64; the mask is 1 at tokens and 0 at padding.
+    """
     mask = pad_array([[1] * len(row) for row in rows], length, 0, is_left=is_left)
     return {"input_ids": pad_array(rows, length, pad_id, is_left=is_left), "attention_mask": mask}
 

@@ -73,10 +73,27 @@ def decode_image(
 def open_image(
     value: Any, config: PixelsConfig, allowance: Allowance | None, least: int
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode a file, {"b64": ...} of it, or pixels, (H, W, 3) uint8: an RGB image and its own size, both upright.
+    """Decode one image of any accepted kind.
 
-    A file is one of FORMATS, in any mode of 8 or 16 bits; the first frame counts, and alpha is dropped. `least` is the
-    side below which libjpeg must not scale. InvalidInput names the limit or the fault.
+    Args:
+        value: the bytes of a file, {"b64": ...} of them, or pixels, (H, W, 3) uint8, RGB, upright. A file is JPEG, PNG,
+            WebP, GIF (the first frame counts) or BMP, in grey, palette, RGB, RGBA or CMYK, of 8 or 16 bits. Alpha is
+            dropped.
+        config: the limits.
+        allowance: the pixels left to the request.
+        least: pixels of a side below which libjpeg must not scale.
+
+    Returns:
+        The image, RGB and upright, and the width and height that it was sent with, upright.
+
+    Raises:
+        EmptyInput: there are no bytes.
+        UnsupportedMedia: the bytes are not a file of an accepted format.
+        InvalidBody: the value is of another kind, or its pixels have another shape or dtype.
+        ImageTooLarge: the image has over `max_pixels`, needs over 8 bytes of memory for each of these, or its file has
+            more parts than an image needs.
+        WorkTooLarge: the images of the request have more than `max_request_pixels`.
+        CorruptInput: the bytes are truncated or broken, or not base64.
     """
     match value:
         case bytes() | bytearray() as body:
