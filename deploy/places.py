@@ -11,10 +11,11 @@ PLACE = "TORCHSERVE_BATCHING_DIR"
 HOME = Path(os.environ.get(PLACE) or (ROOT if (ROOT / "pyproject.toml").is_file() else ".")).resolve()
 STORE = HOME / "model_store"
 # How the reader runs these commands.
-ARCHIVE, START, STOP, REGISTER, WITH_CONFIG = (
-    ("./archive.sh", "make serve", "make stop", "torchserve-client register", "CONFIG=")
+ARCHIVE, REGISTER = "torchserve-batching archive", "torchserve-batching register"
+START, STOP, WITH_CONFIG = (
+    ("make serve", "make stop", "CONFIG=")
     if HOME == ROOT
-    else (*(f"torchserve-batching {each}" for each in ("archive", "start", "stop", "register")), "--config ")
+    else ("torchserve-batching start", "torchserve-batching stop", "--config ")
 )
 INSTALL_INT8 = "deploy/extras/environment.sh int8" if HOME == ROOT else "pip install 'torchserve-batching[int8]'"
 # The user's own list in the folder of the state, or else the examples.

@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import Any
 
 ROOMS = {
-    "gateway": "deploy.gateway.drain",  # python -m deploy.run drains nodes
-    "migrate": "deploy.migrate.entry",  # archive.sh --from
+    "gateway": "deploy.gateway.drain",  # torchserve-batching drain
+    "migrate": "deploy.migrate.entry",  # archive --from
     "precision": "deploy.archives.precision.request",  # each build compares the archive with its model
-    "int8": "deploy.archives.precision.int8",  # archive.sh --precision int8
+    "int8": "deploy.archives.precision.int8",  # archive --precision int8
 }
 
 

@@ -71,13 +71,12 @@ class Build:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Build":
-        """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
             raise ValueError("its checksum does not match")
         if (found := content.pop("format", 1)) != FORMAT:
             problem = f"this archive has format {found}, and its handlers need format {FORMAT}"
-            raise InvalidConfig(f"{problem}: build it again with ./archive.sh")
+            raise InvalidConfig(f"{problem}: build it again with torchserve-batching archive")
         try:
             return cls(**content)
         except TypeError:
@@ -105,20 +104,11 @@ def _sha256(path: Path) -> str | None:
 
 
 def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
-    """Compare the files in an archive's folder with its build.json.
-
-    An added file is refused if Python's import or the checkpoint's loader would read it. Other added files are allowed:
-    a task may store its results there. In an archive that was built as a folder, edits of code and settings are logged.
-    With `is_torch_unread` and a graph, PyTorch's weights need only exist: hashing them would take longer than compiling
-    the graph.
-
-    Returns:
-        The archive's fingerprint; None without a build.json, or after edits.
-    """
+    """Compare a folder with its build.json: return its fingerprint, None after edits; refuse added code or weights."""
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
     except FileNotFoundError:
-        logger.warning("This archive has no %s, which archive.sh writes: its files are not checked", BUILD)
+        logger.warning("This archive has no %s, which a build writes: its files are not checked", BUILD)
         return None
     except InvalidConfig:
         raise

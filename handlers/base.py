@@ -107,7 +107,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.reporter = make_reporter(context, version)
         try:
             self.config = self._read_config(settings)
-            if (target_ms := self.config.scheduling.max_latency_ms) is not None:
+            if (target_ms := self.config.scheduling.latency_target_ms) is not None:
                 self.reporter.recorder.add_bound(REQUEST, target_ms / 1000)
             self.fingerprint = archive_files.check(self.model_dir, is_torch_unread=not self.uses_torch)
             self.engine = self.load()

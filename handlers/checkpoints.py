@@ -36,10 +36,7 @@ def import_transformers() -> Any:
 
 
 def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: Any) -> Any:
-    """Load a model of config.json and safetensors, in evaluation mode, by the name of a class of transformers.
-
-    Weights that match the pattern `unused` may be missing. `options` are further arguments of `from_pretrained`.
-    """
+    """Load by a class of transformers, in evaluation mode; only weights that match `unused` may be missing."""
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
     model_class = getattr(import_transformers(), auto_class)
     model, found = model_class.from_pretrained(folder, output_loading_info=True, **options)

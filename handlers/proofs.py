@@ -36,7 +36,6 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the required agreement was reached."""
         return not self.broken and self.agreement >= self.least
 
     @property
@@ -49,7 +48,7 @@ class Proof:
         return not self.holds and round((1 - self.agreement) * self.samples) > 1
 
     def __str__(self) -> str:
-        """Return the line that archive.sh prints and workers log."""
+        """Return the line that `archive` prints and workers log."""
         change = "" if self.largest_change is None else f", largest change {self.largest_change:.4f}"
         detail = f", {self.detail}" if self.detail else ""
         if self.broken:

@@ -26,7 +26,6 @@ class Host(NamedTuple):
     grpc: str
 
     def node(self, name: str) -> Node:
-        """Return it as a node of a gateway."""
         return Node(name=name, inference=self.url, management=self.url, metrics=self.url)
 
     def as_server(self) -> Any:
@@ -38,7 +37,6 @@ class Host(NamedTuple):
         self.process.wait()
 
     def end(self) -> None:
-        """End it at once; it removes its files."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self.process.send_signal(number)
         self.process.wait(PATIENCE_S)

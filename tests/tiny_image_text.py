@@ -37,15 +37,7 @@ def clip(folder: Path) -> Path:
 
 
 def checkpoint(folder: Path, kind: str) -> Path:
-    """Write a checkpoint as `save_pretrained` leaves it.
-
-    Args:
-        folder: to write it to.
-        kind: a model type of PROCESSORS.
-
-    Returns:
-        The folder.
-    """
+    """Write a checkpoint of a model type of PROCESSORS; returns the folder."""
     settings: dict[str, Any] = VISION
     if kind in ("clip", "siglip", "chinese_clip"):
         roles = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "unk", "mask")}

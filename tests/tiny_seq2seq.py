@@ -175,7 +175,6 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
 
 
 def _sentencepiece(path: Path) -> list[str]:
-    """Train a model and return its pieces."""
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(SENTENCES * 4), model_writer=file, vocab_size=110, minloglevel=2
@@ -186,7 +185,6 @@ def _sentencepiece(path: Path) -> list[str]:
 
 
 def _bpe(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train byte pairs on the page and return vocabulary and merges."""
     backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=140, special_tokens=special, show_progress=False)

@@ -138,7 +138,7 @@ def _run(name: str, module: str, before: list[str], rest: list[str]) -> int:
         if module == CLIENT:
             return int(import_module("torchserve_client.cli").main([*before, name, *rest], PROGRAM))
         if module == "deploy.archives":
-            return int(import_module("deploy.archives.__main__").run_in_child(rest, f"{PROGRAM} archive"))
+            return int(import_module("deploy.archives.__main__").run_in_child(rest))
         found = import_module(f"{module}.__main__" if (module.startswith(("deploy", "load"))) else module)
         return int(found.main([name, *rest] if module == RUN else rest))
     except ModuleNotFoundError as error:

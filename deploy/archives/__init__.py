@@ -1,1 +1,1 @@
-"""Archives: what ./archive.sh builds from a list of models."""
+"""Archives: what `torchserve-batching archive` builds from a list of models."""

@@ -1,13 +1,11 @@
-"""Build archives; archive.sh calls it: `./archive.sh NAME... --precision int8 --calibrate photographs`."""
+"""The command `torchserve-batching archive NAME...`, and archive.sh: build archives."""
 
 import argparse
-import ast
 import ctypes
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.archives.archive import (
@@ -19,24 +17,20 @@ from deploy.archives.archive import (
     report,
 )
 from deploy.archives.arguments import PRECISION, parse_arguments
-from deploy.archives.fingerprint import handler_files, read_build, read_packed
+from deploy.archives.fingerprint import handler_files, read_build
 from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
-from deploy.models import TENSORS, ModelEntry, UnknownModel, model, models
+from deploy.models import UnknownModel, model, models
+from deploy.places import ARCHIVE
 from deploy.progress import printable
 from deploy.rooms import open_room
 from handlers.archive_files import hash_files
-from handlers.config import parse
-from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
-from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
 from torchserve_client.version import VERSION
 
 
-def main(arguments: list[str], program: str = "archive.sh") -> int:
-    """Build the archives that the command line names; return 1 if one cannot be built."""
-    options = parse_arguments(arguments, program)
+def main(arguments: list[str]) -> int:
+    options = parse_arguments(arguments)
     if options.check:
         return list_outdated(options.export_path)
     cache_path, name = find_cache_folder(os.environ), options.models.name
@@ -68,7 +62,7 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
                 # --all builds every model that it can; a model that is named must be built.
                 if not options.all:
                     raise
-                print(printable(f"{program}: left out: {error}"), file=sys.stderr)
+                print(printable(f"{ARCHIVE}: left out: {error}"), file=sys.stderr)
         for recipe in recipes:
             build(recipe, options)
     except Exception as error:
@@ -78,7 +72,7 @@ def main(arguments: list[str], program: str = "archive.sh") -> int:
         line = " ".join(str(error).split()) if is_known else f"{name}: {reason(error)}; --debug prints the traceback"
         if isinstance(error, InvalidConfig) and not line.startswith(f"{name}: "):
             line = f"{name}: {line}"
-        print(printable(f"{program}: {line}"), file=sys.stderr)
+        print(printable(f"{ARCHIVE}: {line}"), file=sys.stderr)
         return 1
     return 0
 
@@ -93,8 +87,6 @@ def build(recipe: Recipe, options: argparse.Namespace) -> None:
         print(f"{os.path.relpath(path)}: removed")
     if cause := find_classic_cause(recipe.entry.config()):
         print(f"{place}: classic mode, since model-config.yaml has {cause}")
-    if signature := describe_signature(recipe.entry, archive.path):
-        print(printable(f"{place}: {signature}"))
     if archive.is_new and (defaults := describe_defaults(recipe.entry)):
         print(f"{place}: {defaults}")
 
@@ -118,39 +110,15 @@ def list_outdated(folder: Path) -> int:
     return code
 
 
-def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task."""
-    if entry.handler != TENSORS:
-        return None
-    try:
-        signature = merge_signature(_read_description(path), parse(TensorsConfig, entry.config().get("handler")))
-    except (LookupError, ValueError, InvalidConfig):
-        # The function's parameters come from another place; only the worker knows them.
-        return None
-    outputs = "the outputs that infer returns" if signature.outputs is None else _join(signature.outputs.values())
-    return f"{_join(signature.inputs.values())} -> {outputs}"
-
-
-def _read_description(path: Path) -> DeclaredSignature:
-    try:
-        return DeclaredSignature.from_json(read_packed(path, SIGNATURE).decode())
-    except LookupError:
-        module = ast.parse(read_packed(path, f"{FOLDER}/{FILE}"))
-    (infer,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "infer")
-    return DeclaredSignature(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
-
-
-def _join(tensors: Iterable[Tensor]) -> str:
-    return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
-
-
-def run_in_child(arguments: list[str], program: str = "archive.sh") -> int:
+def run_in_child(arguments: list[str]) -> int:
     """Build in a child, so that a crash of a library ends in one line."""
+    # Threads that spin while they wait take twice the processor time, and up to four times as long beside other load.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     child = os.fork()
     if child == 0:
         # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-        return main(arguments, program)
+        return main(arguments)
     # A terminal sends Ctrl-C to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for each in (signal.SIGTERM, signal.SIGHUP):
@@ -162,7 +130,7 @@ def run_in_child(arguments: list[str], program: str = "archive.sh") -> int:
     name = signal.Signals(-code).name
     known = {"SIGKILL": "; the kernel sends it if memory runs out", "SIGTERM": "", "SIGHUP": ""}
     crash = "; a library crashed: precision: fp32 in model-config.yaml or --engine torch may avoid it"
-    print(f"{program}: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
+    print(f"{ARCHIVE}: {name} ended the build{known.get(name, crash)}", file=sys.stderr)
     return 128 - code
 
 

@@ -1,4 +1,4 @@
-"""Builds archives: `./archive.sh NAME...`.
+"""Builds archives: `torchserve-batching archive NAME...`.
 
     model list + weights -> staged folder -> torch-model-archiver -> model_store/NAME-VERSION.mar <- NAME.mar
 
@@ -21,9 +21,10 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
-from deploy.archives.names import check_names, lead
+from deploy.archives.names import lead, refuse_other_models
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, plan_comparisons, stage
+from deploy.archives.task_file import is_hidden
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import REGISTER, STORE
@@ -55,8 +56,6 @@ class ArchiverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive on disk."""
-
     # A file, or a folder for `no-archive`.
     path: Path
     # As registered; it ends in -untrained for random weights.
@@ -75,7 +74,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The inputs of one archive: an entry of a model list, and the options of archive.sh."""
+    """The inputs of one archive: an entry of a model list, and the options of `archive`."""
 
     entry: ModelEntry
     # A path, a hub id, `random`, or None for the list's.
@@ -92,7 +91,6 @@ class Recipe:
 
     @property
     def path(self) -> Path:
-        """The archive's path, whether it exists or not."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
     @property
@@ -108,10 +106,7 @@ class Recipe:
         return self.path.with_name(f"{self.entry.name}-{version}.mar") if suffix == ".mar" else self.path
 
     def check(self, *, with_code: bool = False) -> None:
-        """Raise InvalidConfig or WeightsUnavailable if the settings or weights are not valid.
-
-        The settings of a user's task are checked `with_code`, which imports it, unless its archive is up to date.
-        """
+        """Raise InvalidConfig or WeightsUnavailable; a user's settings are checked `with_code` unless up to date."""
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)
@@ -135,12 +130,11 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk."""
         self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
-        check_names(entry.name, self.path, self.locate(version))
+        refuse_other_models(entry.name, self.path, self.locate(version))
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
             staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
@@ -237,11 +231,11 @@ def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
 def _find_packed_files(stage: Path) -> dict[str, Path]:
     """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
     files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_unpacked, name.parts[:-1]))}
-
-
-def _is_unpacked(folder: str) -> bool:
-    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
+    return {
+        name.as_posix(): path
+        for name, path in files.items()
+        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
+    }
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
@@ -280,7 +274,7 @@ def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptiv
     """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
     if CONTINUOUS in config:
         raise InvalidConfig(
-            f"{name}: model-config.yaml: {CONTINUOUS}: archive.sh writes it; remove it and set the mode with handler: "
+            f"{name}: model-config.yaml: {CONTINUOUS}: the build writes it; remove it and set the mode with handler: "
             "{scheduling: {mode: adaptive}} or classic"
         )
     mode = _read_mode(config)
@@ -300,7 +294,7 @@ def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptiv
 
 
 def describe_defaults(entry: ModelEntry) -> str | None:
-    """Describe the mode and the batch parameters that model-config.yaml leaves to archive.sh; None if it sets both."""
+    """Describe the mode and the batch parameters that model-config.yaml leaves to the build; None if it sets both."""
     own, settings = entry.config(), complete_config(entry)
     added = [f"{key} {settings[key]}" for key in CLASSIC if own.get(key) is None and key in settings]
     mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"

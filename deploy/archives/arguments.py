@@ -6,7 +6,7 @@ from typing import get_args
 
 from deploy.archives.archive import SUFFIXES
 from deploy.models import MODEL_LIST, Engine
-from deploy.places import HOME, MINE, OWN_LIST, ROOT, STORE
+from deploy.places import ARCHIVE, HOME, MINE, OWN_LIST, ROOT, STORE
 from deploy.rooms import ROOMS, open_room
 from torchserve_client.arguments import number
 
@@ -23,11 +23,11 @@ examples:
   torchserve-batching archive flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
 
 
-def parse_arguments(arguments: list[str], program: str = "archive.sh") -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse ends the process if it is wrong."""
     parser = argparse.ArgumentParser(
-        prog=program,
-        usage=f"{program} (NAME... | --all) [OPTION...]",
+        prog=ARCHIVE,
+        usage=f"{ARCHIVE} (NAME... | --all) [OPTION...]",
         description="Build TorchServe archives from the models of a list.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import os
 import resource
 import signal
 import sys
@@ -20,7 +19,6 @@ from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
 from deploy.models import ROOT
-from deploy.places import HOME
 from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode, reachable_nodes
 from deploy.run.node import NODES, write_nodes
@@ -32,8 +30,7 @@ from handlers.errors import InvalidConfig
 PID = "gateway.pid"
 # The settings file of the last start, and its ports, which do not change until the gateway ends.
 STARTED = "started.json"
-PROGRAM = f"{os.path.relpath(sys.executable)} -m deploy.gateway" if HOME == ROOT else "torchserve-batching gateway"
-STOP = f"{PROGRAM} stop"
+STOP = "torchserve-batching gateway stop"
 START_S = 90.0  # seconds until both processes must be up
 STOP_S = 30.0  # seconds that `stop` waits beyond limits.response_s
 # Seconds in which a control process notices that its supervisor has ended, and ends.
@@ -103,7 +100,6 @@ def check(options: argparse.Namespace, _: GatewaySettings) -> None:
 
 
 def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
-    """Run the gateway until a SIGTERM or Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -20,7 +20,7 @@ READING = ("open", "load", "read_text", "read_bytes", "read_csv", "from_pretrain
 # The fields of a row, which are not a request's own.
 ROW_FIELDS = {"data", "body"}
 
-DRAFT = Template('''"""A draft of archive.sh --from. Decide at each place marked BATCHING, then build it."""
+DRAFT = Template('''"""A draft of `archive --from`. Decide at each place marked BATCHING, then build it."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""`python -m deploy.ray config models.yaml > serve.yaml`: a configuration for `serve run` and `serve deploy`."""
+"""`torchserve-batching ray config models.yaml > serve.yaml`: a configuration for `serve run` and `serve deploy`."""
 
 import sys
 from pathlib import Path

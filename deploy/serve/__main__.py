@@ -1,4 +1,4 @@
-"""The command `python -m deploy.serve NAME.mar`: one archive in one process.
+"""The command `torchserve-batching serve NAME.mar`: one archive in one process.
 
 ports bound -> archive loaded -> HTTP, and gRPC -> SIGTERM: not ready -> idle or late -> the end
 """

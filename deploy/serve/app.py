@@ -30,6 +30,7 @@ class Host(Routes):
     def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
         self._replica, self._archive, self._metrics = replica, archive, metrics
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
+        self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         # The requests that run or wait.
         self._running = 0

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from deploy.settings_file import read_settings, read_yaml
+from deploy.settings_file import Origin, read_settings, read_yaml
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
@@ -23,6 +23,7 @@ class Limits:
     keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
     notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
     drain_s: Seconds = 60.0  # from SIGTERM to the end
+    cors: tuple[Origin, ...] = ()  # origins of web pages that may call from a browser
 
 
 def read_limits(path: Path | None) -> Limits:

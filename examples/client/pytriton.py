@@ -2,8 +2,8 @@
 
     .extras/pytriton/bin/python -m examples.client.pytriton [http://HOST:8000 | grpc://HOST:8001]
 
-The model is examples/batch2: `./archive.sh batch2`. PyTriton does not work with NumPy 2, so it needs a separate
-environment: `make bench ONLY=peers` builds one, or use `pip install nvidia-pytriton`.
+The model is examples/batch2: `torchserve-batching archive batch2`. PyTriton does not work with NumPy 2, so it needs
+a separate environment: `make bench ONLY=peers` builds one, or use `pip install nvidia-pytriton`.
 """
 
 import sys

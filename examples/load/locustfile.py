@@ -4,7 +4,7 @@
 
 Run it with the model registered with batch_size=1, and again with batch_size=8: requests per second and the median show
 the effect of batching. MODEL and IMAGE select others. Locust's users are a closed loop, whose numbers omit the requests
-that a stalled server delays; `python -m load run --rate` includes them.
+that a stalled server delays; `torchserve-batching load run --rate` includes them.
 """
 
 import mimetypes

@@ -69,8 +69,6 @@ def _make_streams(choice: Choice) -> Streams:
 
 
 class Core:
-    """Batches the requests of one task."""
-
     def __init__(self, task: Task, choice: Choice, recorder: Recorder, longest_run_s: float) -> None:
         """Start the threads; a micro-batch that runs for `longest_run_s` seconds is stuck, and the worker ends."""
         config, task.engine = task.config, choice.arrangement.whole
@@ -156,10 +154,7 @@ class Core:
     # -- the engine --------------------------------------------------------------------------------------------------
 
     def help(self, most_items: int) -> bool:
-        """Run a micro-batch of so many items at most on the calling thread if none runs; else wake the engine threads.
-
-        The caller holds the lock, which is released while the model runs.
-        """
+        """Run at most so many items on this thread if nothing runs, without the held lock; else wake the threads."""
         now_s = time.perf_counter()
         if most_items and not self.scheduler.streams.running and (running := self._begin(now_s, most_items)):
             self.lock.release()

@@ -23,7 +23,6 @@ class Guard:
         self._die = die
 
     def start(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
-        """Start a guarded thread."""
         thread = threading.Thread(target=self._run, args=(work, *arguments), name=name, daemon=True)
         thread.start()
         return thread

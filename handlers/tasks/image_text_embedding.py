@@ -14,6 +14,7 @@ from handlers.image_text.engines import TowerEngines, TowerGraphs
 from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import vectors
+from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
@@ -48,6 +49,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.ranges = read_ranges(self.config.int8_ranges, size)
         self.output_tensors = vectors("embedding", size)
         if self.tokenizer is not None:
             limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
@@ -82,7 +84,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
 
     def only_values(self) -> Mapping[str, Any]:
-        return {**super().only_values(), "normalized": True}
+        return {"normalized": True}
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)

@@ -42,8 +42,6 @@ METHODS = ("__call__", "_encode_plus", "_convert_encoding", "convert_tokens_to_s
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A task's use of an encoder."""
-
     auto_class: str  # the class of transformers that loads it
     outputs: tuple[str, ...]  # attributes of its result that are the task's outputs
     is_pooled: bool = False  # whether token states become the only output, one vector per text
@@ -51,11 +49,7 @@ class Head:
 
 
 def takes_segments(tokenizer: Any, config: Any, folder: Path) -> bool | None:
-    """Return whether the model gets `token_type_ids`, which distinguish two texts; None if files contradict each other.
-
-    `model_input_names` of tokenizer_config.json decides. transformers 4 saved a model of several segments with the
-    names of its tokenizer; 5 leaves them out for generic tokenizers and ALBERT's, so neither is certain.
-    """
+    """Return whether tokenizer_config.json names `token_type_ids`; None if other files contradict it."""
     if stated := read_json(folder / "tokenizer_config.json").get("model_input_names"):
         return SEGMENTS in stated
     is_named = SEGMENTS in tokenizer.model_input_names
@@ -129,12 +123,7 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool, has_tokenizer: bool
 
 
 def find_token_limit(folder: Path) -> int | None:
-    """Find the most tokens that the model's own files allow; None if they contain no limit.
-
-    sentence-transformers' max_length of texts and max_seq_length come first; then the lesser of the tokenizer's
-    model_max_length and the size of the position table. RoBERTa's table is longer than the model can use by its
-    padding index and one.
-    """
+    """Find the most tokens by the model's files, or None; RoBERTa's table is longer than it can use by two."""
     settings = transformer_settings(folder)
     has_modules = (folder / "modules.json").is_file()
     processing = (settings.get("processing_kwargs") or {}).get("text") or {} if has_modules else {}

@@ -26,11 +26,10 @@ logger = logging.getLogger(__name__)
 
 # Pillow's filter that is made here, and the bits of its factors (PRECISION_BITS in its Resample.c).
 FILTER, BITS = "bilinear", 22
-# Larger images, which no scaled decode leaves, would need gigabytes of a GPU's memory.
-MOST_PIXELS = 4_000_000
-# Pillow 13 resizes the columns of tall images first, and of images whose width shrinks less; its rule is unpublished.
-TALL, ALIKE = 1.9, 0.98
-# Sides of the images that decide, in sides of the model's input, and their number: decoding leaves up to four times.
+# Larger images, which no scaled decode leaves, would need gigabytes of a GPU's memory. Of images that are twice as high
+# as wide, Pillow 13 resizes the columns first.
+MOST_PIXELS, TALL = 4_000_000, 1.9
+# Sides of the images that decide, in shorter sides of a resized one, and their number: decoding leaves up to four.
 SIDES, IMAGES = ((0.7, 1.1), (2.3, 1.6), (4.0, 3.0)), 60
 
 
@@ -51,17 +50,17 @@ class DevicePreprocessing(Preprocessing):
             return fitted
 
     def cut(self, image: Image.Image, resized: tuple[int, int], box: Box) -> Any:
-        (width, height), (wide, high) = image.size, resized
-        is_tall = high < height and (height > TALL * width or high * width < ALIKE * height * wide)
-        if is_tall or width * height > MOST_PIXELS:
+        width, height = image.size
+        if height > TALL * width or width * height > MOST_PIXELS:
             return super().cut(image, resized, box)
         host = torch.empty((height, width, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         host.numpy()[:] = image
         pixels, (left, top, right, bottom) = host.to(self.device, non_blocking=True), box
-        for axis, wanted, side in ((1, wide, slice(left, right)), (0, high, slice(top, bottom))):
-            places, factors = (
-                torch.from_numpy(each[side]).to(self.device) for each in find_factors(pixels.shape[axis], wanted)
-            )
+        for axis, own, wanted, side in (
+            (1, width, resized[0], slice(left, right)),
+            (0, height, resized[1], slice(top, bottom)),
+        ):
+            places, factors = (torch.from_numpy(each[side]).to(self.device) for each in find_factors(own, wanted))
             taps = pixels.index_select(axis, places.flatten()).unflatten(axis, places.shape).int()
             sums = (taps * factors[(..., *(None,) * (2 - axis))]).sum(axis + 1, dtype=torch.int32)
             pixels = (sums + 2 ** (BITS - 1) >> BITS).to(torch.uint8)
@@ -83,13 +82,12 @@ def find_factors(own: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def choose(own: Preprocessing, device: Any, threads: int) -> Preprocessing:
     """Return the faster preprocessing for so many threads; `own` if the device makes other pixels."""
-    size = own.size or (own.least_side, own.least_side)
-    is_cut = all(new >= side for new, side in zip(own.resized_size(1, 1), size, strict=True))
-    if not (own.is_antialiased and own.interpolation == FILTER and is_cut):
+    is_like = own.is_antialiased and own.interpolation == FILTER and isinstance(own.resize, int)
+    if not is_like or own.least_side < max(own.crop or (0,)):
         return own
     found, chance = DevicePreprocessing(**asdict(own), device=device), np.random.default_rng(0)
-    shapes = [(round(size[1] * high), round(size[0] * wide), 3) for wide, high in SIDES]
-    images = [Image.fromarray(chance.integers(0, 256, shape, np.uint8)) for shape in shapes]
+    shapes = (np.array([[high, wide] for wide, high in SIDES]) * own.least_side).astype(int)
+    images = [Image.fromarray(chance.integers(0, 256, (*shape, 3), np.uint8)) for shape in shapes]
     try:
         for image in images:
             if not np.array_equal(found.fit(image).cpu().numpy(), own.fit(image)):

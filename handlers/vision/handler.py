@@ -86,7 +86,6 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
-        """Stack the items: `pixels`, (B, H, W, 3)."""
         return stack_pixels(items)
 
 

@@ -46,7 +46,6 @@ class Preprocessing:
         return cls(**values)
 
     def write(self, folder: Path) -> None:
-        """Write the file into an archive's folder."""
         (folder / PREPROCESSING).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @property
@@ -94,7 +93,7 @@ def to_levels(values: Any) -> Levels:
 
 
 def find_neighbours(own: int, wanted: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Find both neighbours of each new value, and the second one's share, as torch's bilinear `interpolate` does."""
+    """Return, for each bilinear value as PyTorch's, its two neighbours and the share of the second."""
     at = ((np.arange(wanted, dtype=np.float32) + 0.5) * np.float32(own / wanted) - 0.5).clip(0, own - 1)
     lower = at.astype(np.intp)
     return lower, np.minimum(lower + 1, own - 1), at - lower.astype(np.float32)

@@ -56,6 +56,11 @@ class Checkout:
         (self.folder / "model_store" / ".exports").symlink_to(shared())
         if has_environment:
             (self.folder / ".venv").symlink_to(ROOT / ".venv")
+            # Its command has the programs of ROOT.
+            command = self._temporary / "bin" / "torchserve-batching"
+            command.parent.mkdir()
+            command.write_text(f'#!/bin/sh\nPYTHONPATH={self.folder} exec python -m torchserve_batching "$@"\n')
+            command.chmod(0o755)
             for name in MADE_OF:
                 os.utime(self.folder / name, (0, 0))
         servers, gateway = make_settings(self.store), dict(zip(GATEWAY, free_ports(len(GATEWAY)), strict=True))
@@ -95,6 +100,7 @@ class Checkout:
     def run(self, script: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a script in bash, as a reader types it but for the ports."""
         text = re.sub(r"\b80[08]\d\b", lambda match: str(self.ports.get(int(match[0]), match[0])), script)
+        text = text.replace("bin/activate\n", f"bin/activate\nPATH={self._temporary}/bin:$PATH\n")
         # Into files: a server that keeps running would keep a pipe open.
         with (self._temporary / "out").open("w+") as out, (self._temporary / "err").open("w+") as err:
             finished = subprocess.run(
@@ -130,28 +136,28 @@ def checkout(folder: Path, *, has_environment: bool = True) -> Iterator[Checkout
 
 # A command of a block -> what the block prints.
 PRINTED = {
-    "make serve\n": r'(?s)Response +\{.*"Egyptian cat": 0\..*Stop +make stop\n\{.*"Egyptian cat": ?0\.',
+    "make serve\n": r'(?s)Response +\{"espresso": 0\..*Stop +make stop\n\{\s*"espresso": ?0\.',
     "curl -F data=@": r'\{"[^{]*\}',
-    "./archive.sh sentence-embedding language-id\n": r'(?s)\[\{"label":"en","score":.*\{"predictions":\[\[-?0\.',
+    " archive sentence-embedding language-id\n": r'(?s)\[\{"label":"en","score":.*\{"predictions":\[\[-?0\.',
     "examples/mnist/train.py\n": r'(?s)image FP32 \[-1, 1, 28, 28\] -> probabilities.*\{"predictions":\[\[1\.0,',
     "save_pretrained(": r"\A\Z",
     "cat > my/models.yaml": r"\A\Z",
-    "./archive.sh reviews ": r"(?s)reviews: ready.*label +BYTES",
+    "torchserve-batching archive reviews ": r"(?s)reviews: ready.*label +BYTES",
     '"I was bored"]}': r'"good".*"predictions":.*"bad"',
     "for team in ": r"\A\Z",
     "openssl req": r"\A\Z",
     "CONFIG=my/gateway.yaml": "gateway: started",
-    "key=$(sed": r'"Egyptian cat": ?0\.',
-    "deploy.gateway stop": "gateway: stopped",
+    "key=$(sed": r'"espresso": ?0\.',
+    "torchserve-batching gateway stop": "gateway: stopped",
     "cp -r my/reviews": r"\A\Z",
-    "./archive.sh tickets ": "tickets: ready",
-    "python -m load run": "target (NOT )?[Mm][Ee][Tt]: tickets",
+    "torchserve-batching archive tickets ": "tickets: ready",
+    "torchserve-batching load run": "target (unknown|(NOT )?[Mm][Ee][Tt])",
     "X-Timeout-Ms: 2000": "200 OK",
-    "./archive.sh colours ": r'\{"name":"navy"\}\{"predictions":\[\{"name":"chocolate"\},\{"name":"navy"\}\]\}',
-    "./archive.sh embedding\n": 'READY|registered|"status"',
+    " archive colours ": r'\{"name":"navy"\}\{"predictions":\[\{"name":"chocolate"\},\{"name":"navy"\}\]\}',
+    "torchserve-batching archive embedding\n": 'READY|registered|"status"',
     "until curl -fs localhost:8000/v2": r'(?s)\{"name": "embedding".*"shape":\[2,384\],"data":\[.*"object":"embedding"',
-    "grep handler_batch_size\n": r'handler_batch_size_count\{ModelName="(resnet-152|mobilenet-v2)"',
-    "torchserve-client predict ": r"(?s)2 answered, 0 failed.*version 1\.0(-untrained)? is unregistered",
+    "grep handler_batch_size\n": r'handler_batch_size_count\{ModelName="mobilenet-v2"',
+    "torchserve-batching predict ": r"(?s)2 answered, 0 failed.*version 1\.0(-untrained)? is unregistered",
     "torchserve --stop\n": "TorchServe has stopped",
 }
 # Error bodies of TorchServe, a handler or the gateway, which curl does not report.
@@ -161,15 +167,9 @@ WENT_WRONG = re.compile(r'"code": ?[45]\d\d|\{"error"')
 class Reader:
     """Runs the blocks of README.md and of the pages that follow it, one after the other."""
 
-    def __init__(self, checkout: Checkout, *, has_weights: bool) -> None:
-        """Begin with none.
-
-        Args:
-            checkout: where they are typed.
-            has_weights: whether the published weights of ResNet-152 can be fetched; otherwise MobileNetV2 is served and
-                its name is typed instead, as README.md explains.
-        """
-        self._checkout, self._has_weights = checkout, has_weights
+    def __init__(self, checkout: Checkout) -> None:
+        """Begin with none, in a copy where they are typed."""
+        self._checkout = checkout
         # Lines that later blocks need: an activated environment, variables.
         self._shell = ""
 
@@ -184,9 +184,7 @@ class Reader:
             AssertionError: it failed, or its output is not as expected.
         """
         ((_, printed),) = [(command, printed) for command, printed in PRINTED.items() if command in block]
-        # Paths keep the name: the photograph lies in examples/resnet-152/.
-        typed = block if self._has_weights else re.sub(r"(?<!examples/)resnet-152(?![\w-])", "mobilenet-v2", block)
-        done = self._checkout.run(f"{self._shell}{typed}", 600)
+        done = self._checkout.run(f"{self._shell}{block}", 600)
         is_right = re.search(printed, done.stdout) and not WENT_WRONG.search(done.stdout)
         assert done.returncode == 0 and is_right, f"{block}\n{done.stdout}\n{done.stderr}"
         self._shell += "".join(f"{line}\n" for line in block.splitlines() if re.match(r"(source |export |\w+=)", line))

@@ -34,7 +34,7 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
         refused = own.command("start")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert f"already running with {first} (pid " in refused.stderr
-        assert "-m deploy.gateway stop" in refused.stderr
+        assert "torchserve-batching gateway stop" in refused.stderr
         own.config = other.with_name("none.yaml")
         missing = own.command("start")
         assert (missing.returncode, str(own.config) in missing.stderr) == (1, True)

@@ -68,12 +68,13 @@ class Pod:
 
     def start(self) -> None:
         """Run the command as a kubelet does; again in the same folder after a death, as an emptyDir is kept."""
-        words = ["--config", str(self.config), "--state-dir", str(self.run)]
-        words += ["--address", self.address, "--port", str(self.port)]
+        variables = {"NODE_CONFIG": str(self.config), "NODE_STATE_DIR": str(self.run)}
+        variables |= {"NODE_ADDRESS": self.address, "NODE_PORT": str(self.port)}
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.container", *words],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                [sys.executable, "-m", "deploy.container"],
+                cwd=ROOT, env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
     def probe(self, path: str = "/ready", timeout_s: float = 5.0) -> int:

@@ -142,7 +142,7 @@ def build(example: str, mode: str, store: Path) -> str:
     config = {**settings, "jobQueueSize": QUEUE, "minWorkers": 1, "maxWorkers": 1}
     if mode == "adaptive":
         # OpenVINO keeps memory for the largest micro-batch, 2 GB for 64 images.
-        scheduling |= {"max_latency_ms": 2000, "queue_timeout_ms": 5000}
+        scheduling |= {"latency_target_ms": 2000, "queue_timeout_ms": 5000}
         handler["max_batch_items"] = 16
         config |= {"batchSize": 64, "maxBatchDelay": 1}
     entry.folder.mkdir(parents=True)

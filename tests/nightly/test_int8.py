@@ -55,7 +55,7 @@ class Built:
         self.calibration, self.validation = held_out.crops(CROPS).write(folder, ".jpg")
         self._models = folder / "models.yaml"
         weights = yaml.safe_load((ROOT / "examples" / "models.yaml").read_text())["mobilenet-v2"]["weights"]
-        entry = {"handler": "image_classification", "version": "1.0", "weights": weights}
+        entry = {"task": "image_classification", "version": "1.0", "weights": weights}
         self._models.write_text(yaml.safe_dump({NAME: entry}))
         (folder / NAME).mkdir()
         settings = yaml.safe_load((MOBILENET / "model-config.yaml").read_text())
@@ -141,7 +141,7 @@ def test_served_int8_is_as_near_to_fp32_as_its_proof_says_in_either_mode(
     try:
         proof = load_proofs(built.path)["int8"]
         exact = probabilities(served("mobilenet-fp32", precision="fp32"))
-        adaptive = {"mode": "adaptive", "max_latency_ms": 60_000}
+        adaptive = {"mode": "adaptive", "latency_target_ms": 60_000}
         for mode, scheduling in (("classic", {"mode": "classic"}), ("adaptive", adaptive)):
             name = served(f"mobilenet-int8-{mode}", scheduling=scheduling)
             # Some of the proof's own crops, in other micro-batches.

@@ -101,7 +101,10 @@ def archives(store: Path) -> None:
     document = json.loads(manifest.read_text())
     document["model"]["modelName"] = ADAPTIVE
     manifest.write_text(json.dumps(document))
-    for name, scheduling in ((CLASSIC, {"mode": "classic"}), (ADAPTIVE, {"mode": "adaptive", "max_latency_ms": 2000})):
+    for name, scheduling in (
+        (CLASSIC, {"mode": "classic"}),
+        (ADAPTIVE, {"mode": "adaptive", "latency_target_ms": 2000}),
+    ):
         settings = store / name / "model-config.yaml"
         config = {**yaml.safe_load(settings.read_text()), "continuousBatching": name == ADAPTIVE, "maxBatchDelay": 1}
         config["handler"] = {**(config.get("handler") or {}), "scheduling": scheduling}

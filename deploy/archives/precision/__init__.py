@@ -1,6 +1,6 @@
 """Fidelity in fp32, and lower precision with the proof that its answers are near to those of fp32.
 
-request    the options of archive.sh, checked, and the step of a build: results from the cache, or made
+request    the options of `archive`, checked, and the step of a build: results from the cache, or made
 fidelity   the archive in fp32 against the library that owns its model; text_ and image_fidelity, references
 inputs     a user's folder or file, or an example's samples -> payloads, as a client would send them
 answers    payloads -> the task's own hooks, on an engine -> answers; those in two precisions -> a Proof

@@ -102,7 +102,6 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *, is_greedy_only: bool) -> None:
-    """Write the converted model in the archive's precision."""
     precision = stored_precision(config.precision)
     # fp32 keeps the checkpoint's datatype: weights of 16 bits are not better in 32, and twice as large.
     if precision == "fp32":
@@ -115,16 +114,11 @@ def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *
 
 
 def stored_precision(precision: str) -> str:
-    """Return the precision of the stored weights: int8 for `auto`."""
     return "int8" if precision == "auto" else precision
 
 
 def convert(source: Path, config: TranslationConfig, target: Path, quantization: str | None) -> str | None:
-    """Convert a checkpoint for CTranslate2, in its name of a precision, or in the checkpoint's own for None.
-
-    Returns:
-        The reason why CTranslate2 cannot run it, empty for a family that it does not have; None if it was converted.
-    """
+    """Convert a checkpoint for CTranslate2; else return why not, empty for a family that it does not have."""
     if (hindrance := _find_hindrance(source, config)) is not None:
         return hindrance
     # Its progress bar would interrupt archive.sh's lines.

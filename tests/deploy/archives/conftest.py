@@ -28,7 +28,7 @@ class ArchiveSh:
 
     def write_list(self, name: str, handler: str, weights: Any = None, config: Any = None, **more: Any) -> Path:
         """Write a model list of one entry, and its model-config.yaml where there is one; returns the model's folder."""
-        entry = {"handler": handler, "version": "3", **({} if weights is None else {"weights": weights}), **more}
+        entry = {"task": handler, "version": "3", **({} if weights is None else {"weights": weights}), **more}
         self.models.write_text(yaml.safe_dump({name: entry}))
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
@@ -55,9 +55,9 @@ class ArchiveSh:
         self._capture.readouterr()
         assert main(self.arguments(*arguments)) == 1
         (line,) = without_steps(self._capture.readouterr().err).splitlines()
-        assert line.startswith("archive.sh: ")
+        assert line.startswith("torchserve-batching archive: ")
         assert not list(self.store.glob(".build-*"))
-        return line.removeprefix("archive.sh: ")
+        return line.removeprefix("torchserve-batching archive: ")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     (line,) = archive_sh(*arguments)
     path = archive_sh.store / f"colours{SUFFIXES[archive_format]}"
     size = r", \d+ MB" if SUFFIXES[archive_format] else ""
-    register = "; torchserve-client register colours --wait" if path.suffix == ".mar" else ""
+    register = "; torchserve-batching register colours --wait" if path.suffix == ".mar" else ""
     assert re.fullmatch(rf"{os.path.relpath(path)}: built, version 1\.0, engine auto{size}, \d+ s{register}", line)
     # In place of the one that is there.
     assert ": built" in archive_sh(*arguments, "--force")[0]
@@ -148,15 +148,15 @@ def test_what_is_up_to_date_or_exported_before_is_answered_without_importing_tor
 
 def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: Path) -> None:
     finished = run(*archive_sh.arguments("colors"))
-    words = "archive.sh: colors: not in models.yaml; known are colours\n"
+    words = "torchserve-batching archive: colors: not in models.yaml; known are colours\n"
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "archive.sh: error: "),
-        (["--all", "--weights", "x.pt"], "archive.sh: error: "),
+        ([], "torchserve-batching archive: error: "),
+        (["--all", "--weights", "x.pt"], "torchserve-batching archive: error: "),
         (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
         (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
         (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),
@@ -173,22 +173,22 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     ("listed", "words"),
     [
         ("- colours", "models.yaml: while parsing a block mapping"),
-        ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
-        ("colours: {handler: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
-        ("colours: {handler: tokenization}", "models.yaml: colours: version missing"),
+        ("colours: {task: [a", "models.yaml: while parsing a flow sequence"),
+        ("colours: {task: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
+        ("colours: {task: tokenization}", "models.yaml: colours: version missing"),
         ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
         ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
-        ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
-        ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
-        ("a/b: {handler: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
-        ("colours: {handler: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
+        ("colours: {task: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
+        ("colours: {task: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
+        ("a/b: {task: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
+        ("colours: {task: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
         (
-            "colours: {handler: image_clasification, version: '1'}",
+            "colours: {task: image_clasification, version: '1'}",
             "image_clasification is not a task; built-in tasks are",
         ),
-        ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
+        ("colours: {task: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
     ],
 )
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:
-    archive_sh.models.write_text(f"m: {{handler: tensors, version: '1'}}\n{listed}\n")
+    archive_sh.models.write_text(f"m: {{task: tensors, version: '1'}}\n{listed}\n")
     assert words in archive_sh.refused("colours")

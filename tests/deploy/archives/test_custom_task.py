@@ -62,7 +62,7 @@ def test_module_beside_the_task_that_would_hide_an_installed_one_is_one_line(
     archive_sh: ArchiveSh, colours: Path
 ) -> None:
     (archive_sh.folder / "csv.py").write_text("")
-    words = "colours: handler: csv.py: it has the name of a module of the standard library, which it would hide"
+    words = "colours: task: csv.py: it has the name of a module of the standard library, which it would hide"
     assert words in archive_sh.refused("colours")
 
 
@@ -77,7 +77,7 @@ def test_task_named_like_another_module_is_one_line(
     name: str, words: str, archive_sh: ArchiveSh, colours: Path
 ) -> None:
     (archive_sh.folder / "colour_names.py").rename(archive_sh.folder / name)
-    spoil(colours, {"handler: colour_names.py": f"handler: {name}"})
+    spoil(colours, {"task: colour_names.py": f"task: {name}"})
     assert words in archive_sh.refused("colours")
 
 

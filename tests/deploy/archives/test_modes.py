@@ -65,7 +65,7 @@ def test_classic_config_without_batch_parameters_gets_them_and_keeps_what_it_say
         ("batch_size: 4\n", "own: model-config.yaml: batch_size: unknown name (did you mean batchSize?)"),
         ("handler: tensors\n", "own: model-config.yaml: handler: expected a mapping of settings, received str"),
         ("handler: [threads]\n", "own: model-config.yaml: handler: expected a mapping of settings, received list"),
-        ("continuousBatching: true\n", "own: model-config.yaml: continuousBatching: archive.sh writes it; remove it"),
+        ("continuousBatching: true\n", "own: model-config.yaml: continuousBatching: the build writes it; remove it"),
         ("- 4\n", "own: model-config.yaml: expected a mapping of names to values"),
         ("a: [\n", "own: model-config.yaml: while parsing"),
     ],
@@ -111,5 +111,5 @@ def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_c
     assert config["maxWorkers"] == 4
     write(maxWorkers=4, **ADAPTIVE)
     assert "own: handler: scheduling: mode: adaptive: maxWorkers must be 1" in archive_sh.refused("own")
-    with pytest.raises(InvalidConfig, match=r"^m: model-config.yaml: continuousBatching: archive.sh writes it"):
+    with pytest.raises(InvalidConfig, match=r"^m: model-config.yaml: continuousBatching: the build writes it"):
         complete_mode("m", {"continuousBatching": False, **ADAPTIVE})

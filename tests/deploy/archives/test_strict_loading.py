@@ -77,7 +77,7 @@ def test_network_of_another_family_is_refused_with_the_task_that_serves_it(
     safetensors.torch.save_file({}, folder / "model.safetensors")
     refusal = archive_sh.refused("own", "--weights", str(folder))
     assert refusal.startswith(f"own: {kind.lower()} is not supported by this task; supported families are {family}, ")
-    assert refusal.endswith("with torch.onnx.export, and serve the file with handler: tensors")
+    assert refusal.endswith("with torch.onnx.export, and serve the file with task: tensors")
 
 
 @pytest.mark.builds

@@ -1,4 +1,4 @@
-"""Archives of `handler: tensors`: every format, what may be wrong with each, and the proof that a model batches."""
+"""Archives of `task: tensors`: every format, what may be wrong with each, and the proof that a model batches."""
 
 import os
 from collections.abc import Callable
@@ -43,14 +43,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 @pytest.mark.builds
-def test_archive_of_a_file_beside_the_list_needs_nothing_else_and_prints_its_signature(archive_sh: ArchiveSh) -> None:
+def test_archive_of_a_file_beside_the_list_needs_nothing_else(archive_sh: ArchiveSh) -> None:
     scaled_onnx(archive_sh.folder / "m.onnx")
     folder = archive_sh.write_list("scaled", "tensors", "m.onnx")
     for words in (": built, version 3, ", ": up to date"):
-        first, *others = archive_sh("scaled")
-        assert words in first
-        signature = "scaled: x FP32 [-1, 4], scale FP32 [-1, 1] -> scaled FP32 [-1, 3], total FP32 [-1]"
-        assert sum(line.endswith(signature) for line in others) == 1
+        assert words in archive_sh("scaled")[0]
     # A configuration that comes later counts.
     (folder / "model-config.yaml").write_text("handler: {inputs: {scale: {shape: [-1, 2]}}}\n")
     assert archive_sh.refused("scaled") == "scaled: m.onnx: inputs.scale: the model has [-1, 1], not [-1, 2]"
@@ -180,7 +177,7 @@ def test_program_that_mixes_its_rows_is_refused_for_torch_too(tmp_path: Path) ->
             return x / x.sum()
 
     path = exported(tmp_path / "m.pt2", OverRows(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
-    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: 3 rows together have other values"):
+    with pytest.raises(InvalidConfig, match=r"^own: m.pt2: outputs.output: rows together have other values"):
         staged(path, engine="torch")
 
 
@@ -245,6 +242,22 @@ def trained(path: Path) -> Path:
     return one_node(path, "BatchNormalization", constants=ones, unread=["mean_", "variance_"], training_mode=1)
 
 
+def swayed(path: Path) -> Path:
+    """Decides for all rows by their mean."""
+    row = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3])]
+    branches: dict[str, Any] = {
+        f"{name}_branch": helper.make_graph([helper.make_node(kind, ["x"], ["y"])], name, [], row)
+        for name, kind in (("then", "Neg"), ("else", "Abs"))
+    }
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Greater", ["mean", "zero"], ["is_large"]),
+        helper.make_node("If", ["is_large"], ["out"], **branches),
+    ]
+    sizes = (TensorProto.FLOAT, ["rows", 3])
+    return onnx_file(path, nodes, {"x": sizes}, {"out": sizes}, {"zero": np.array(0, np.float32)})
+
+
 eight_rows = partial(scaled_pt2, min=1, max=8)
 WITH_Y = {"inputs": {**SCRIPT_INPUTS, "y": {}}}
 IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
@@ -259,11 +272,12 @@ IN_DOUBLE = {"inputs": {"x": {"datatype": "FP64"}}}
         ("scale.py", garbage, None, "own: scale.py: the function of a model must be in infer.py"),
         ("m.onnx", no_rows, None, "m.onnx: outputs.y: shape [] lacks batch_dim 0"),
         ("m.onnx", two_rows, None, "m.onnx: it does not run on one row, x [1, 3]: RuntimeError: [cpu]res"),
-        ("m.onnx", mixed, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
-        ("m.onnx", over_largest, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
+        ("m.onnx", mixed, None, "m.onnx: outputs.y: rows together have other values than each by itself"),
+        ("m.onnx", over_largest, None, "m.onnx: outputs.y: rows together have other values than each by itself"),
+        ("m.onnx", swayed, None, "m.onnx: outputs.out: rows together have other values than each by itself"),
         ("m.pt2", counting, None, "m.pt2: it writes to its buffers, so it keeps state of earlier requests"),
         ("m.onnx", states_second, None, "along another dimension, set it, as in batch_dim: 1, for each such input"),
-        ("m.onnx", trained, None, "m.onnx: outputs.y: 3 rows together have other values than each by itself"),
+        ("m.onnx", trained, None, "m.onnx: outputs.y: rows together have other values than each by itself"),
         ("m.onnx", trained, {"max_batch_items": 1}, "two equal runs have other values, and the model has no random"),
         ("m.pt2", eight_rows, None, "m.pt2: x was exported for at most 8 rows; max_batch_items is 64"),
         ("m.pt", pair, None, "m.pt: inputs.x: TorchScript has no datatype and shape; model-config.yaml needs them"),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.gateway.control.description import configuration
+from deploy.gateway.control.protocol import configuration
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.protocol import messages_pb2
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
@@ -26,6 +26,7 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: unknown route"}),
         ("POST", "/v2/repository/models/classifier/unload", 400, {"error": management}),
         ("GET", "/nowhere", 404, {"error": "Not Found"}),
+        ("GET", "/info", 404, {"error": "/info: one model must embed or rerank, or default_models name one"}),
     ):
         assert (path, *scene.ask(method, path)) == (path, status, document)
 

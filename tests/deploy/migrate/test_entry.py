@@ -218,7 +218,7 @@ def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_
 ) -> None:
     if has_list:
         Path("my").mkdir()
-        Path("my/models.yaml").write_text("a: {handler: stock, version: '1'}")
+        Path("my/models.yaml").write_text("a: {task: stock, version: '1'}")
     path = archive(tmp_path / "old.mar", "h.py", {"h.py": handler}, **manifest)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidConfig, match=reason):
@@ -229,9 +229,9 @@ def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [
-        ("# mine\na: {handler: stock, version: '1'}", "# mine\na: {handler: stock, version: '1'}\nold:\n"),
+        ("# mine\na: {task: stock, version: '1'}", "# mine\na: {task: stock, version: '1'}\nold:\n"),
         ("{}", "old:\n"),
-        ("{a: {handler: stock, version: '1'}}", "a:\n  handler: stock\n  version: '1'\nold:\n"),
+        ("{a: {task: stock, version: '1'}}", "a:\n  task: stock\n  version: '1'\nold:\n"),
         ("# none\n", "# none\nold:\n"),
         ("", "old:\n"),
     ],

@@ -53,7 +53,6 @@ def inputs(checkpoint: Path) -> dict[str, Any]:
 
 
 def rows(outputs: Any) -> list[list[int]]:
-    """Return each answer without its padding."""
     return [[number for number in row.tolist() if number != PAD] for row in outputs["sequences"]]
 
 

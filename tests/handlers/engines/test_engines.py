@@ -339,7 +339,6 @@ def test_failed_allocation_is_told_apart_so_that_the_micro_batch_is_halved(
     name: str, error: Exception, graph: Path
 ) -> None:
     def run(raised: Exception) -> None:
-        """Run an engine whose model raises."""
         module: Any = torch.nn.Linear(1, 1)
         module.forward = failing(raised)
         engines: dict[str, Callable[[], Any]] = {

@@ -118,8 +118,6 @@ def test_rows_of_any_number_and_thread_get_their_own_outputs_from_the_smallest_g
 
 
 class Counting(Share):
-    """Has other outputs at every run."""
-
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         share, first = super().forward(x)
         return share + len(self.sizes), first
@@ -132,8 +130,6 @@ class Other(Share):
 
 
 class Lost(Share):
-    """Has no memory for eight rows."""
-
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if len(x) > 4:
             raise torch.OutOfMemoryError

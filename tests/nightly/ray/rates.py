@@ -2,7 +2,7 @@
 
 Both servers run all the time, and take turns; what Ray's idle processes take slows both.
 
-    python -m tests.nightly.ray.rates --rounds 1 -> the table of docs/how-to/ray-serve.md
+    python -m tests.nightly.ray.rates --rounds 1 -> the figures of docs/reference/results.md#hosts
 """
 
 import sys

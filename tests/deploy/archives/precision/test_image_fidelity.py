@@ -100,7 +100,7 @@ def test_checkpoint_of_transformers_is_built_with_its_line(archive_sh: ArchiveSh
     ("config", "files", "words"),
     [
         ({}, {"model_type": "timm_wrapper"}, "a model of timm, which is not installed here; export it with torch.onnx"),
-        ({}, {"architecture": "resnet18", "pretrained_cfg": {}}, "serve the file with handler: tensors"),
+        ({}, {"architecture": "resnet18", "pretrained_cfg": {}}, "serve the file with task: tensors"),
         ({"arch": "resnet18"}, {}, "arch: only for a state dict of torchvision, and not for"),
     ],
 )
