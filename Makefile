@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F '[:.]' '/^ "seconds"/ {n = split(FILENAME, path, "[/.]"); printf "%-12s took%s s in its last run\n", path[n - 1], $$2}' \
+		$$(ls .pytest_cache/tiers/*.json 2>/dev/null) </dev/null
 
 $(BIN)/python: # a moved or removed environment is rebuilt
 	@rm -f .venv/.installed
@@ -84,7 +86,7 @@ docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams
 	@$(BIN)/python -m docs.generate
 	@rm -rf build/pages build/site && mkdir -p build/pages
-	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v -e CHANGELOG -e load/bench \
+	@git ls-files -co --exclude-standard '*.md' 'docs/images/*' 'docs/*.json' deploy/gateway.yaml LICENSE | grep -v load/bench \
 		| xargs cp --parents -t build/pages
 	@$(BIN)/python -m docs.generate --site build/pages/docs/reference
 	@$(BIN)/zensical build --strict --clean

@@ -20,7 +20,9 @@ ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
 # The keys of an entry.
-REQUIRED = frozenset({"handler", "version"})
+REQUIRED = frozenset({"task", "version"})
+# The key's former name, accepted until 0.4.0.
+TASK_UNTIL_0_3 = "handler"
 KEYS = REQUIRED | {"weights", "made_by"}
 
 # The task whose inputs and outputs the model's own file describes.
@@ -35,8 +37,6 @@ class UnknownModel(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One entry of a model list."""
-
     # The name of the archive and of the registered model.
     name: str
     # A built-in task, or a file beside the list with a task of the user's: `my_task.py`.
@@ -53,7 +53,6 @@ class ModelEntry:
 
     @property
     def config_path(self) -> Path:
-        """The path of its model-config.yaml."""
         return self.folder / "model-config.yaml"
 
     def config(self) -> dict[str, Any]:
@@ -99,6 +98,8 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
     check_name(str(name))
     if not isinstance(name, str):
         raise InvalidConfig(f"{name}: a name must be text; quote it")
+    if isinstance(entry, Mapping) and "task" not in entry:
+        entry = {"task" if key == TASK_UNTIL_0_3 else key: value for key, value in entry.items()}
     try:
         check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}")
     except InvalidConfig as error:
@@ -106,7 +107,7 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
     if missing := REQUIRED - entry.keys():
         raise InvalidConfig(f"{name}: {' and '.join(sorted(missing))} missing")
     if not all(isinstance(entry[key], str) for key in REQUIRED):
-        raise InvalidConfig(f"{name}: handler and version must be text; quote a number")
+        raise InvalidConfig(f"{name}: task and version must be text; quote a number")
     check_name(entry["version"])
     weights, made_by = entry.get("weights", {}), entry.get("made_by", "")
     weights = {"path": weights} if isinstance(weights, str) else weights
@@ -114,11 +115,10 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
         raise InvalidConfig(f"{name}: weights must be a text, or a mapping of names to texts")
     if not isinstance(made_by, str):
         raise InvalidConfig(f"{name}: made_by must be the name of a file")
-    return ModelEntry(name, entry["handler"], entry["version"], folder / name, weights, made_by)
+    return ModelEntry(name, entry["task"], entry["version"], folder / name, weights, made_by)
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:
-    """Find one model of a list."""
     known = models(path)
     if name not in known:
         raise UnknownModel(f"{name}: not in {path.name}; known are {', '.join(known)}")

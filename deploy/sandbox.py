@@ -33,11 +33,7 @@ GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 
 
 def free_ports(number: int) -> list[int]:
-    """Find free ports of 127.0.0.1; other calls, also of other processes, find other ports.
-
-    The ports are below those that the kernel assigns to clients (from 32768, in Linux), so that no client takes one
-    before the server starts, or while it restarts.
-    """
+    """Find ports that no process shares, below those that Linux gives to clients while a server restarts."""
     found: list[int] = []
     with (Path(tempfile.gettempdir()) / f"torchserve-ports-{os.getuid()}").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -125,10 +121,7 @@ def make_node(server: Server, name: str = "node-1") -> Node:
 
 @contextmanager
 def run_gateway(nodes: Sequence[Node], prefix: Sequence[str] = (), **settings: Any) -> Iterator[Sandbox]:
-    """Run a gateway in front of nodes, with settings of gateway.yaml other than nodes and ports, or raise NotStarted.
-
-    `prefix` is the start of its command line, such as a command that enters a network namespace.
-    """
+    """Run a gateway in front of nodes, behind `prefix` such as one to enter a namespace, or raise NotStarted."""
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
         document = {"nodes": [asdict(node) for node in nodes], "ports": ports, **settings}

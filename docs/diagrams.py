@@ -181,6 +181,7 @@ def draw_states() -> str:
 def draw_results() -> str:
     """Draw the titled rows of results.json: a bar for each processor, the quotient of both medians."""
     tables = json.loads((IMAGES.parent / "results.json").read_bytes())
+    tables = [table for table in tables if table["part"] == "bench"]
     columns = [[row for row in table["rows"] if "title" in row] for table in tables]
     most = max(row["ours"]["median"] / row["theirs"]["median"] for rows in columns for row in rows)
     left, unit, parts = 320, 400 / most, []

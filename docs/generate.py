@@ -4,7 +4,8 @@ commands.md, client-commands.md in FOLDER: every command with its options, from 
 settings.md, model-families.md, results.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
-    <!-- results: results.json -->                    the table of docs/results.json, which `make bench` measures
+    <!-- results: bench -->                           the table of docs/results.json, which `make bench` measures
+    <!-- medians: PART -->                            the medians of another part of it, one column for each server
     <!-- end -->
 """
 
@@ -217,26 +218,67 @@ def write_families(name: str) -> str:
     return "\n".join(lines)
 
 
-def write_results(name: str) -> str:
-    """Return the table of a list of benchmarks, one for each processor: both medians, and the ratio of each round."""
-    tables = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
+def read_results(part: str) -> list[dict[str, Any]]:
+    """Return the tables of docs/results.json that a part of `make bench` measured, one for each processor."""
+    tables = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
+    return [
+        table | {"rows": [row for row in table["rows"] if row.get("page", True)]}
+        for table in tables
+        if table["part"] == part
+    ]
+
+
+def write_figure(figures: Mapping[str, float]) -> str:
+    """Return a median with three digits."""
+    return f"{float(format(figures['median'], '.3g')):g}" if figures else ""
+
+
+def write_results(part: str) -> str:
+    """Return a part's table, with columns for each processor: both medians, and the ratio of each round."""
+    tables = read_results(part)
     head = [f"{table['name']}, ours:theirs | by round" for table in tables]
     lines = [f"| measured, against | {' | '.join(head)} |", f"|{'---|' * (1 + 2 * len(tables))}"]
-    for rows in zip(*([row for row in table["rows"] if row.get("page", True)] for table in tables), strict=True):
+    for rows in zip(*(table["rows"] for table in tables), strict=True):
         against = " or ".join(dict.fromkeys(row["against"] for row in rows))
         cells = [f"{rows[0]['measured']}, against {against}"]
         for row in rows:
-            ours, theirs = (
-                f"{float(format(row[key]['median'], '.3g')):g}" if row[key] else "" for key in ("ours", "theirs")
-            )
             middle, least, most = (f"{row['ratio'][key]:.2f}" for key in ("median", "min", "max"))
-            cells += [f"{ours}:{theirs}".strip(":"), middle if least == most else f"{middle} ({least}..{most})"]
+            cells += [f"{write_figure(row['ours'])}:{write_figure(row['theirs'])}".strip(":")]
+            cells += [middle if least == most else f"{middle} ({least}..{most})"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-WRITERS = {"fields": lambda words: write_fields(*words.split()), "families": write_families, "results": write_results}
-BLOCK = re.compile(r"(<!-- (fields|families|results): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+def write_medians(words: str) -> str:
+    """Return a part's medians: a column for each server, a row for each quantity, a figure for each number of clients.
+
+    `words` are the part and our name in it.
+    """
+    part, ours = words.split(maxsplit=1)
+    (table,) = read_results(part)
+    servers = list(dict.fromkeys([ours, *(row["against"] for row in table["rows"])]))
+    rows: dict[str, dict[str, dict[str, str]]] = {}
+    for row in table["rows"]:
+        load = re.search(r", (\d+) clients?", row["measured"])
+        quantity = (row["measured"].replace(load[0], "") if load else row["measured"]).replace(", /s", ", requests/s")
+        cells = rows.setdefault(quantity, {name: {} for name in servers})
+        for name, key in ((ours, "ours"), (row["against"], "theirs")):
+            cells[name][load[1] if load else ""] = write_figure(row[key])
+    lines = [f"| | {' | '.join(servers)} |", f"|{'---|' * (1 + len(servers))}"]
+    for quantity, cells in rows.items():
+        loads = "; ".join(filter(None, next(iter(cells.values()))))
+        title = f"{quantity}, {loads} client{'s' if ';' in loads else ''}" if loads else quantity
+        lines.append(f"| {title} | {' | '.join('; '.join(cells[name].values()) for name in servers)} |")
+    return "\n".join(lines)
+
+
+WRITERS = {
+    "fields": lambda words: write_fields(*words.split()),
+    "families": write_families,
+    "results": write_results,
+    "medians": write_medians,
+}
+BLOCK = re.compile(r"(<!-- (fields|families|results|medians): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A cell of docs/model-families.json: the engine and the padding, then the largest error.
 ERROR = re.compile(r"(.+), (\de-\d+|0e\+00)")
 

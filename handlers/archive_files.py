@@ -72,7 +72,6 @@ class Build:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Build":
-        """Read build.json."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("sum", None) != _sum(content):
             raise ValueError("its checksum does not match")
@@ -106,16 +105,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
-    """Compare the files in an archive's folder with its build.json.
-
-    An added file is refused if Python's import or the checkpoint's loader would read it. Other added files are allowed:
-    a task may store its results there. In an archive that was built as a folder, edits of code and settings are logged.
-    With `is_torch_unread` and a graph, PyTorch's weights need only exist: hashing them would take longer than compiling
-    the graph.
-
-    Returns:
-        The archive's fingerprint; None without a build.json, or after edits.
-    """
+    """Compare a folder with its build.json: return its fingerprint, None after edits; refuse added code or weights."""
     try:
         build = Build.from_json((folder / BUILD).read_bytes())
     except FileNotFoundError:

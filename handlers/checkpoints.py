@@ -6,6 +6,7 @@ config.json -> check_labels -> labels in the order of the model's outputs
 """
 
 import re
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,7 @@ def import_transformers() -> Any:
 
 
 def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **options: Any) -> Any:
-    """Load a model of config.json and safetensors, in evaluation mode, by the name of a class of transformers.
-
-    Weights that match the pattern `unused` may be missing. `options` are further arguments of `from_pretrained`.
-    """
+    """Load by a class of transformers, in evaluation mode; only weights that match `unused` may be missing."""
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
     model_class = getattr(import_transformers(), auto_class)
     model, found = model_class.from_pretrained(folder, output_loading_info=True, **options)
@@ -70,7 +68,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     ):
         raise InvalidConfig("the checkpoint has no tokenizer; save one beside it with tokenizer.save_pretrained")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    return import_transformers().AutoTokenizer.from_pretrained(folder, **options)
+    with warnings.catch_warnings():
+        # Marian's tokenizer recommends a package whose result it does not use.
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        return import_transformers().AutoTokenizer.from_pretrained(folder, **options)
 
 
 def check_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:

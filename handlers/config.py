@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -75,8 +75,9 @@ class SchedulingConfig:
         description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
         "requests in flight; `auto` depends on the task. The build sets TorchServe's continuousBatching to match.",
     )
-    max_latency_ms: Milliseconds | None = Field(
+    latency_target_ms: Milliseconds | None = Field(
         default=None,
+        validation_alias=AliasChoices("latency_target_ms", "max_latency_ms"),  # the second until 0.4.0
         description="The target for the time from a request's arrival at the worker to its response; None for no "
         "target, so that no request is rejected for lack of time.",
     )
@@ -149,8 +150,8 @@ class HandlerConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         default="auto",
         description="The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
-        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose proof failed. "
-        "PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
+        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose accuracy check "
+        "failed. PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
     cuda_graphs: Switch = Field(
         default="auto",
@@ -206,11 +207,7 @@ def check_names(
     known: Set[str] = FRONTEND_NAMES | WORKER_NAMES,
     otherwise: str = "settings of a task belong under handler:",
 ) -> None:
-    """Check the names at the top of a model-config.yaml, of which TorchServe ignores unknown ones.
-
-    Raises:
-        InvalidConfig: lists every unknown name, with the nearest known one, or with the advice `otherwise`.
-    """
+    """Check the top of a model-config.yaml; InvalidConfig lists unknown names, with near ones or `otherwise`."""
     if not isinstance(settings, Mapping):
         raise InvalidConfig("expected a mapping of names to values")
     problems = [
@@ -241,15 +238,7 @@ def _fold(name: str) -> str:
 
 
 def parse(cls: Callable[..., T], values: Any) -> T:
-    """Parse settings.
-
-    Args:
-        cls: a settings class, such as HandlerConfig.
-        values: the mapping under `handler:`; None counts as empty.
-
-    Raises:
-        InvalidConfig: lists every unknown key, missing key, wrong type and value out of range.
-    """
+    """Parse the mapping under `handler:` (None is empty) as a class of settings; InvalidConfig lists all problems."""
     values = {} if values is None else values
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidConfig("handler: must be a mapping of names to values")
@@ -260,15 +249,7 @@ def parse(cls: Callable[..., T], values: Any) -> T:
 
 
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Parse one item's options.
-
-    Args:
-        cls: an options class, such as NoOptions.
-        values: the fields that the client sent beside its input.
-
-    Raises:
-        InvalidOption: lists the first problems, and the known options.
-    """
+    """Parse the fields beside an input; InvalidOption lists the first problems, and the known options."""
     if len(values) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(values)))
     try:
@@ -284,10 +265,7 @@ def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 
 def _problems(error: ValidationError, most: int | None = None, cls: Callable[..., Any] | None = None) -> str:
-    """List the field and the reason of each problem, or of the first `most`, never the value.
-
-    With `cls`, a class of settings, an unknown name comes with advice.
-    """
+    """List the field and reason, never the value, of `most` problems; with `cls`, advice on unknown names."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in problems:
         if cls is not None and problem["type"] == "unexpected_keyword_argument":

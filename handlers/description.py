@@ -47,7 +47,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
     model = Model(name, version, outputs, {names[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)
     limits = (config.max_body_bytes, model, task.inputs, config.max_request_items)
-    shape = Shape(items, *limits, task.api, task.media_types, task.only_values())
+    shape = Shape(items, *limits, task.api, task.media_types, task.only_values(), task.ranges)
     payload = task.sample()
     item = None if payload is None else next(iter(decode_items(task, [payload])), None)
     metadata = Metadata(
@@ -81,7 +81,6 @@ def precision_of(engine: Engine) -> str | None:
 
 
 def _inputs(task: Task) -> Mapping[str, TensorMetadata]:
-    """Return the tensor of each input by the input's name."""
     # The order of clients' positional arguments: the model's own, if the task has one.
     known = task.input_tensors.keys()
     names = known if known >= task.inputs else sorted(task.inputs)
@@ -116,10 +115,7 @@ def _choose_names(kind: str, own: Iterable[str], given: Mapping[str, str], reser
 
 
 def _options(options_class: Any, config: Any) -> dict[str, dict[str, Any]]:
-    """Return the SCHEMA_WORDS, "default" and "description" of each option of an item.
-
-    A setting with the name of an option is its default.
-    """
+    """Return the SCHEMA_WORDS of each option of an item; a setting of the same name is its default."""
     properties = _properties(options_class)
     options = {}
     for each in fields(options_class):

@@ -110,10 +110,7 @@ Series = tuple[Counter, tuple[str, ...]]
 
 
 class EventKind:
-    """A kind of event. Its `counts` grow by one with each event; each value adds to, or is observed by, its `meanings`.
-
-    There is one object of each kind: a recorder groups events by identity.
-    """
+    """Its `counts` grow by one, its `meanings` by the values, with each event; recorders group by identity."""
 
     def __init__(self, counts: tuple[Series, ...], *meanings: tuple[Series | Histogram, ...]) -> None:
         self.counts = counts
@@ -129,10 +126,7 @@ FAILED = EventKind(((REQUESTS, (FAIL,)),), (ENCODE,), ((OUTCOME_SECONDS, (FAIL,)
 
 @lru_cache(maxsize=256)
 def item_event(error_type: str | None, *, has_run: bool) -> EventKind:
-    """Return the event of an item with this error, or with a result.
-
-    Values: seconds of decoding, and of waiting for the engine if it has been in a micro-batch.
-    """
+    """Return the event of an item; values: seconds of decoding, and of waiting if in a micro-batch."""
     counted: Series = (ITEMS, ()) if error_type is None else (ITEM_ERRORS, (error_type,))
     return EventKind((counted,), (DECODE,), (ENGINE_WAIT,)) if has_run else EventKind((counted,), (DECODE,))
 

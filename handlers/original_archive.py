@@ -96,11 +96,7 @@ class OriginalArchive:
             ) from error
 
     def handle(self, rows: Sequence[OriginalRow]) -> list[OriginalReply | ItemError]:
-        """Call the old handler with rows, in a context of these rows.
-
-        Returns:
-            An answer for each row; the error of the only row if the handler raises TorchServe's own.
-        """
+        """Call the old handler in a context of these rows; the error of a single row if it raises TorchServe's own."""
         from ts.context import RequestProcessor  # noqa: PLC0415
         from ts.utils.util import PredictionException  # noqa: PLC0415
 

@@ -34,7 +34,6 @@ def function_of(problem_type: str | None, labels: int) -> Function:
 
 
 def scores(logits: NDArray[Real], function: str) -> NDArray[Real]:
-    """Apply a function by its name."""
     if function == "sigmoid":
         return sigmoid(logits)
     return softmax(logits) if function == "softmax" else logits

@@ -36,7 +36,6 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the required agreement was reached."""
         return not self.broken and self.agreement >= self.least
 
     @property

@@ -19,7 +19,6 @@ LONGEST_RUN_S = 0.25
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
-    """Run one micro-batch of these items, from `collate` to `split`."""
     task.split(task.forward(task.collate(items), items), items)
 
 
@@ -30,11 +29,7 @@ def decode_items(task: Task, payloads: Iterable[Payload]) -> list[Any]:
 
 
 def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
-    """Run a micro-batch of one item, and one of the most items if that is quick; without a sample, none.
-
-    The first run takes long, since an engine packs its weights for the processor. A new size adds some milliseconds,
-    which are not worth a run of seconds.
-    """
+    """Run a micro-batch of one item, then of the most if quick: first runs pack weights, sizes add milliseconds."""
     if sample is None:
         return
     (item,) = decode_items(task, [sample])

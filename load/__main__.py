@@ -17,7 +17,7 @@ from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
 from load.results import Summary
 from load.run_file import Run, now, write
-from load.schedules import Constant, Poisson
+from load.schedules import Poisson
 from load.search import find_highest, meets_target
 from load.served import Served
 from torchserve_client.arguments import USAGE
@@ -74,7 +74,6 @@ def _prepare(options: argparse.Namespace, model: str, label: str) -> tuple[Attac
         warm_up_s=options.warm_up,
         latency_threshold_ms=options.latency_threshold,
         check=check,
-        max_lag_ms=options.max_lag,
     )
     settings = {name: value for name, value in vars(options).items() if "token" not in name}
     names = [item.name for item in content.items]
@@ -93,9 +92,7 @@ def _served(options: argparse.Namespace, model: str, version: str | None = None)
 def _loads(options: argparse.Namespace) -> list[Load]:
     if options.concurrency:
         return [ClosedLoop(clients) for clients in options.concurrency]
-    is_constant = options.request_distribution == "constant"
-    schedules = [Constant(rate) if is_constant else Poisson(rate, options.seed) for rate in options.rate]
-    return [OpenLoop(schedule, options.max_in_flight) for schedule in schedules]
+    return [OpenLoop(Poisson(rate), options.max_in_flight) for rate in options.rate]
 
 
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
@@ -122,7 +119,6 @@ def _search(attack: Attack, each: Run, loads: Sequence[Load], percentile: float)
 
 
 def draw(options: argparse.Namespace) -> int:
-    """Draw stored runs, and compare the later ones with the first."""
     _show([Run.read(path) for path in options.runs], options)
     return DONE
 
@@ -134,7 +130,6 @@ def _show(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code; print a failure as one line on stderr."""
     options = parser().parse_args(arguments)
     try:
         return {"run": run, "search": run, "report": draw}[options.command](options)

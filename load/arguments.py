@@ -7,13 +7,13 @@ from pathlib import Path
 
 from load.expect import TOLERANCE
 from load.generate import MAX_IN_FLIGHT, TIMEOUT_S
-from load.results import MAX_LAG_MS, PERCENTILE
+from load.results import PERCENTILE
 from load.served import Served
 from torchserve_client import InvalidPayload, transport
 from torchserve_client.arguments import Parser, duration_s, number
 
 RANGES = "16, 1,2,4, 10:200:10 or 1:64:x2"
-IMAGE = "-i examples/resnet-152/cat.jpg"
+IMAGE = "-i examples/mobilenet-v2/espresso.jpg"
 
 
 def address(text: str) -> str:
@@ -53,14 +53,13 @@ def _range(start: str, end: str, step: str = "1") -> list[float]:
 
 
 def parser() -> Parser:
-    """Return the parser of every command with its arguments."""
     program = "torchserve-batching load"
     top = Parser(
         prog=program,
         description="Send load to models of a TorchServe and measure the responses.",
         examples=(
-            f"{program} run -m resnet-152 {IMAGE} --concurrency 1,16 --html page.html",
-            f"{program} search -m resnet-152 {IMAGE} --rate 5:100:5 --latency-threshold 400",
+            f"{program} run -m mobilenet-v2 {IMAGE} --concurrency 1,16 --html page.html",
+            f"{program} search -m mobilenet-v2 {IMAGE} --rate 5:100:5 --latency-threshold 400",
         ),
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
@@ -69,7 +68,7 @@ def parser() -> Parser:
         lines = [f"{program} {name} {each}" for each in examples]
         return commands.add_parser(name, help=words, description=f"{words.capitalize()}.", examples=lines)
 
-    call = f"-m resnet-152 {IMAGE}"
+    call = f"-m mobilenet-v2 {IMAGE}"
     both = "-m stock -m ours -i photographs/ --concurrency 1:32:x2 --repeats 5 --out runs/"
     _run(add("run", "measure models, print a table, store the runs", f"{call} --concurrency 16 --duration 6s", both))
     search = add(
@@ -123,11 +122,8 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     add = load.add_mutually_exclusive_group(required=True).add_argument
     words = "closed loop: number of clients"
     add("--concurrency", type=numbers(int), metavar="RANGE", help=words)
-    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
+    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second, as a Poisson process")
     add = load.add_argument
-    words = "arrivals of an open loop; default: %(default)s"
-    add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)
-    add("--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals; default: %(default)d")
     words = "maximum requests in flight of an open loop; default: %(default)d"
     add("--max-in-flight", type=whole, default=MAX_IN_FLIGHT, metavar="N", help=words)
 
@@ -143,8 +139,6 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     add("--expect", metavar="FILE|alone", help="expected answers; alone: the answers to each input sent by itself")
     words = "difference that numbers of an answer may have; default: %(default)g"
     add("--tolerance", type=positive, default=TOLERANCE, metavar="X", help=words)
-    words = "invalidate a step if p99 send lag exceeds MS; default: %(default)g"
-    add("--max-lag", type=positive, default=MAX_LAG_MS, metavar="MS", help=words)
 
     add = _html(command).add_argument
     add("--label", help="name of the run; default: the model")

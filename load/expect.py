@@ -43,10 +43,7 @@ def parse(body: bytes) -> Any:
 
 
 def matches(expected: Any, answer: Any, tolerance: float) -> bool:
-    """Return whether an answer contains the expected one.
-
-    A missing number of an object counts as 0, since the least probable of five labels may change.
-    """
+    """Return whether an answer contains the expected one; the least probable of five labels may be missing."""
     if isinstance(expected, dict):
         return isinstance(answer, dict) and all(
             matches(value, answer.get(name, 0 if _is_number(value) else None), tolerance)

@@ -28,7 +28,6 @@ from yarl import URL
 from load.inputs import Inputs
 from load.results import (
     FAULT,
-    MAX_LAG_MS,
     NO_ANSWER,
     OK,
     REFUSED,
@@ -39,7 +38,7 @@ from load.results import (
     Verdict,
     summarise,
 )
-from load.schedules import Schedule
+from load.schedules import Poisson
 
 T = TypeVar("T")
 # (number of the input, body of the response) -> verdict
@@ -87,8 +86,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends inputs over a session and records the responses."""
-
     url: URL
     inputs: Inputs
     check: Check | None
@@ -96,10 +93,7 @@ class Sender:
     session: aiohttp.ClientSession
 
     async def send(self, source: int, client: int = 0, due_s: float | None = None) -> int:
-        """Send an input now, record the exchange, and return its status; it only raises when cancelled.
-
-        The request was due at `due_s`, in seconds of `time.perf_counter`; None means now.
-        """
+        """Send an input that was due at `due_s` (None is now), record it, and return its status."""
         item = self.inputs.items[source]
         data = item.body if len(item.body) < LARGE_BODY_BYTES else io.BytesIO(item.body)
         sent_s = time.perf_counter()
@@ -141,10 +135,7 @@ def _error_type(body: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A number of clients, each of which sends its next request after a response.
-
-    The load does not pause between warm-up and window, so that the window measures steady traffic.
-    """
+    """Clients that each send the next request after a response, also between warm-up and window."""
 
     clients: int
 
@@ -152,14 +143,10 @@ class ClosedLoop:
 
     @property
     def value(self) -> float:
-        """Number of clients."""
         return self.clients
 
     async def drive(self, sender: Sender) -> None:
-        """Send until the recording is closed, and wait for every response.
-
-        Each client warms up with one request and counts at least one, even if that takes longer than the window.
-        """
+        """Warm up with one request, send until the recording is closed, and count at least one response each."""
         recording, cold = sender.recording, set(range(self.clients))
 
         async def client(number: int) -> None:
@@ -182,12 +169,9 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests sent by a schedule, regardless of earlier responses.
+    """Requests sent by a schedule; at `max_in_flight` they are sent late, which invalidates the run."""
 
-    At `max_in_flight`, requests are sent late, which invalidates the run.
-    """
-
-    schedule: Schedule
+    schedule: Poisson
     max_in_flight: int = MAX_IN_FLIGHT
 
     kind = "rate"
@@ -241,8 +225,6 @@ Load = ClosedLoop | OpenLoop
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """The settings of one run."""
-
     target: Target
     inputs: Inputs
     load: Load
@@ -251,16 +233,13 @@ class Attack:
     latency_threshold_ms: float | None = None  # most ms of a response that goodput counts; None means no limit
     until: Until | None = None  # closes the window in place of its duration
     check: Check | None = None  # checks responses with status 200
-    max_lag_ms: float = MAX_LAG_MS  # p99 of the lag that is always allowed in a valid run
 
     def run(self) -> Summary:
-        """Send until the window has closed, wait for every response, and return the summary."""
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        """Summarise a recording of this attack."""
         is_closed_loop = isinstance(self.load, ClosedLoop)
-        return summarise(recording, is_closed_loop, self.latency_threshold_ms, self.max_lag_ms)
+        return summarise(recording, is_closed_loop, self.latency_threshold_ms)
 
     async def generate(self, recording: Recording) -> Recording:
         """Fill a new recording and return it; `recording.stop()` stops the run early."""
@@ -297,11 +276,7 @@ async def _first(*awaitables: Awaitable[object]) -> None:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """A selector whose timeouts are precise to a tenth of a millisecond.
-
-    epoll counts in whole milliseconds and asyncio rounds up, so a plain loop sends requests half a millisecond late on
-    average. select() counts in microseconds but accepts few descriptors: here it only waits for epoll's.
-    """
+    """A selector that is precise to 0.1 ms, as select() is: asyncio rounds up to epoll's milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout > 0:

@@ -41,7 +41,6 @@ class Inputs:
 
     @classmethod
     def of(cls, bodies: Iterable[bytes], content_type: str = ANY_TYPE) -> "Inputs":
-        """Make inputs of bodies, named by their numbers."""
         return cls(tuple(Input(body, content_type, str(number)) for number, body in enumerate(bodies)))
 
     def order(self, client: int) -> Iterator[int]:

@@ -30,7 +30,6 @@ def name(runs: Sequence[Run], number: int) -> str:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page as HTML; later runs are compared with the first."""
     tables = [(f"before: {runs[0].label}, after: {other.label}", ratios(runs[0], other)) for other in runs[1:]]
     tables.append(("Every number", table(runs)))
     cards = (

@@ -40,7 +40,6 @@ def _steps(runs: Sequence[Run]) -> Iterator[tuple[Run, Step]]:
 
 
 def _ms(value: float | None) -> str:
-    """Write ms with three significant digits."""
     return "" if value is None else f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 

@@ -113,7 +113,6 @@ class Recording:
         self.opens_s, self.cpu_s = time.perf_counter(), -time.process_time()
 
     def close(self) -> None:
-        """Close the window now, unless it is closed."""
         if not self.closed.is_set():
             if self.opens_s == inf:
                 self.open()
@@ -122,7 +121,6 @@ class Recording:
             self.closed.set()
 
     def stop(self) -> None:
-        """Stop the run early and keep its results."""
         self.stopped.set()
         self.close()
 
@@ -131,7 +129,6 @@ class Latencies:
     """Durations, whose percentiles are exact (nearest rank)."""
 
     def __init__(self, values_s: Iterable[float] = ()) -> None:
-        """Sort durations in seconds."""
         self._sorted_ms = sorted(1e3 * value_s for value_s in values_s)
 
     def __len__(self) -> int:
@@ -155,8 +152,6 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of a run, in the terms of this module."""
-
     in_time: int  # good responses within the latency threshold
     unsent: int  # requests that were due and never sent
     throughput_per_s: float
@@ -174,7 +169,6 @@ class Summary:
 
     @property
     def completed(self) -> int:
-        """Number of good responses."""
         return len(self.latencies)
 
     @property
@@ -191,7 +185,6 @@ class Summary:
 
     @property
     def failures(self) -> dict[int, int]:
-        """Statuses other than 200 -> number of requests."""
         return {status: count for status, count in self.statuses.items() if status != OK}
 
     @property
@@ -201,17 +194,11 @@ class Summary:
         return sum(self.requests_by_batch_size.values()) / batches if batches else None
 
     def latency_ms(self, percent: float) -> float:
-        """Return a percentile of the latencies in ms; ValueError without a good response."""
         return self.latencies.percentile_ms(percent)
 
 
-def summarise(
-    recording: Recording,
-    is_closed_loop: bool,
-    latency_threshold_ms: float | None = None,
-    max_lag_ms: float = MAX_LAG_MS,
-) -> Summary:
-    """Summarise a run whose window has closed; `max_lag_ms` is the p99 of the lag that is always allowed."""
+def summarise(recording: Recording, is_closed_loop: bool, latency_threshold_ms: float | None = None) -> Summary:
+    """Summarise a run whose window has closed."""
     threshold_s = inf if latency_threshold_ms is None else latency_threshold_ms / 1e3
 
     def is_in_time(exchange: Exchange) -> bool:
@@ -248,22 +235,18 @@ def summarise(
         window_s=window_s,
         cpu_percent=100 * recording.cpu_s / window_s,
     )
-    return replace(summary, invalid_reasons=tuple(_invalid_reasons(recording, summary, max_lag_ms)))
+    return replace(summary, invalid_reasons=tuple(_invalid_reasons(recording, summary)))
 
 
 def _rate_of_cycles(exchanges: Iterable[Exchange], counts: Callable[[Exchange], bool]) -> float:
-    """Return the responses per second of a closed loop: the sum of its clients' rates over whole cycles.
-
-    A client sends a request after each response, so the time from its first request to its last response is whole
-    cycles. A batching server responds in bursts, and a window that ends within a burst would miscount it.
-    """
+    """Return responses per second over clients' whole cycles, which a burst at the window's end cannot distort."""
     clients: defaultdict[int, list[Exchange]] = defaultdict(list)
     for each in exchanges:
         clients[each.client].append(each)
     return sum(sum(map(counts, rows)) / (rows[-1].answered_s - rows[0].sent_s) for rows in clients.values())
 
 
-def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) -> Iterator[str]:
+def _invalid_reasons(recording: Recording, summary: Summary) -> Iterator[str]:
     """Yield every reason to distrust the numbers, with its size."""
     if faults := sum(count for error, count in summary.errors.items() if error.startswith(FAULT)):
         yield f"{faults} requests failed in the generator itself"
@@ -277,7 +260,7 @@ def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) 
         yield f"{recording.throttled} requests waited because of the limit of requests in flight"
     if recording.unsent:
         yield f"{recording.unsent} requests that were due were never sent"
-    allowed_ms = max(max_lag_ms, MAX_LAG_SHARE * summary.latency_ms(99) if summary.completed else 0.0)
+    allowed_ms = max(MAX_LAG_MS, MAX_LAG_SHARE * summary.latency_ms(99) if summary.completed else 0.0)
     if summary.lag and (late_ms := summary.lag.percentile_ms(99)) > allowed_ms:
         yield (
             f"the generator fell behind: its p99 send lag was {late_ms:.1f} ms, and at most {allowed_ms:.1f} ms are "
@@ -290,9 +273,6 @@ def _invalid_reasons(recording: Recording, summary: Summary, max_lag_ms: float) 
 # Cached headers: one or two MB.
 @lru_cache(maxsize=4096)
 def parse_timing(header: str) -> tuple[dict[str, float], int | None]:
-    """Return the durations in ms of a Server-Timing header by name, and the items of the micro-batch.
-
-    The handlers write decode;dur=1.61, forward;dur=178.20, batch;desc="8"; other entries are ignored.
-    """
+    """Return the ms of Server-Timing entries by name, and the items of the micro-batch of batch;desc="8"."""
     size = BATCH_SIZE.search(header)
     return {name: float(ms) for name, ms in DURATION.findall(header)}, size and int(size[1])

@@ -19,14 +19,11 @@ SCHEMA = "load-run/1"
 
 
 def now() -> str:
-    """Return the time in UTC in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measured load."""
-
     name: str
     kind: str
     value: float
@@ -65,7 +62,6 @@ class Step:
 
 
 def make_step(attack: Attack, summary: Summary, recording: Recording, repeat: int, started_at: str) -> Step:
-    """Combine the summary and the raw results of a load."""
     columns = {each.name: [getattr(row, each.name) for row in recording.exchanges] for each in fields(Exchange)}
     for name in ("due_s", "sent_s", "answered_s"):
         # To the microsecond.
@@ -101,8 +97,6 @@ def make_step(attack: Attack, summary: Summary, recording: Recording, repeat: in
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Several loads on one model, measured one after the other."""
-
     label: str  # name of the run in reports
     created_at: str  # UTC, in ISO 8601
     model: str
@@ -114,12 +108,10 @@ class Run:
     schema: str = SCHEMA
 
     def save(self, path: Path) -> None:
-        """Write the run as JSON."""
         write(path, orjson.dumps(self, default=str))
 
     @classmethod
     def read(cls, path: Path) -> "Run":
-        """Read a file that `save` has written."""
         try:
             run = TypeAdapter(Run).validate_json(path.read_bytes())
         except OSError as error:

@@ -14,10 +14,7 @@ M = TypeVar("M")
 
 
 def find_highest(loads: Sequence[L], measure: Callable[[L], M], is_met: Callable[[M], bool]) -> tuple[L, M] | None:
-    """Return the highest of ascending loads that meets the target twice (the lowest load: once), and its measurement.
-
-    It returns None if the lowest load does not meet the target.
-    """
+    """Return the highest of ascending loads that meets the target twice (the lowest: once), or None."""
     lowest = measure(loads[0])
     if not is_met(lowest):
         return None
@@ -39,9 +36,5 @@ def find_highest(loads: Sequence[L], measure: Callable[[L], M], is_met: Callable
 
 
 def meets_target(summary: Summary, percent: float) -> bool:
-    """Return whether `percent` of all requests had a good response within the run's latency threshold.
-
-    Failures count as late: a server that refuses half of its load keeps a low p99 and does not meet the target. The lag
-    of the generator does not matter: latency counts from the schedule, so lag only makes the target harder to meet.
-    """
+    """Return whether `percent` of all requests, failed ones included, had a good response in time."""
     return summary.requests > 0 and 100 * summary.in_time >= percent * summary.requests

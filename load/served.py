@@ -32,12 +32,10 @@ class Served:
 
     @property
     def target(self) -> Target:
-        """The address of its predictions."""
         return Target(self.url + prediction_path(self.model, self.version), authorization(self.token), self.timeout_s)
 
     @property
     def management(self) -> Management:
-        """The server's management API."""
         return Management(self.management_url, token=self.management_token)
 
     def registration(self) -> dict[str, Any]:

@@ -23,7 +23,6 @@ FOLDER = ROOT / "model_store" / ".exports"
 
 
 def shared() -> Path:
-    """The folder, which is made where it is missing."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     return FOLDER
 
@@ -66,16 +65,7 @@ def archived(
     engine: Engine = "auto",
     files: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Return what the archive of a model with these weights and settings holds.
-
-    Args:
-        task: the task's name.
-        weights: of the model, or `random`.
-        folder: an empty one.
-        settings: `handler:` of its model-config.yaml.
-        engine: `torch` needs no export.
-        files: JSON files beside its model-config.yaml, by name.
-    """
+    """Return what the archive of a model with these weights, or `random` ones, holds, made in an empty folder."""
     own, archive = folder / "own", folder / "archive"
     for place in (own, archive):
         place.mkdir()

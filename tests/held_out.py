@@ -6,36 +6,24 @@
 No photograph and no sentence is in both parts.
 """
 
-import random
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageOps
-
 from deploy.models import ROOT
-from tests.photographs import folder_of, jpeg
+from tests import photographs
+from tests.photographs import folder_of, path
 
-# Package and file. What networks for photographs are made for is held out: a cat, an espresso, a palace, a flower.
-HELD_OUT = (
-    *(("skimage", f"data/{name}.png") for name in ("chelsea", "coffee", "astronaut")),
-    *(("sklearn", f"datasets/images/{name}.jpg") for name in ("china", "flower")),
-)
+# Held out: the subjects of networks for photographs, such as a cat, an espresso, a palace and a flower.
+HELD_OUT = tuple(path(name) for name in ("chelsea", "coffee", "astronaut", "china", "flower"))
 NAMES = "rocket.jpg motorcycle_left.png hubble_deep_field.jpg retina.jpg ihc.png camera.png coins.png brick.png"
-CALIBRATION = tuple(("skimage", f"data/{name}") for name in f"{NAMES} grass.png gravel.png".split())
+CALIBRATION = tuple(folder_of("skimage") / "data" / name for name in f"{NAMES} grass.png gravel.png".split())
 SENTENCES = ROOT / "tests" / "sentences_en.txt"
-# Side of a crop, as a share of the photograph's shorter one; pixels of its side as a JPEG. What clients send differs.
-SHARES, SIDES = (0.5, 1.0), (240, 640)
+# Pixels of a JPEG's side. What clients send differs.
+SIDES = (240, 641)
 
 
 class Parts(NamedTuple):
-    """Inputs of one kind.
-
-    Attributes:
-        calibration: int8 learns the ranges of activations from them.
-        held_out: for the comparison alone.
-    """
+    """Inputs of one kind: int8 learns ranges of activations from the first ones."""
 
     calibration: list[bytes]
     held_out: list[bytes]
@@ -51,29 +39,17 @@ class Parts(NamedTuple):
         return written[0], written[1]
 
 
-@cache
 def crops(count: int) -> Parts:
     """Make so many crops of either part's photographs; the bytes are the same in every process."""
-    return Parts(*(_crops(files, count, random.Random(0)) for files in (CALIBRATION, HELD_OUT)))
+    made = [
+        photographs.crops(count, 0, SIDES, least_share=0.5, files=each, is_mirrored=True)
+        for each in (CALIBRATION, HELD_OUT)
+    ]
+    return Parts(*made)
 
 
 def sentences() -> Parts:
-    """Read sentences: those written for this project, and those of books."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     every = [line.encode() for line in lines if not line.startswith("#")]
     middle = len(every) // 2
     return Parts(every[middle:], every[:middle])
-
-
-def _crops(files: Sequence[tuple[str, str]], count: int, generator: random.Random) -> list[bytes]:
-    pictures = [Image.open(folder_of(package) / name).convert("RGB") for package, name in files]
-    return [_crop(pictures[index % len(pictures)], generator) for index in range(count)]
-
-
-def _crop(picture: Image.Image, generator: random.Random) -> bytes:
-    width, height = picture.size
-    side = round(min(width, height) * generator.uniform(*SHARES))
-    left, top = generator.randrange(width - side + 1), generator.randrange(height - side + 1)
-    length = generator.randint(*SIDES)
-    crop = picture.crop((left, top, left + side, top + side)).resize((length, length), Image.Resampling.BICUBIC)
-    return jpeg(ImageOps.mirror(crop) if generator.random() < 0.5 else crop)

@@ -3,10 +3,13 @@
 import importlib.util
 import io
 import random
+import struct
+import zlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 # Top 1 of the trained networks, torchvision preprocessing, fp32, as published with the packages' weights.
 MOBILENET_TOP_1 = {"chelsea": "Egyptian cat", "coffee": "espresso", "china": "palace"}
@@ -23,7 +26,6 @@ FILES = {
 
 
 def path(name: str) -> Path:
-    """Where the installed package has the file."""
     package, file = FILES[name]
     return folder_of(package) / file
 
@@ -38,34 +40,43 @@ def folder_of(package: str) -> Path:
 
 @cache
 def photograph(name: str) -> bytes:
-    """The file as it stands."""
     return path(name).read_bytes()
 
 
 def jpeg(image: Image.Image, quality: int = 90) -> bytes:
-    """An image as a JPEG."""
     return encoded(image.convert("RGB"), "JPEG", quality=quality)
 
 
 def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
-    """An image in one of Pillow's formats."""
     with io.BytesIO() as body:
         image.save(body, image_format, **options)
         return body.getvalue()
 
 
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 @cache
-def crops(count: int, seed: int = 0, sides: tuple[int, int] = (600, 2000)) -> list[bytes]:
-    """Random large crops of the photographs, enlarged to what a camera sends, as square JPEGs."""
+def crops(
+    count: int,
+    seed: int = 0,
+    sides: tuple[int, int] = (600, 2000),
+    *,
+    least_share: float = 0.7,
+    files: Sequence[Path] = (),
+    is_mirrored: bool = False,
+) -> list[bytes]:
+    """Random crops of photographs as square JPEGs, enlarged to what a camera sends, half of them mirrored if wanted."""
     generator = random.Random(seed)
-    pictures = [Image.open(path(name)).convert("RGB") for name in FILES]
+    pictures = [Image.open(file).convert("RGB") for file in files or map(path, FILES)]
     made = []
     for index in range(count):
         picture = pictures[index % len(pictures)]
         width, height = picture.size
-        side = int(min(width, height) * generator.uniform(0.7, 1.0))
+        side = int(min(width, height) * generator.uniform(least_share, 1.0))
         left, top = generator.randrange(width - side + 1), generator.randrange(height - side + 1)
-        crop = picture.crop((left, top, left + side, top + side))
         enlarged = generator.randrange(*sides)
-        made.append(jpeg(crop.resize((enlarged, enlarged), Image.Resampling.BICUBIC)))
+        crop = picture.crop((left, top, left + side, top + side)).resize((enlarged, enlarged), Image.Resampling.BICUBIC)
+        made.append(jpeg(ImageOps.mirror(crop) if is_mirrored and generator.random() < 0.5 else crop))
     return made

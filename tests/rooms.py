@@ -29,18 +29,17 @@ class Room(NamedTuple):
 
 
 def line(words: str) -> str:
-    """Return the pattern of a line that contains words."""
     return rf".*{re.escape(words)}.*\n"
 
 
 ROOMS = {
     "gateway": Room(
         (
-            *("deploy/gateway/", "deploy/gateway.yaml", "load/bench/gateway.py", "docs/how-to/gateway.md"),
+            *("deploy/gateway/", "deploy/gateway.yaml", "docs/how-to/gateway.md"),
             *("docs/how-to/keys-and-tls.md", "docs/how-to/roll-out.md", "docs/reference/gateway.md"),
         ),
         (
-            *(("deploy/rooms.py", line('"gateway"')), ("load/bench/__main__.py", line('"gateway"'))),
+            ("deploy/rooms.py", line('"gateway"')),
             ("docs/generate.py", r'(?<="run", )"gateway", '),
             ("tests/pages.py", r".*(?:keys-and-tls|how-to/gateway|roll-out)\.md.*\n"),
         ),
@@ -98,7 +97,6 @@ ROOMS = {
 
 
 def with_above(name: str) -> list[str]:
-    """Return a part, and the parts that need it."""
     return [name, *(each for above in ROOMS[name].above for each in with_above(above))]
 
 
@@ -111,7 +109,6 @@ def tracked() -> list[str]:
 
 
 def is_in(name: str, paths: Iterable[str]) -> bool:
-    """Return whether a file is one of these, or in one of these folders."""
     return any(name.startswith(path) if path.endswith("/") else name == path for path in paths)
 
 
@@ -123,8 +120,17 @@ def removed_files(rooms: Iterable[str]) -> list[str]:
 
 
 def module_of(name: str) -> str:
-    """Return the dotted name of a Python file."""
     return name.removeprefix("client/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the absolute names that the imports of a file have, wherever they stand."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @functools.cache
@@ -132,12 +138,10 @@ def imports(name: str) -> frozenset[str]:
     """Return the modules of this project that a file imports, anywhere, or names in a string."""
 
     def find() -> Iterator[str]:
-        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        yield from imported(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from re.findall(r"^(?:deploy|handlers|load)(?:\.\w+){2,}(?=:|$)", node.value)
 
     known = modules()
@@ -147,7 +151,6 @@ def imports(name: str) -> frozenset[str]:
 
 @functools.cache
 def modules() -> dict[str, str]:
-    """Return the Python files of the tree by their dotted names."""
     return {module_of(name): name for name in tracked() if name.endswith(".py")}
 
 

@@ -1,13 +1,18 @@
 """The help of every command and the list of `make help`."""
 
+import argparse
+import re
 import subprocess
 import sys
 
 import pytest
 
+import load.arguments
 from deploy.models import ROOT
+from torchserve_client import cli
 
 VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
+VERBS |= {"took"}  # a tier of tests, in its last run
 MAINS = [path for folder in ("deploy", "load", "client") for path in sorted((ROOT / folder).rglob("__main__.py"))]
 MODULES = [".".join(path.parent.relative_to(ROOT).parts).removeprefix("client.") for path in MAINS]
 
@@ -17,6 +22,30 @@ def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -
     lines = printed.splitlines()
     assert {"serve", "test", "stop", "help"} <= {line.split()[0] for line in lines} and len(lines) <= 24
     assert [line for line in lines if len(line) > 80 or line.split()[1] not in VERBS] == []
+
+
+COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
+
+
+@pytest.mark.parametrize(
+    ("parser", "program", "command"),
+    [
+        *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
+        *((load.arguments.parser(), " load", command) for command in ("", "run", "search", "report")),
+    ],
+)
+def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
+    parser: argparse.ArgumentParser, program: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args([command, "--help"] if command else ["--help"])
+    _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
+    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
+    title, *examples = last.splitlines()
+    assert (title, len(examples)) == ("examples:", 2)
+    for example in examples:
+        _, words = example.split(f"{program} ", maxsplit=1)
+        parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
 
 
 # deploy.nodes names its successor.

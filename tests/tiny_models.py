@@ -52,17 +52,9 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 
 
 def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABELS, **config: Any) -> Path:
-    """Write a checkpoint as `save_pretrained` leaves it.
+    """Write a checkpoint of `bert`, with segments, `distilbert`, without, or `roberta`, of bytes; returns the folder.
 
-    Args:
-        folder: to write it to.
-        kind: `bert`, with segments, `distilbert`, without, or `roberta`, on a byte-level vocabulary.
-        task: the name of a built-in one; its head, where it has one, is scaled up, so that answers are decided.
-        labels: names of the classes, where the task has some.
-        config: more of the model's configuration.
-
-    Returns:
-        The folder.
+    The task's head, where it has one, is scaled up, so that answers are decided.
     """
     tokenizer = byte_level() if kind == "roberta" else word_piece()
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]

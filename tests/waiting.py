@@ -8,19 +8,7 @@ PATIENCE_S = 60.0
 
 
 def until(holds: Callable[[], object], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> float:
-    """Wait until something holds.
-
-    Args:
-        holds: asked again and again.
-        timeout_s: how long.
-        every_s: seconds between two questions.
-
-    Returns:
-        The seconds it took.
-
-    Raises:
-        AssertionError: it does not hold by then.
-    """
+    """Wait until something holds; return the seconds that it took."""
     started_s = time.monotonic()
     while not holds():
         assert time.monotonic() - started_s < timeout_s, f"not so after {timeout_s:g} s"

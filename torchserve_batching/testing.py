@@ -61,7 +61,7 @@ def _find_entry(path: Path, name: str | None) -> ModelEntry:
         if name in (None, entry.name):
             return entry
     if name is not None:
-        raise LookupError(f"{listed}: no model {name} with handler {path.name}")
+        raise LookupError(f"{listed}: no model {name} with task: {path.name}")
     return ModelEntry(path.stem, path.name, "1", path.with_suffix(""))
 
 

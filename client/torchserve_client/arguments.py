@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error, after the name of the program, and exit with code 2."""
-        name = self.prog.removeprefix("python -m ").split()[0].rpartition(".")[2]
+        name = self.prog.removeprefix("python -m ").removeprefix("torchserve-batching ").split()[0].rpartition(".")[2]
         self.exit(USAGE, f"{name}: {message}; see {self.prog} --help\n")
 
 

@@ -45,7 +45,6 @@ TIMEOUT_S = 120.0
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run one command and return its exit code; print a failure as one line on stderr."""
     root = parser(program)
     options = root.parse_args(arguments)
     if options.client_key is not None and options.cert is None:
@@ -105,12 +104,11 @@ def _nodes(options: argparse.Namespace, client: Client, token: str | None, trust
 
 
 def parser(program: str = PROGRAM) -> Parser:
-    """Make the parser of every command with its arguments."""
     root = Parser(
         prog=program,
         description="Request predictions from a TorchServe, and operate its models.",
         examples=(
-            f"{program} predict resnet-152 photographs/ --out answers.jsonl",
+            f"{program} predict mobilenet-v2 photographs/ --out answers.jsonl",
             f"{program} --nodes-file .nodes/nodes.json describe",
         ),
     )
@@ -143,7 +141,7 @@ def _add_management(added: Any) -> None:
         added,
         commands.register,
         "register an archive of the model store",
-        ("register resnet-152 --wait", "register reviews --archive reviews-2.mar --batch-size 16 --max-batch-delay 5"),
+        ("register mobilenet-v2 --wait", "register reviews --archive reviews-2.mar --batch-size 16"),
     )
     _add_registration(register, "file name of the archive; default: MODEL.mar", "the archive's own")
     register.add_argument("--wait", action="store_true", help="wait until its workers are ready; print why one failed")
@@ -166,7 +164,7 @@ def _add_management(added: Any) -> None:
     words = "print the management API's JSON; with MODEL also its `metadata`"
     describe.add_argument("--json", action="store_true", help=words)
 
-    examples = ("wait-ready resnet-152", "wait-ready resnet-152 --timeout 5m")
+    examples = ("wait-ready mobilenet-v2", "wait-ready mobilenet-v2 --timeout 5m")
     wait_ready = _command(added, commands.wait_ready, "wait until every worker is ready", examples)
     _add_timeout(wait_ready, "time to wait for the workers")
 
@@ -181,7 +179,7 @@ def _add_rollout(added: Any) -> None:
         added,
         commands.rollout,
         "replace a model's archive or batch parameters without losing a request",
-        ("rollout resnet-152 --to 2.0 --canary 5", "rollout resnet-152 --batch-size 16"),
+        ("rollout mobilenet-v2 --to 2.0 --canary 5", "rollout mobilenet-v2 --batch-size 16"),
     )
     _add_registration(
         rollout, "file name of a new archive; default: the running one", "the new archive's or the old version's"
@@ -206,7 +204,7 @@ def _add_inference(added: Any) -> None:
     """Add the commands that call the inference API."""
     words = "predict each file or line; rerun to resume"
     examples = (
-        "predict resnet-152 photographs/ --out answers.jsonl",
+        "predict mobilenet-v2 photographs/ --out answers.jsonl",
         "predict mnist rows.txt --out o.jsonl --in-flight 2",
     )
     predict = _command(added, bulk.predict, words, examples)
@@ -238,7 +236,6 @@ def _add_inference(added: Any) -> None:
 
 
 def _command(added: Any, run: commands.Command, words: str, examples: Sequence[str]) -> Parser:
-    """Add a command that runs a function, under the function's name."""
     name = run.__name__.replace("_", "-")
     description = f"{words[0].upper()}{words[1:]}."
     command: Parser = added.add_parser(name, help=words, description=description)

@@ -1,14 +1,12 @@
 """The command `torchserve-batching archive NAME...`, and archive.sh: build archives."""
 
 import argparse
-import ast
 import ctypes
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.archives.archive import (
@@ -23,21 +21,16 @@ from deploy.archives.arguments import PRECISION, parse_arguments
 from deploy.archives.fingerprint import handler_files, read_packed
 from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
-from deploy.models import TENSORS, ModelEntry, UnknownModel, model, models
+from deploy.models import UnknownModel, model, models
 from deploy.places import ARCHIVE
 from deploy.progress import printable
 from deploy.rooms import open_room
 from handlers.archive_files import BUILD, hash_files
-from handlers.config import parse
-from handlers.engines.function import FILE, FOLDER
 from handlers.errors import InvalidConfig, reason
-from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor, merge_signature
 from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str]) -> int:
-    """Build the archives that the command line names; return 1 if one cannot be built."""
     options = parse_arguments(arguments)
     if options.check:
         return list_outdated(options.export_path)
@@ -95,8 +88,6 @@ def build(recipe: Recipe, options: argparse.Namespace) -> None:
         print(f"{os.path.relpath(path)}: removed")
     if cause := find_classic_cause(recipe.entry.config()):
         print(f"{place}: classic mode, since model-config.yaml has {cause}")
-    if signature := describe_signature(recipe.entry, archive.path):
-        print(printable(f"{place}: {signature}"))
     if archive.is_new and (defaults := describe_defaults(recipe.entry)):
         print(f"{place}: {defaults}")
 
@@ -121,32 +112,6 @@ def list_outdated(folder: Path) -> int:
                 f"{len(changed)} modules differ: {some}; CHANGELOG.md says why; to upgrade, build it again"
             )
     return code
-
-
-def describe_signature(entry: ModelEntry, path: Path) -> str | None:
-    """Describe the inputs and outputs of a model of tensors; None for another task."""
-    if entry.handler != TENSORS:
-        return None
-    try:
-        signature = merge_signature(_read_description(path), parse(TensorsConfig, entry.config().get("handler")))
-    except (LookupError, ValueError, InvalidConfig):
-        # The function's parameters come from another place; only the worker knows them.
-        return None
-    outputs = "the outputs that infer returns" if signature.outputs is None else _join(signature.outputs.values())
-    return f"{_join(signature.inputs.values())} -> {outputs}"
-
-
-def _read_description(path: Path) -> DeclaredSignature:
-    try:
-        return DeclaredSignature.from_json(read_packed(path, SIGNATURE).decode())
-    except LookupError:
-        module = ast.parse(read_packed(path, f"{FOLDER}/{FILE}"))
-    (infer,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "infer")
-    return DeclaredSignature(tuple(Tensor(each.arg) for each in (*infer.args.args, *infer.args.kwonlyargs)))
-
-
-def _join(tensors: Iterable[Tensor]) -> str:
-    return ", ".join(f"{tensor.name} {tensor}" for tensor in tensors)
 
 
 def run_in_child(arguments: list[str]) -> int:

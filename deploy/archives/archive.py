@@ -22,9 +22,10 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
-from deploy.archives.names import check_names, lead
+from deploy.archives.names import lead, refuse_other_models
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, plan_comparisons, stage
+from deploy.archives.task_file import is_hidden
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import REGISTER, STORE
@@ -56,8 +57,6 @@ class ArchiverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive on disk."""
-
     # A file, or a folder for `no-archive`.
     path: Path
     # As registered; it ends in -untrained for random weights.
@@ -93,7 +92,6 @@ class Recipe:
 
     @property
     def path(self) -> Path:
-        """The archive's path, whether it exists or not."""
         return self.export_path / (self.entry.name + SUFFIXES[self.archive_format])
 
     @property
@@ -109,10 +107,7 @@ class Recipe:
         return self.path.with_name(f"{self.entry.name}-{version}.mar") if suffix == ".mar" else self.path
 
     def check(self, *, with_code: bool = False) -> None:
-        """Raise InvalidConfig or WeightsUnavailable if the settings or weights are not valid.
-
-        The settings of a user's task are checked `with_code`, which imports it, unless its archive is up to date.
-        """
+        """Raise InvalidConfig or WeightsUnavailable; a user's settings are checked `with_code` unless up to date."""
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)
@@ -136,12 +131,11 @@ class Recipe:
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
 
     def build(self) -> Archive:
-        """Build the archive, and replace the one on disk."""
         self._check_comparisons()
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
-        check_names(entry.name, self.path, self.locate(version))
+        refuse_other_models(entry.name, self.path, self.locate(version))
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
             staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
@@ -239,11 +233,11 @@ def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
 def _find_packed_files(stage: Path) -> dict[str, Path]:
     """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
     files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_unpacked, name.parts[:-1]))}
-
-
-def _is_unpacked(folder: str) -> bool:
-    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
+    return {
+        name.as_posix(): path
+        for name, path in files.items()
+        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
+    }
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:

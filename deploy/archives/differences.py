@@ -43,10 +43,7 @@ class Outcome:
 
 
 def relative_error(got: Array, exact: Array, scale: float | None = None) -> float:
-    """Return the largest error as a share of a number, by default the largest exact one; infinity if none is defined.
-
-    Arrays of other kinds than floats must be equal, and so must NaN and infinities.
-    """
+    """Return the largest error as a share of the largest exact number; infinity for other NaN or unequal integers."""
     if got.shape != exact.shape or got.dtype.kind != "f" or exact.dtype.kind != "f":
         return 0.0 if np.array_equal(got, exact) else math.inf
     finite = np.isfinite(exact)

@@ -10,31 +10,25 @@ Its files are hard-linked into an archive's folder, without a copy of the weight
 import json
 import os
 import shutil
-import tempfile
-import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.work_folders import make_work_folder
+
 # The most bytes of all entries; the longest unused one is removed first. ResNet-152 for both engines takes 0.48e9.
 SIZE_BYTES = 4 * 10**9
-# Seconds after which a hidden folder belongs to a killed build; the longest export took 75 s.
-ABANDONED_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """A cache of exports."""
-
     # The folder of its entries; made with the first one.
     folder: Path
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
-        """Put an entry's files into an empty folder; make the entry first if there is no sound one.
-
-        The files may be hard links: nothing may write into them.
-        """
+        """Put an entry's files, which may be hard links, into an empty folder; make a missing or broken entry first."""
         entry = self.folder / key
         try:
             if names := _list_sound_files(entry):
@@ -46,8 +40,8 @@ class Exports:
             shutil.rmtree(target)
             target.mkdir()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=self.folder) as work:
-            new = Path(work) / "entry"
+        with make_work_folder(".new-", self.folder) as work:
+            new = work / "entry"
             (new / "files").mkdir(parents=True)
             make(new / "files")
             sums = _sums(new / "files")
@@ -67,18 +61,13 @@ class Exports:
             return
 
     def _remove_unused(self, newest: Path) -> None:
-        """Remove the folders of killed builds, and the entries unused for longest until the rest fits."""
+        """Remove the entries unused for longest until the rest fits."""
         entries: list[tuple[float, int, Path]] = []
-        for path in self.folder.iterdir():
-            try:
-                changed_s = path.stat().st_mtime
-                if not path.name.startswith("."):
-                    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-                    entries.append((changed_s, size, path))
-                elif time.time() - changed_s > ABANDONED_S:
-                    shutil.rmtree(path, ignore_errors=True)
-            except OSError:
-                continue
+        for path in self.folder.glob("[!.]*"):
+            # Another build may remove it meanwhile.
+            with suppress(OSError):
+                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                entries.append((path.stat().st_mtime, size, path))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total <= SIZE_BYTES:

@@ -69,11 +69,7 @@ def archive_fingerprint(
 
 
 def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:
-    """Hash all inputs of the files that a built-in task stages; None if staging them is as cheap as copying.
-
-    Of the task's own code only the attributes of its class count, such as the head of its model: an edited handler
-    finds its graph in the cache.
-    """
+    """Hash the inputs of the files that a built-in task stages; None if staging is as cheap as copying."""
     if task.export_settings is None:
         return None
     config = parse(task.settings_class(), model.config().get("handler"))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from deploy.archives.tasks import run_items
-from handlers.engines.seq2seq import load_model, load_tokenizer
+from handlers.checkpoints import load_tokenizer
+from handlers.engines.seq2seq import load_model
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
 
@@ -64,10 +65,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, text: str, beams: int, limit: int) -> tuple[str, list[int], Any]:
-        """Return the answer, its ids with the decoder's first ones, and the model's inputs.
-
-        The answer is empty if a search finds two of equal score.
-        """
+        """Return the answer (empty after a tie), its ids with the decoder's first ones, and the model's inputs."""
         inputs = self._tokenizer([self._prefix + text], return_tensors="pt")
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         made = self._model.generate(
@@ -87,7 +85,6 @@ class Reference:
         return self.decode(ids), ids, inputs
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 

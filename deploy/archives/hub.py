@@ -35,7 +35,6 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 def open_checkpoint(
     model: ModelEntry, origin: Source, *, with_code: bool = False, with_weights: bool = True, lists_others: bool = True
 ) -> Iterator[Path]:
-    """Open a folder with the served files of a checkpoint."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "checkpoint"
         if origin.kind not in ("hub", "folder", "file"):
@@ -72,7 +71,6 @@ def open_checkpoint(
 
 
 def _check_folder(model: ModelEntry, source: Path) -> None:
-    """Raise WeightsUnavailable if a folder does not contain a whole model."""
     if (source / "adapter_config.json").is_file():
         raise WeightsUnavailable(
             f"{model.name}: {source} contains an adapter (adapter_config.json), not a whole model; merge it with "
@@ -114,7 +112,6 @@ def _drop_kernels(folder: Path) -> None:
 
 
 def pack(source: Path, folder: Path, *, with_weights: bool) -> None:
-    """Copy a checkpoint into an archive's folder."""
     weights = None if with_weights else shutil.ignore_patterns("*.safetensors*")
     shutil.copytree(source, folder / CHECKPOINT, ignore=weights)
 

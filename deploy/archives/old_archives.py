@@ -54,8 +54,6 @@ class Header(tarfile.TarInfo):
 
 @dataclass(frozen=True, slots=True)
 class OldArchive:
-    """An unpacked archive of stock TorchServe."""
-
     folder: Path
     manifest: dict[str, Any]  # `model` of its MANIFEST.json: modelName, handler, serializedFile, modelFile
     config: dict[str, Any]  # its model-config.yaml; empty if it has none
@@ -78,13 +76,11 @@ class OldArchive:
         return _parse(name, self.read_text(name), json.loads) if (self.folder / name).is_file() else {}
 
     def files(self) -> list[str]:
-        """List the files but those of MAR-INF, by their paths."""
         paths = (path.relative_to(self.folder) for path in sorted(self.folder.rglob("*")) if path.is_file())
         return [path.as_posix() for path in paths if path.parts[0] != "MAR-INF"]
 
 
 def unpack(path: Path, folder: Path) -> OldArchive:
-    """Copy the files of an archive into an empty folder."""
     try:
         packed = path.stat().st_size
         if path.is_dir():
@@ -107,7 +103,6 @@ def unpack(path: Path, folder: Path) -> OldArchive:
 
 
 def _read(folder: Path) -> OldArchive:
-    """Read the manifest and the settings of unpacked files."""
     if not (folder / MANIFEST).is_file():
         raise InvalidConfig(f"no {MANIFEST}: expected an archive that torch-model-archiver wrote")
     archive = OldArchive(folder, {}, {})

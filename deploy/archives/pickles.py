@@ -73,7 +73,6 @@ class Storage:
     start: int = -1
 
     def size(self) -> int:
-        """Return its bytes."""
         return self.count * self.dtype.itemsize
 
     def load(self, data: bytes) -> torch.Tensor:

@@ -140,7 +140,6 @@ def follow_processor(checkpoint: Path) -> Preprocessing:
 
 
 def load_processors(checkpoint: Path) -> list[Any]:
-    """Load the processor with each of its arithmetics, Pillow's and torchvision's."""
     try:
         found = [
             transformers.AutoImageProcessor.from_pretrained(checkpoint, backend=backend, local_files_only=True)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from deploy.archives.task_file import list_files
 from deploy.archives.tasks import find_in_package, task_of
-from deploy.archives.tensors.files import find_companions, list_files
+from deploy.archives.tensors.files import find_companions
 from deploy.models import TENSORS, ModelEntry
 from deploy.places import STORE
 from deploy.progress import step
@@ -53,8 +54,6 @@ class WeightsNotMade(WeightsUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a model's weights."""
-
     # `none` for a task that needs no weights.
     kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
     # The weights' name, folder or file; empty for `random` and `none`.
@@ -82,7 +81,6 @@ def source(model: ModelEntry, choice: str | None) -> Source:
 
 
 def _find_listed(model: ModelEntry, *, needs_weights: bool) -> Source:
-    """Find the weights that the list names."""
     if "torchvision" in model.weights:
         name = model.weights["torchvision"]
         return Source("torchvision", name, f"torchvision {name}")
@@ -170,11 +168,7 @@ def _identify(path: Path, folder: Path) -> str:
 
 
 def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -> list[Path]:
-    """List the files of a checkpoint that serving reads: in its folder, and in the folders that modules.json names.
-
-    Other folders contain other models, such as a trainer's checkpoints; only code is read from them, and only if the
-    whole folder is the checkpoint.
-    """
+    """List the files of a checkpoint that serving reads, in its folder and in those that modules.json names."""
     folders = [source]
     modules = source / "modules.json"
     if modules.is_file():

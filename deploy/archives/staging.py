@@ -41,7 +41,6 @@ class Comparisons(Protocol):
 
 
 def plan_comparisons() -> Comparisons | None:
-    """Return the comparisons without any options; None if this copy of the project has none."""
     room = open_room("precision")
     return room.PrecisionRequest() if room else None
 
@@ -49,12 +48,9 @@ def plan_comparisons() -> Comparisons | None:
 def stage(
     model: ModelEntry, origin: Source, engine: Engine, plan: Comparisons | None, *, exports: Exports, folder: Path
 ) -> Engine:
-    """Write a model's files and precisions into an empty folder; return the engine that the archive has.
-
-    With `auto`, the archive has only another engine if OpenVINO cannot run the model exactly.
-    """
+    """Write a model's files and precisions into an empty folder; return the engine that the archive has."""
     if engine == "onnxruntime" and model.handler != TENSORS:
-        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need handler: {TENSORS}")
+        raise InvalidConfig(f"{model.name}: --engine onnxruntime runs ONNX files; they need task: {TENSORS}")
     try:
         _stage(model, origin, engine, plan, exports=exports, folder=folder)
     except Unfaithful as error:

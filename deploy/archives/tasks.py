@@ -1,7 +1,7 @@
 """The table of the built-in tasks, and the task that serves a model.
 
-    handler: image_classification  -> the table          -> Task
-    handler: my_task.py            -> the file, checked  -> Task
+    task: image_classification  -> the table          -> Task
+    task: my_task.py            -> the file, checked  -> Task
 
 Only `load_task` imports torch: the check whether an archive is up to date takes a moment.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.archives.task_file import check_name, find_helpers, read_staged_files
+from deploy.archives.task_file import check_module, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import plan_micro_batches
@@ -53,7 +53,6 @@ class Task:
     mode: Mode = "adaptive"
 
     def settings_class(self) -> Any:
-        """Import the class of the settings."""
         module, _, name = self.settings.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -65,7 +64,6 @@ def _task(name: str, stager: str, settings: str, **more: Any) -> Task:
 
 
 def _encoder(name: str, settings: str) -> Task:
-    """Describe a task on a transformers encoder."""
     more = {"export_settings": ("trust_remote_code",), "takes_hub_ids": True}
     return _task(name, "text", f"text.config:{settings}", **more)
 
@@ -109,26 +107,24 @@ BUILT_IN = {task.path.stem: task for task in TABLE}
 
 
 def task_of(model: ModelEntry) -> Task:
-    """Find the task that serves a model; InvalidConfig if `handler:` is neither a built-in task nor a task's file."""
+    """Find the task that serves a model; InvalidConfig if `task:` is neither a built-in task nor a task's file."""
     if model.handler in BUILT_IN:
         return BUILT_IN[model.handler]
     folder = model.folder.parent
     known = f"built-in tasks are {', '.join(BUILT_IN)}"
     if not model.handler.endswith(".py"):
         raise InvalidConfig(
-            f"{model.name}: handler: {model.handler} is not a task; {known}; your own task is a file NAME.py"
+            f"{model.name}: task: {model.handler} is not a task; {known}; your own task is a file NAME.py"
         )
     path = folder / model.handler
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
-        raise InvalidConfig(
-            f"{model.name}: handler: no file {model.handler} beside the list, which has {there}; {known}"
-        )
+        raise InvalidConfig(f"{model.name}: task: no file {model.handler} beside the list, which has {there}; {known}")
     try:
-        check_name(path)
+        check_module(path)
         files, helpers = read_staged_files(path), find_helpers(path)
     except InvalidConfig as error:
-        raise InvalidConfig(f"{model.name}: handler: {error}") from None
+        raise InvalidConfig(f"{model.name}: task: {error}") from None
     return Task(
         path=path,
         builder="deploy.archives.stagers.custom",
@@ -141,10 +137,7 @@ def task_of(model: ModelEntry) -> Task:
 
 
 def find_staged_files(model: ModelEntry, task: Task) -> dict[str, Path]:
-    """Find the files beside a model's configuration, or named by it, that its archive has, by their paths there.
-
-    A name or pattern that matches a folder stands for all files in it. The configuration itself is not among them.
-    """
+    """Find the files, or those of folders, that a model's configuration names, by their paths in the archive."""
     matches = (match for pattern in task.files for match in model.folder.glob(pattern))
     files = {file for match in matches for file in (match.rglob("*") if match.is_dir() else (match,)) if file.is_file()}
     found = {file.relative_to(model.folder).as_posix(): file for file in sorted(files - {model.config_path})}
@@ -188,7 +181,6 @@ def import_quietly(name: str) -> ModuleType:
 
 
 def task_class(handler: str) -> Any:
-    """Return the class of a built-in task."""
     module = import_quietly(f"handlers.tasks.{handler}")
     classes = (each for each in vars(module).values() if isinstance(each, type))
     (found,) = (each for each in classes if each.__module__ == module.__name__)

@@ -26,7 +26,6 @@ NETWORK_TIMEOUT_S = 20
 
 
 def load_weights(model: ModelEntry, arch: str, origin: Source, **options: Any) -> StateDict:
-    """Read the weights of a network of torchvision, which `get_model` builds with `options`."""
     if origin.kind == "random":
         if "detection" in torchvision.models.get_model_builder(arch).__module__:
             raise WeightsUnavailable(f"{model.name}: no random weights for {arch}; use --weights PATH, a state dict")
@@ -44,7 +43,6 @@ class _NumbersInMemory(TorchFunctionMode):
 
 
 def read_shapes(arch: str, **options: Any) -> dict[str, torch.Size]:
-    """Return the shapes of a network's weights by name, without allocating them."""
     with torch.device("meta"), _NumbersInMemory():
         network = torchvision.models.get_model(arch, weights=None, **options)
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
@@ -99,10 +97,7 @@ def _fetch(model: ModelEntry, arch: str, name: str) -> StateDict:
 
 
 def _make_random(arch: str, **options: Any) -> StateDict:
-    """Make seeded weights whose activations stay in range, unlike the default initialisation of a deep network.
-
-    Batch norms get their statistics from blurred noise, and the head is scaled to logits of unit deviation on it.
-    """
+    """Make seeded weights with logits of unit deviation on blurred noise, which deep defaults would not have."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(RANDOM_SEED)

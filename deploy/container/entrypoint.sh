@@ -1,6 +1,6 @@
 #!/bin/sh
 # The commands of the image; any other command is executed unchanged.
-#   node [OPTIONS]     TorchServe and the node's Envoy, on port 8085        python -m deploy.container
+#   node               TorchServe and the node's Envoy, on port 8085        python -m deploy.container
 #   edge [OPTIONS]     the gateway, on ports 8000 to 8004                   python -m deploy.gateway run
 #   client ...         torchserve-client
 #   archive NAME...    builds archives of examples/models.yaml into /models
@@ -20,7 +20,7 @@ edge() {
 command=${1:-node}
 [ $# -eq 0 ] || shift
 case "$command" in
-    node) exec python -m deploy.container "$@" ;;
+    node) exec python -m deploy.container ;;
     edge) edge "$@" ;;
     client) exec torchserve-client "$@" ;;
     archive) exec python -m deploy.archives --export-path "${MODEL_STORE:-/models}" "$@" ;;

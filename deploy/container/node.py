@@ -54,8 +54,6 @@ def summarize_health(descriptions: Iterable[Mapping[str, Any]]) -> tuple[str, fl
 
 
 class NodeProcess:
-    """TorchServe and Envoy of one state folder."""
-
     def __init__(self, settings: NodeSettings) -> None:
         """Read the configuration and make the state folder; start nothing."""
         settings.state_dir.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,6 @@ class NodeProcess:
         print(f"{where}: serves {served}", flush=True)
 
     def _check(self) -> None:
-        """Check both processes and publish the status."""
         self._keep_envoy()
         server = self._local.server
         if server.pid() is None:

@@ -100,7 +100,6 @@ def check(options: argparse.Namespace, _: GatewaySettings) -> None:
 
 
 def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
-    """Run the gateway until a SIGTERM or Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

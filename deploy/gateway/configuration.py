@@ -102,7 +102,6 @@ class Configuration:
         return settings
 
     def _stat_files(self) -> Any:
-        """Return the times and sizes of the settings and their keys."""
         named = self._parsed[1].key_file if self._parsed else None
         found = [path.stat() for path in (self._config, *([Path(named)] if named else []))]
         return [(each.st_mtime_ns, each.st_size, each.st_ino, each.st_mode) for each in found]

@@ -21,6 +21,7 @@ from deploy.run.lifecycle import find_watcher, stop_node
 from deploy.run.machine import LocalNode, all_nodes
 from deploy.run.node import reachable_host
 from deploy.run.processes import wait_until
+from torchserve_client.arguments import duration_s
 from torchserve_client.errors import ManagementError, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
 
@@ -72,7 +73,6 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
 
 
 def find_name(gateway: Gateway, local: LocalNode) -> str:
-    """Return the gateway's name for a node of this machine, or raise ManagementError."""
     own = local.node().management
     for node in gateway.nodes():
         if node.management == own:
@@ -181,12 +181,12 @@ def add_options(command: object, files: argparse._ArgumentGroup, nodes: argparse
         nodes.add_argument("target", metavar="NODE", help="name of the node in the gateway, such as node-2")
         nodes.add_argument("--undo", action="store_true", help="send it requests again")
         nodes.add_argument("--keep", action="store_true", help="keep it running after the drain")
-        words = "wait at most S seconds for its responses; default: limits.response_s of the gateway"
-        nodes.add_argument("--timeout", type=float, metavar="S", help=words)
+        words = "maximum wait for its responses, such as 300 or 5m; default: limits.response_s of the gateway"
+        nodes.add_argument("--timeout", type=duration_s, metavar="T", help=words)
 
 
 COMMANDS = (drain, restart)
 EXAMPLES = {
-    "drain": ["drain node-2 --timeout 300", "drain node-2 --undo"],
+    "drain": ["drain node-2 --timeout 5m", "drain node-2 --undo"],
     "restart": ["restart", "restart --gateway-config my/gateway.yaml"],
 }

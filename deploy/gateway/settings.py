@@ -16,7 +16,7 @@ from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.places import HOME
 from deploy.run.node import Node
-from deploy.settings_file import Port, read_yaml
+from deploy.settings_file import Origin, Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -78,8 +78,6 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Key:
-    """An API key and its rate limit."""
-
     client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     key: Annotated[str, Field(pattern=r"^[!-~]{16,256}$")]
     requests_per_second: Rate | None = None
@@ -88,8 +86,6 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Limits:
-    """Limits of a request, a connection and a node."""
-
     body_bytes: Bytes = 32 << 20
     api_body_bytes: Bytes = 8 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
@@ -119,8 +115,10 @@ class GatewaySettings:
     key_file: str | None = None
     management: bool = False
     invocations: str | None = None
+    default_models: tuple[str, ...] = ()
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
+    cors: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
     forward_headers: Annotated[tuple[HeaderName, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")
@@ -158,7 +156,6 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
-    """Check the document of a file."""
     settings = settings_file.read_settings(GatewaySettings, path, _omit_none(document))
     settings = _anchor(settings, path.resolve().parent)
     secret = Path(settings.key_file or path)

@@ -58,18 +58,20 @@ class ServedVersion:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has replicas, and each has a READY worker."""
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with its versions."""
-
     name: str
     versions: Mapping[str, ServedVersion]
     # The default version on most nodes, for requests without a version; None if no node has one.
     default: str | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The handler's metadata, of any version that has reported it; empty without one."""
+        return next((each.metadata for each in self.versions.values() if each.metadata), {})
 
     def find(self, version: str) -> str | None:
         """Find a version by its name, or "1.0" (or "1.0.0") by Triton's short name "1"."""
@@ -120,10 +122,7 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a node answers, and every version that was READY is ready; a fleet without models is ready.
-
-        A version that is registered or rolled out counts once it was READY, unless no version was.
-        """
+        """Whether a node answers and every version that was once READY is ready; a fleet without models is ready."""
         versions = [version for model in self.models.values() for version in model.versions.values()]
         counted = [
             each for each in versions if any(found.was_ready or found.is_ready for found in each.replicas.values())

@@ -54,8 +54,6 @@ class GatewayFailed(Exception):
 
 
 class Control:
-    """The control process."""
-
     def __init__(self, config: Path, nodes_file: Path, state_dir: Path) -> None:
         self.has_answered = False
         self._command = ["deploy.gateway.control", str(config), str(nodes_file), str(state_dir)]
@@ -96,7 +94,6 @@ class Control:
             logger.error("the control process ended with %s: %s", status, lines)
 
     def stop(self) -> None:
-        """End the process; kill it after STOP_S."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -165,7 +162,6 @@ def _keep_nodes(folder: Path, is_ending: threading.Event) -> None:
 
 
 def start_module(words: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start `python -m WORDS` in the background."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
@@ -180,7 +176,6 @@ def start_module(words: Sequence[str], log: Path, stdin: int = subprocess.DEVNUL
 
 
 def read_problem(file: Path) -> str:
-    """Return why a gateway does not work as configured; "" if it does."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

@@ -53,8 +53,6 @@ Growth = Mapping[tuple[str, str], float]
 
 
 class Sample(NamedTuple):
-    """One scrape of a model: its time, the growth of its counters, a row of COLUMNS."""
-
     time_s: float
     growth: Growth
     point: list[float | None]
@@ -209,7 +207,6 @@ def _point(growth: Growth, seconds: float, window: Growth) -> dict[str, float | 
 
 
 def _buckets(sums: Growth, histogram: str) -> dict[float, float]:
-    """Return a histogram's buckets: upper end -> observations up to it."""
     return {float(end): value for (name, end), value in sums.items() if name == f"{histogram}_bucket"}
 
 

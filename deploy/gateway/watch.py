@@ -37,8 +37,6 @@ ASK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node, and its registered models: model, version, replica."""
-
     node: Node
     models: list[tuple[str, str, Replica]]
 
@@ -47,8 +45,6 @@ KNOWN_NODES = TypeAdapter(list[KnownNode])
 
 
 class Watch:
-    """The models of a node, as last polled."""
-
     def __init__(self, node: Node, session: aiohttp.ClientSession, changed: Callable[[], None], models: Models) -> None:
         """Poll a node, with the models known from before; call `changed` after every poll."""
         self.node = node

@@ -82,7 +82,7 @@ def _write(move: Move, name: str, version: str, path: Path, new: Path) -> None:
     if settings:
         (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     entry = {
-        "handler": move.handler,
+        "task": move.handler,
         "version": version,
         **({"weights": f"{name}/{move.weights}"} if move.weights else {}),
     }
@@ -119,7 +119,7 @@ def _add(path: Path, entry: dict[str, Any], new: Path) -> None:
 def _print(move: Move, name: str, path: Path) -> None:
     rows = [
         ("setting", "value", "from"),
-        ("handler", move.handler, "--stock" if move.handler == STOCK else "the archive's handler"),
+        ("task", move.handler, "--stock" if move.handler == STOCK else "the archive's handler"),
         *move.sources,
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

@@ -44,8 +44,6 @@ WAY_OUT = "add --stock to run it as it is"
 
 @dataclass(slots=True)
 class Move:
-    """The files and the messages of a moved model."""
-
     handler: str  # a task, or the draft's file
     weights: str = ""  # a path from the model's folder; empty for none
     settings: dict[str, Any] = field(default_factory=dict)  # `handler:` of model-config.yaml
@@ -57,7 +55,6 @@ class Move:
     notes: list[str] = field(default_factory=list)  # differences, problems, values to fill in
 
     def add(self, values: dict[str, Any], source: str) -> None:
-        """Add settings with their source."""
         self.settings |= values
         self.sources += [(name, str(value), source) for name, value in values.items()]
 
@@ -128,14 +125,14 @@ def _network(name: str, archive: OldArchive, package: Any) -> tuple[str, StateDi
     ]:
         raise InvalidConfig(
             f"model file {code and code.name} defines {', '.join(own)}, so torchvision's network may answer otherwise; "
-            f"{WAY_OUT}, or export the model to ONNX for handler: tensors"
+            f"{WAY_OUT}, or export the model to ONNX for task: tensors"
         )
     state = read_weights(ModelEntry(name, "", "", archive.folder), weights)
     arch = find_arch(state, package, f"{hint} {weights.name} {name}")
     if arch is None:
         raise InvalidConfig(
             f"weights {weights.name}: not those of a network in {package.__name__}; {WAY_OUT}, or export the model "
-            "to ONNX for handler: tensors"
+            "to ONNX for task: tensors"
         )
     return arch, state
 
@@ -168,7 +165,7 @@ def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[s
 def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all
     raise InvalidConfig(
         "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads only the "
-        "first request of a batch; train a model of transformers for handler: text_classification"
+        "first request of a batch; train a model of transformers for task: text_classification"
     )
 
 

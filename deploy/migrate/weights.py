@@ -40,7 +40,6 @@ def read_weights(model: ModelEntry, path: Path) -> StateDict:
 
 
 def _list_tensors(program: Any) -> dict[str, Claim]:
-    """List the tensors of a program's modules by name."""
     found, waiting, count = dict[str, Claim](), [("", program)], 0
     while waiting:
         prefix, module = waiting.pop()

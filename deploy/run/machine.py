@@ -146,10 +146,7 @@ def find_gpus(environment: Mapping[str, str]) -> list[str]:
 def make_local_node(
     name: str, folder: Path, text: str, *, root: Path, values: Mapping[str, str], share: Share = WHOLE
 ) -> LocalNode:
-    """Make a node's folder with config.properties and tmp/; a ServerError reports a path that is too long.
-
-    The configuration is `text` with `values` replacing its values; paths relative to `root` become absolute.
-    """
+    """Make a node's folder from `text` with `values` replaced; a ServerError reports a path that is too long."""
     temporary = folder / "tmp"
     if len(os.fsencode(temporary.resolve())) + len(SOCKET_NAME) >= SOCKET_PATH_BYTES:
         raise ServerError(f"{temporary}: too long a path for the workers' sockets; {SOCKET_PATH_BYTES} bytes at most")

@@ -77,7 +77,6 @@ def read_tokens(path: str | Path) -> Mapping[str, str] | None:
 
 
 def read_nodes(path: Path = NODES) -> list[Node]:
-    """Read the nodes that `make serve` started; no file means no nodes, another format is an InvalidConfig."""
     try:
         return TypeAdapter(list[Node]).validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -11,10 +11,9 @@ from pathlib import Path
 from deploy.places import ARCHIVE
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.java_memory import excess_memory
 from deploy.run.lifecycle import start_node
 from deploy.run.machine import LocalNode
-from deploy.run.properties import ServerSettings
+from deploy.run.properties import ServerSettings, excess_memory
 from deploy.run.restore import Record
 from deploy.run.server import Server
 from deploy.run.summary import calls, rows
@@ -53,11 +52,7 @@ def check_archives(settings: ServerSettings, store: Path) -> None:
 
 
 def verify(node: LocalNode) -> list[tuple[str, str]]:
-    """Start a node unless it runs, and wait until all models of the configuration are READY.
-
-    Returns:
-        Name and version of each model.
-    """
+    """Start a node unless it runs; wait until all models are READY, and return their names and versions."""
     server = node.server
     named = server.settings.models
     check_archives(server.settings, server.directory / server.settings.model_store)

@@ -29,7 +29,6 @@ def find_config(text: str) -> Path:
 
 
 def default_config() -> Path:
-    """Return config.properties of the folder of the state, or else the built-in one."""
     own = HOME / "config.properties"
     return own if own.is_file() else ROOT / "config.properties"
 
@@ -59,10 +58,7 @@ def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
 
 
 def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
-    """Start the nodes that do not run, wait until all answer predictions, and print a summary.
-
-    With a user's own configuration (`is_own`) nothing is built, and only its models are served.
-    """
+    """Start missing nodes, wait for predictions, print a summary; nothing is built if the configuration `is_own`."""
     for node in nodes:
         # Before archives are built. The ports of a dead server may be taken until its workers have ended.
         is_new = node.server.pid() is None and node.server.describe_death() is None

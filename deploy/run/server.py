@@ -58,7 +58,6 @@ WHOLE = Share()
 
 
 def _is_orphan(process: psutil.Process) -> bool:
-    """Return whether the TorchServe that started a worker has ended."""
     try:
         parent = process.parent()
         return parent is None or JAVA_CLASS not in parent.cmdline()
@@ -137,10 +136,7 @@ class Server:
         )
 
     def clean_up(self) -> None:
-        """Remove the keys, the orphaned workers and the unpacked archives of a server that has died.
-
-        If the ports are still taken after PORTS_S, another process may use these files: nothing is removed.
-        """
+        """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
         if not wait_until(lambda: not self._taken_ports(), PORTS_S):
             return
         sockets = f"{self.temporary}/.ts.sock."
@@ -191,7 +187,6 @@ class Server:
         return tokens[api]
 
     def authorize(self) -> None:
-        """Use the current management token for all further calls."""
         self.management = Management(self.settings.management_url, token=self.key("management"))
 
     def start(self) -> None:

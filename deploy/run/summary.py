@@ -6,12 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.models import MODEL_LIST, ROOT
-from deploy.places import ARCHIVE, HOME, INSTALL_INT8, STOP, WITH_CONFIG
+from deploy.places import HOME, STOP, WITH_CONFIG
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError
-from torchserve_client.metadata import Metadata
 
 
 def rows(
@@ -30,8 +29,6 @@ def rows(
                 metadata = client.metadata(name, version)
                 yield "Precision", metadata.precision or "as exported"
                 yield "Engine", metadata.platform.removeprefix("torchserve_")
-                if (command := advise(metadata)) is not None:
-                    yield "Faster", command
             yield "URL", f"{url}/predictions/{name}"
             yield "Try", call
     if response is not None:
@@ -48,13 +45,6 @@ def call_stop(config: Path) -> str:
     if config == ROOT / "config.properties":
         return STOP
     return f"{STOP} {WITH_CONFIG}{name if config == ROOT / f'config.{name}.properties' else shorten(config)}"
-
-
-def advise(metadata: Metadata) -> str | None:
-    """Return the command that adds int8 to a model that OpenVINO serves in fp32; None for any other."""
-    if (metadata.platform, metadata.precision) != ("torchserve_openvino", "fp32"):
-        return None
-    return f"{INSTALL_INT8} && {ARCHIVE} {metadata.name} --precision int8 --calibrate FOLDER"
 
 
 def calls(server: Server, models: Sequence[tuple[str, str]]) -> list[str]:
@@ -76,5 +66,4 @@ def _sample_options(name: str) -> str:
 
 
 def shorten(path: Path) -> Path:
-    """Return a path relative to the folder of the state, if it is there."""
     return path.relative_to(HOME) if path.is_relative_to(HOME) else path

@@ -14,7 +14,7 @@ def main(url: str = "http://127.0.0.1:8080", folder: str = "examples") -> None:
     """Print each result when it is ready; Ctrl-C ends the program at once."""
     with Client(url) as client, FuturesClient(client, max_workers=16) as futures:
         # `submit` waits while max_workers + max_queue_items requests are in flight, so the folder may have any size.
-        names = {futures.submit("resnet-152", path, top_k=1): path for path in sorted(Path(folder).rglob("*.jpg"))}
+        names = {futures.submit("mobilenet-v2", path, top_k=1): path for path in sorted(Path(folder).rglob("*.jpg"))}
         for future in as_completed(names):
             try:
                 print(names[future].name, future.result())

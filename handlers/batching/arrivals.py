@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.batching.guard import Guard
+from handlers.batching import guard
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
@@ -96,9 +96,7 @@ class _Job(NamedTuple):
 
 
 class Decoder:
-    """The decode threads of one worker."""
-
-    def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, pipeline: Pipeline, *, threads: int, is_threaded: bool) -> None:
         """`is_threaded`: whether the threads decode every item, however small."""
         self._pipeline = pipeline
         self._is_threaded = is_threaded
@@ -110,10 +108,7 @@ class Decoder:
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
     def decode(self, requests: Iterable[Request], on_decoded: OnDecoded) -> list[Slot]:
-        """Decode the items of admitted requests; return those that this call has decoded.
-
-        The decode threads decode the others, and call `on_decoded` with each.
-        """
+        """Decode items and return them; the decode threads take the others, and call `on_decoded` with each."""
         small: list[Slot] = []
         for request in requests:
             slots = [slot for slot in request.slots if not isinstance(slot.outcome, ItemError)]
@@ -128,7 +123,6 @@ class Decoder:
         return small
 
     def close(self) -> None:
-        """End the threads, after the items that they are decoding."""
         for _ in self._threads:
             self._jobs.put(_Job(inf, number=next(self._numbers)))
         for thread in self._threads:
@@ -156,7 +150,6 @@ class Decoder:
 
 
 def _count_bytes(payload: Payload) -> int:
-    """Count the bytes or characters of a payload's input."""
     value = payload.value
     return sum(map(_size, value.values())) if isinstance(value, Mapping) else _size(value)
 

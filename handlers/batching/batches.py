@@ -31,8 +31,6 @@ PLANNED_ITEMS = 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one micro-batch, and the cost of one micro-batch more."""
-
     max_items: int
     max_tokens: int  # padded; a single item may have more
     overhead: Overhead = OVERHEAD
@@ -48,10 +46,7 @@ class Limits:
         return cls(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)
 
     def share_out(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
-        """Leave the other streams their part of the ready tokens, and divide this stream's part into WAVES.
-
-        `busy_s` has the seconds for which each stream is still busy; 0 for the one that runs this micro-batch.
-        """
+        """Leave other streams, busy for `busy_s`, their part of the ready tokens; divide this stream's into WAVES."""
         token_s = max(line.token_s, 1e-12)
         # With this part, all streams end together.
         share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))

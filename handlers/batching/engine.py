@@ -30,17 +30,11 @@ class Line:
     token_s: float
 
     def predict_s(self, tokens: float) -> float:
-        """Return the seconds of a micro-batch of that many padded tokens."""
         return self.fixed_s + self.token_s * tokens
 
 
 class LatencyModel:
-    """The duration of micro-batches as a line, by least squares of the relative error with exponential forgetting.
-
-    The relative error of a sample is line / seconds - 1, linear in both coefficients: there are two normal equations,
-    and five sums. An interrupted micro-batch that took ten times as long has a relative error of at most one, so it
-    hardly moves the line.
-    """
+    """A line of durations by least squares of the relative error, so that one interruption hardly moves it."""
 
     def __init__(self, seeds: Iterable[tuple[int, float]] = ()) -> None:
         """Start from the warm-up's (padded tokens, seconds); without any, the prediction is 0 seconds."""
@@ -81,8 +75,6 @@ def _add_sample(sums: Sequence[float], tokens: int, seconds: float) -> list[floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningBatch:
-    """A micro-batch in the engine."""
-
     items: Sequence[Slot]
     tokens: int  # padded
     predicted_s: float
@@ -109,11 +101,7 @@ class Streams:
         return 0 if any(each.is_wide for each in self.running) else self.count - len(self.running)
 
     def is_wide(self, items: int, tokens: float) -> bool:
-        """Whether the next micro-batch has the whole engine, if so many items of so many tokens wait.
-
-        Side by side, c streams do g = c * wide / narrow times as much as the whole engine. That gain outweighs the
-        longer first responses if k = (c - g) / (g - 1) items wait.
-        """
+        """Whether so many items of so many tokens get the whole engine, as their first responses come sooner."""
         if self.running or (self.count > 1 and not self._is_whole_faster):
             return False
         if self.count == 1 or items == 1:
@@ -124,15 +112,10 @@ class Streams:
         return items < (most if gain <= 1 else min(most, (self.count - gain) / (gain - 1)))
 
     def model(self, *, is_wide: bool) -> LatencyModel:
-        """Return the latency model of one width."""
         return self.wide if is_wide else self.narrow
 
     def narrow_line(self, tokens: float) -> Line:
-        """Return the line of micro-batches of about so many tokens on a stream.
-
-        While only wide ones run, a stream is assumed to be no slower than its part of the engine. An estimate that is
-        far too high would refuse every request that has to share, and no micro-batch on a stream would correct it.
-        """
+        """Return a stream's line; until one ran, at most its part of the engine, or no run would correct it."""
         if self._wide_in_a_row < DOUBTFUL_AFTER_WIDE:
             return self.narrow.line
         wide = self.wide.line
@@ -140,7 +123,6 @@ class Streams:
         return min(self.narrow.line, part, key=lambda line: line.predict_s(tokens))
 
     def begin(self, items: Sequence[Slot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
-        """Start a micro-batch."""
         predicted_s = self.model(is_wide=is_wide).line.predict_s(tokens)
         self.running.append(RunningBatch(tuple(items), tokens, predicted_s, is_wide, now_s))
         return self.running[-1]
@@ -161,10 +143,7 @@ class Streams:
 
 
 def finish_s(busy_s: Sequence[float], work_s: float, micro_batches: int) -> float:
-    """Return the seconds after which streams, each busy for a time first, finish equal micro-batches.
-
-    `work_s` is the sum of all micro-batches on one stream; each goes to the stream that is free first.
-    """
+    """Return the seconds until busy streams finish equal micro-batches of `work_s` in all, the freest one first."""
     free_s = list(busy_s)
     heapify(free_s)
     ended_s = 0.0

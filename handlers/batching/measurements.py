@@ -70,11 +70,7 @@ def _version(package: str) -> str:
 
 @contextmanager
 def lock(path: Path | None) -> Iterator[None]:
-    """Let one worker at a time measure for this file.
-
-    Workers of a model that start together would measure each other's load, and choose different precisions. Without a
-    file, or in a folder that cannot be written to, no worker waits.
-    """
+    """Let one worker at a time measure for this file; without one, or if it cannot be written, none waits."""
     with ExitStack() as stack:
         if path is not None:
             with suppress(OSError):

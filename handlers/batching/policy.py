@@ -14,8 +14,6 @@ QUEUE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The scheduler's limits and targets."""
-
     max_latency_s: float  # target for the time from a request's arrival to its response; infinity for none
     max_items: int  # of a micro-batch
     max_tokens: int | None = None  # padded tokens of a micro-batch; None for no limit
@@ -28,7 +26,6 @@ class Policy:
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a latency target."""
         return self.max_latency_s < inf
 
     @property
@@ -41,7 +38,7 @@ class Policy:
         """Read an archive's settings; `overhead` is the task's."""
         scheduling = config.scheduling
         levels = scheduling.priority_levels
-        max_latency_s = inf if scheduling.max_latency_ms is None else scheduling.max_latency_ms / 1000
+        max_latency_s = inf if scheduling.latency_target_ms is None else scheduling.latency_target_ms / 1000
         queue_timeout_s = QUEUE_TIMEOUT_S if max_latency_s < inf else inf
         if scheduling.queue_timeout_ms is not None:
             queue_timeout_s = scheduling.queue_timeout_ms / 1000

@@ -46,7 +46,6 @@ class RequestQueue:
         self.patience_s, self._has_target = self.policy.patience_s, self.policy.has_target
 
     def add(self, request: Request) -> None:
-        """Add a request that is being decoded."""
         self._decoding[request.number] = request
 
     def end_decoding(self, slot: Slot) -> None:
@@ -82,12 +81,10 @@ class RequestQueue:
 
     @property
     def items(self) -> int:
-        """How many items wait, decoded or not."""
         return len(self.ready) + sum(request.decoding + request.queued for request in self._decoding.values())
 
     @property
     def ready_work(self) -> Work:
-        """The work that is ready to run."""
         return Work(len(self.ready), sum(item.cost.length for item in self.ready))
 
     def oldest_s(self, now_s: float) -> float:

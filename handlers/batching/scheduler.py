@@ -1,17 +1,8 @@
 """Which waiting items run next, when, and which requests are refused. Pure: the caller passes the time.
 
-A request contains one or more items; each item has its own state:
+    admit -> refused (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
 
-    admit ──> refused                         503: the queue is full, or the response would be late
-      │
-      └─────> decoding ──> failed             its own error
-                 │
-                 └───────> queued ──> expired 504: it waited too long (timeout_action: reject)
-                             │  ^
-                             │  └─ late       it waits behind all requests that are not late (timeout_action: delay)
-                             v
-                          running ──> done    item by item if the engine reports it (`end_item`), else together
-
+Each item of a request has its own state, and ends item by item if the engine reports it (`end_item`).
 request_queue decides the order, batches which items share a micro-batch, and engine how many micro-batches run at once.
 
 A request is admitted if its response can be expected in time:
@@ -60,8 +51,6 @@ class Refusal:
 
 @dataclass(slots=True)
 class Scheduler:
-    """The queue of one worker, and its engine."""
-
     policy: Policy
     streams: Streams
     queue: RequestQueue = field(init=False)
@@ -81,14 +70,10 @@ class Scheduler:
         return self._finish_s(self.queue.ready_work, inf) if self.queue.ready else 0.0
 
     def is_stuck(self, now_s: float, longest_s: float) -> bool:
-        """Whether a micro-batch has run for longer than that."""
         return any(now_s - running.started_s > longest_s for running in self.streams.running)
 
     def admit(self, request: Request, tokens: float) -> Refusal | None:
-        """Admit a new request, or return the reason for its refusal; `tokens` estimates the length of all its items.
-
-        After admission, each item goes to `RequestQueue.end_decoding`.
-        """
+        """Admit a request, whose items go to `RequestQueue.end_decoding`, or return the reason for its refusal."""
         now_s, policy, queue = request.arrived_s, self.policy, self.queue
         request.level = policy.default_priority if request.priority is None else request.priority
         request.work = tokens
@@ -121,7 +106,7 @@ class Scheduler:
             request.is_tried = True
             return None
         allowed_s = min(policy.max_latency_s, request.timeout_s)
-        limit = f"max_latency_ms is {1000 * allowed_s:.0f}"
+        limit = f"latency_target_ms is {1000 * allowed_s:.0f}"
         if request.timeout_s < policy.max_latency_s:
             limit = f"the request allows {1000 * request.timeout_s:g}"
         message = f"The response would take about {1000 * expected_s:.0f} ms; {limit}."
@@ -135,10 +120,7 @@ class Scheduler:
         return Refusal("Overloaded", message, self._turn_s - now_s)
 
     def _may_try(self, timeout_s: float) -> bool:
-        """Whether an idle worker admits a request that it expects to be late, so that it can learn better.
-
-        It tries each request with the policy's time, and one in HURRIED_TRY of those with less.
-        """
+        """Whether an idle worker tries a request that it expects to be late: one in HURRIED_TRY of hurried ones."""
         if timeout_s >= self.policy.max_latency_s:
             return True
         self._hurried = (self._hurried + 1) % HURRIED_TRY
@@ -162,10 +144,7 @@ class Scheduler:
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
-        """Start the next micro-batch; return None if no item is ready or no stream is free.
-
-        `most_on_whole` is the most items for a thread that can use only the whole engine, while nothing runs.
-        """
+        """Start the next micro-batch, of `most_on_whole` items if only the whole engine can be used, or return None."""
         ready = self.queue.ready_work
         if not ready.items or not self.streams.free:
             return None
@@ -186,7 +165,6 @@ class Scheduler:
         return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
 
     def end_item(self, running: RunningBatch, item: Slot) -> None:
-        """End one item while others of its micro-batch go on."""
         running.ended.add(item)
         item.request.running -= 1
 
@@ -198,10 +176,7 @@ class Scheduler:
                 item.request.running -= 1
 
     def _finish_s(self, work: Work, now_s: float) -> float:
-        """Return the seconds until the running micro-batches and then this work are finished, as `next_batch` runs it.
-
-        `now_s` is infinity for an idle engine.
-        """
+        """Return the seconds until this work finishes as `next_batch` runs it; `now_s` is infinity if idle."""
         streams = self.streams
         if not streams.running and work.items and streams.is_wide(*work):
             busy_s, line = [0.0], streams.wide.line

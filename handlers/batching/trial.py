@@ -47,8 +47,6 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Choice(NamedTuple):
-    """The chosen engine and its streams, and their measurements."""
-
     arrangement: Arrangement
     measurement: Measurement
 
@@ -61,10 +59,7 @@ def copy_with_engine(task: AnyTask, engine: Engine) -> AnyTask:
 
 
 def choose_candidate(figures: Mapping[Candidate, tuple[float, float]]) -> Candidate:
-    """Return the candidate with the least product of both times, or the first unless another is LEAST_GAIN better.
-
-    The figures are seconds of an item, single and concurrent; the likeliest candidate is first.
-    """
+    """Return the least product of both times; the first, likeliest one unless another is LEAST_GAIN better."""
     products = {candidate: single_s * item_s for candidate, (single_s, item_s) in figures.items()}
     likeliest, best = next(iter(products)), min(products, key=products.__getitem__)
     return best if products[best] < (1 - LEAST_GAIN) * products[likeliest] else likeliest
@@ -233,11 +228,7 @@ class Trial:
 def measure(
     tasks: Sequence[Task], item: Any, count_full: Callable[[float], int], decoded_beside: Payload | None
 ) -> Seeds:
-    """Time a micro-batch of one item and a full one that repeats it, on the whole engine or on all streams at once.
-
-    `count_full` returns the items of a full one from the seconds of one item. Another thread decodes `decoded_beside`
-    repeatedly while the full one runs.
-    """
+    """Time one item and a full micro-batch of it, while another thread decodes `decoded_beside` repeatedly."""
     tokens, item_s = tasks[0].cost(item).length, _time_s(tasks, [item])
     size = count_full(item_s)
     if size < 2:

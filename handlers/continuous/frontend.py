@@ -97,8 +97,6 @@ class _Inbox:
 
 
 class Link:
-    """A worker's connection to the frontend."""
-
     def __init__(self, connection: socket.socket) -> None:
         """Use a connection on which the frontend awaits an answer."""
         self._connection = connection
@@ -107,10 +105,7 @@ class Link:
         self._sizes: dict[str, int] = {}
 
     def receive(self, on_new: Callable[[str, NewRequest], None]) -> Collection[str]:
-        """Wait for the next message, and return the ids of all requests in flight, in the frontend's order.
-
-        `on_new` is called with the id and content of each request that the previous message lacks.
-        """
+        """Wait for a message; call `on_new` for each new request and return all ids in flight, in its order."""
         inbox = self._inbox
         if inbox.read(len(PREDICT)) != PREDICT:
             raise ProtocolError("not a prediction")

@@ -50,10 +50,7 @@ class Timing:
     received_s: float = -inf  # time of the last exchange
 
     def estimate_arrival_s(self, now_s: float, in_flight: int) -> float:
-        """Return when the new requests of an exchange arrived at the frontend, on average.
-
-        The frontend waits for new requests only if none is in flight.
-        """
+        """Return when an exchange's new requests arrived on average; the frontend only waits if none is in flight."""
         return (self.received_s + now_s) / 2 if in_flight else now_s
 
     def due_s(self, state: WorkerState) -> float:
@@ -70,11 +67,7 @@ class Timing:
         return -inf if state.is_all_complete else state.oldest_refusal_s + HOLD_S
 
     def most_inline(self, state: WorkerState) -> int:
-        """Return how many items the exchange thread may run itself in one micro-batch; 0 for none.
-
-        It may if they are quick, or if a single client waits and no look is due meanwhile. It runs half of many items:
-        TorchServe and their clients work while it runs the others.
-        """
+        """Return how many items the exchange thread runs itself: quick ones, and half of many, as others work too."""
         if state.is_all_complete or state.is_running:
             return 0
         if state.queued_s <= QUICK_S:

@@ -18,10 +18,7 @@ CHECKED = "__pydantic_validator__"
 
 
 def complete(cls: type, base: type) -> Any:
-    """Return a class with the fields of `base` and of a user's class, which is returned if it has both.
-
-    A default without an annotation has its own type as annotation.
-    """
+    """Return a class with the fields of both; a default without an annotation has its own type as annotation."""
     is_whole = issubclass(cls, base) or not fields(base)
     if cls is base or (is_dataclass(cls) and CHECKED in vars(cls) and is_whole):
         return cls

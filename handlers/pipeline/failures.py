@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Exception) -> None:
-    """Repeat a step that failed with `error` on halves of its slots, down to single slots that fail.
-
-    Slots that are over by then are left out. A step that raises must not have changed any other slot. If time is up,
-    all slots fail at once.
-    """
+    """Repeat a step that failed on halves of its slots, down to single ones; if time is up, all fail at once."""
     left = [slot for slot in slots if not slot.is_over]
     if isinstance(error, OutOfTime):
         # Halves would take longer still.

@@ -45,7 +45,7 @@ from handlers.pipeline.failures import fail, isolate
 from handlers.pipeline.limits import find_excess
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
-from handlers.protocol import retrieval
+from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
@@ -71,8 +71,6 @@ SlotListener = Callable[[Slot], None]
 
 @dataclass(slots=True, eq=False)
 class FinishedMicroBatch:
-    """A micro-batch that went through the model, until it is split."""
-
     slots: list[Slot]  # of the items that were not over before it, in order
     outputs: Outputs  # for these items: arrays of shape (B, ...)
     seconds: float  # of `collate` and `forward`
@@ -98,10 +96,7 @@ class Pipeline:
         return [respond(context, index, reply) for index, reply in enumerate(replies)]
 
     def answer(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf) -> list[Reply]:
-        """Return the replies to a batch in classic mode, whose rows have their headers beside them.
-
-        After `limit_s` seconds no decoding and no micro-batch starts.
-        """
+        """Return the replies to a batch in classic mode; after `limit_s` seconds nothing more starts."""
         ends_s = time.perf_counter() + limit_s
         requests = [self.unpack(row, headers) for row, headers in rows]
         slots = [slot for request in requests for slot in request.slots]
@@ -121,10 +116,7 @@ class Pipeline:
     # -- unpack ------------------------------------------------------------------------------------------------------
 
     def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
-        """Divide a row into slots; `sent` has its headers in TorchServe's form, see `read_headers`.
-
-        A bug in the hook fails this request only. A request for metadata has no items.
-        """
+        """Divide a row, with its headers in `sent`, into slots; a bug in the hook fails this request only."""
         arrived_s = time.perf_counter()
         headers = read_headers(sent)
         explain = headers.get(EXPLAIN)
@@ -152,10 +144,7 @@ class Pipeline:
     # -- decode, prepare ---------------------------------------------------------------------------------------------
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
-        """Decode the payload in a slot, unless it contains an error. Any thread may call it.
-
-        After `ends_s`, of `time.perf_counter`, the item fails.
-        """
+        """Decode the payload in a slot on any thread; after `ends_s`, of `time.perf_counter`, the item fails."""
         started_s = time.perf_counter()
         if not isinstance(slot.outcome, ItemError):
             try:
@@ -218,11 +207,7 @@ class Pipeline:
     def run(
         self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
     ) -> list[FinishedMicroBatch]:
-        """Run a micro-batch, in halves if it fails; return the parts that ran, without the items at fault.
-
-        After `ends_s`, of `time.perf_counter`, no part starts. `listener` is called on the engine's threads for each
-        item that the engine ends before the others.
-        """
+        """Run a micro-batch, in halves if it fails, until `ends_s`; `listener` gets items that end before others."""
         finished: list[FinishedMicroBatch] = []
 
         def step(some: list[Slot]) -> None:
@@ -323,7 +308,7 @@ class Pipeline:
 
     def _write_body(self, request: Request, slots: Sequence[Slot]) -> Reply:
         form, limit = request.form, self._task.config.max_response_bytes
-        if isinstance(form, retrieval.Answer):
+        if isinstance(form, Answer):
             form = form.with_tokens(sum(slot.tokens for slot in slots))
         # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
         # that cannot write errors either has a bug itself.

@@ -53,7 +53,6 @@ def describe_tensor(tensor: Tensor) -> TensorMetadata:
 
 
 def write_row(model: Model, result: Any) -> dict[str, Any]:
-    """Write one row's outputs for JSON, without the batch dimension."""
     arrays = model.outputs.arrays([result])
     return {name: _write_values(array.take(0, model.batch_dims.get(name, 0))) for name, array in arrays.items()}
 

@@ -21,10 +21,7 @@ UNCHANGED = frozenset(
 
 
 def integer_bounds(model: openvino.Model) -> dict[str, tuple[int, int]]:
-    """Find the least and the most that an input may contain; inputs without bounds are left out.
-
-    An index into a table of constants must be inside the table, which OpenVINO does not check.
-    """
+    """Find the bounds of inputs that index tables of constants, which OpenVINO does not check."""
     found = {port.any_name: _follow(port.node.output(0)) for port in model.inputs if port.element_type.is_integral()}
     return {name: (max(least), min(most)) for name, (least, most) in found.items() if least}
 

@@ -31,12 +31,7 @@ _KNOWN = set(DTYPES.values())
 def check_inputs(
     tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature
 ) -> dict[str, Any]:
-    """Check the inputs of a request.
-
-    Returns:
-        Arrays by the model's names, with at least one row; numbers of BF16 as float32, elements of BYTES as bytes. A
-        mask that was not sent is left out.
-    """
+    """Return arrays of one row at least; BF16 as float32, BYTES as bytes, and without a mask that was not sent."""
     arrays = {}
     for name, array in tensors.items():
         tensor = inputs.get(name)
@@ -89,7 +84,6 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor]
 
 
 def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
-    """Return the sizes of the free dimensions except the batch's."""
     return tuple(shape[dimension] for dimension in tensor.free)
 
 
@@ -99,7 +93,6 @@ def count_rows(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
 
 
 def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
-    """Return whether an array has a tensor's datatype and shape."""
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         return False
     if tensor.shape is None:
@@ -126,11 +119,7 @@ def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
 def check_outputs(
     outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """Check the outputs of a run.
-
-    Returns:
-        An array for each output, of a dtype of DTYPES; BF16 and BYTES as answers contain them.
-    """
+    """Return an array of DTYPES for each output of a run; BF16 and BYTES as answers contain them."""
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")
     if signature is None:
@@ -145,7 +134,6 @@ def check_outputs(
 
 
 def _check_name(name: Any) -> str:
-    """Check the name of an output without a declaration."""
     if not isinstance(name, str) or not name:
         raise WrongOutput(f"An output is named {name!r}; a text is expected.")
     if name == ERROR:

@@ -39,7 +39,6 @@ class TensorItems:
         given: Mapping[str, str],
         most_rows: int,
     ) -> None:
-        """Read requests to one model."""
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
         # By the clients' names, for messages.
@@ -119,11 +118,7 @@ class TensorItems:
 
 
 def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
-    """Read a JSON value of an input.
-
-    Returns:
-        An array with the batch dimension and as many dimensions as the tensor, of a dtype of DTYPES; not checked yet.
-    """
+    """Read JSON as an array of DTYPES with the batch dimension and as many more as the tensor, still unchecked."""
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")
     dtype = DTYPES[datatype]

@@ -39,15 +39,11 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One item."""
-
     arrays: Arrays  # by the model's names, with the batch dimension, of size 1; without a mask that was not sent
     cost: Cost
 
 
 class Rows:
-    """Makes rows and micro-batches by one signature."""
-
     def __init__(self, signature: Signature) -> None:
         self._inputs = tuple(signature.inputs.values())
         self._constants = signature.constants
@@ -150,12 +146,7 @@ def _find_own_part(tensor: Tensor, sizes: Sequence[int]) -> tuple[slice, ...]:
 
 
 def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[str, NDArray[Any]]]:
-    """Make a row of each configured size, or one if `warm_up` is empty.
-
-    Returns:
-        Arrays by the model's names, with the batch dimension, of size 1; numbers of BF16 as float32. No row if any
-        datatype or shape is accepted.
-    """
+    """Make a row, (1, ...), of each warm-up size, BF16 as float32; none if any datatype or shape is accepted."""
     inputs = signature.inputs
     for sizes in config.warm_up:
         if unknown := sorted(sizes.keys() - inputs.keys()):

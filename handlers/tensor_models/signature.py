@@ -79,7 +79,6 @@ class DeclaredSignature:
     outputs: tuple[Tensor, ...] | None = None  # None if the model does not declare them
 
     def to_json(self) -> str:
-        """Write signature.json."""
         return (
             TypeAdapter(DeclaredSignature)
             .dump_json(self, indent=1, exclude={"inputs": _CONFIGURED, "outputs": _CONFIGURED})
@@ -116,7 +115,6 @@ def set_engine_types(signature: Signature, datatypes: Mapping[str, str]) -> Sign
 
 
 def merge_signature(declared: DeclaredSignature, config: TensorsConfig) -> Signature:
-    """Combine the model's own description with the configuration."""
     constants = {each.name: _make_constant(each, config) for each in declared.inputs if each.name in config.constants}
     known = [tensor.name for tensor in declared.inputs]
     if unknown := sorted(config.constants.keys() - constants.keys()):
@@ -176,7 +174,6 @@ def _merge_tensors(kind: str, declared: Sequence[Tensor], given: Mapping[str, Te
 
 
 def _merge_tensor(declared: Tensor, given: TensorConfig, kind: str) -> Tensor:
-    """Add the properties that the model leaves out."""
     place = f"{kind}.{declared.name}"
     if declared.datatype and given.datatype and declared.datatype != given.datatype:
         raise InvalidConfig(f"{place}: the model has {declared.datatype}, not {given.datatype}")

@@ -29,8 +29,6 @@ MOST_CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SourceLanguage:
-    """The language that a text is translated from."""
-
     code: str | None = None  # the model's own; None if its languages are fixed, or no language is named
     score: float | None = None  # of the detector; None if it did not run
 

@@ -36,16 +36,11 @@ _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text in sentences."""
-
     sentences: tuple[str, ...]  # S of them, without white space around
     between: tuple[str, ...]  # S + 1 parts: before the first sentence, between two, after the last
 
     def join_answers(self, answers: Sequence[str]) -> str:
-        """Replace the sentences by S answers.
-
-        Two sentences without a space between, as in Chinese, get one if their answers are written with spaces.
-        """
+        """Replace the sentences by S answers, spaced if these are written with spaces, as of Chinese."""
         parts = [self.between[0]]
         for index, answer in enumerate(answers):
             gap = self.between[index + 1]

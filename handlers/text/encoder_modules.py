@@ -54,10 +54,7 @@ def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class LastTokenClassifier(torch.nn.Module):
-    """A decoder's classifier whose configuration has no padding token.
-
-    transformers finds the last token of each text by the padding, and so accepts only one text.
-    """
+    """A decoder's classifier without a padding token, by which transformers finds the last token of each text."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

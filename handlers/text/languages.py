@@ -73,8 +73,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Languages:
-    """The languages of one model, under its own codes."""
-
     sources: frozenset[str] = frozenset()  # values of the tokenizer's `src_lang`; none if there is only one language
     targets: Mapping[str, Target] = field(default_factory=dict)  # by code; none if there is only one language
 
@@ -145,10 +143,7 @@ class ModelCodes:
             self._by_key[find_key(code)].append(code)
 
     def find(self, label: str) -> str | None:
-        """Find the model's code for a detector's label without prefix; None if the model lacks the language.
-
-        Among several codes it is the label itself (`zho_Hant`), or else the first in order (`zho_Hans`).
-        """
+        """Find the model's code for a detector's label, itself (`zho_Hant`) or the first (`zho_Hans`), or None."""
         key = _WIKIPEDIA.get(label) or find_key(label)
         codes = self._by_key.get(key) or self._by_key.get(_NEAREST.get(key, ""), [])
         return label if label in codes else next(iter(codes), None)

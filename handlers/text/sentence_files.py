@@ -17,8 +17,11 @@ from handlers.errors import InvalidOption, show_name
 from handlers.probabilities import sigmoid
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-# The names of prompts that sentence-transformers tries for a query and a document, in this order.
-PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+# The names of prompts that sentence-transformers tries for a kind of text, in this order.
+PROMPT_NAMES = {
+    **{name: (name,) for name in ("query", "classification", "clustering")},
+    "document": ("document", "passage", "corpus"),
+}
 
 
 def read_json(path: Path) -> Any:
@@ -91,11 +94,7 @@ def _scale_to_unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def read_activation(folder: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-    """Find the function that turns a cross-encoder's one logit into a score; the sigmoid if its files name none.
-
-    sentence-transformers 6 reads these places in this order, the first one only beside modules.json, and accepts only
-    names of torch.
-    """
+    """Find a cross-encoder's function from logit to score where its library does; else the sigmoid."""
     config = _read_mapping(folder / "config.json")
     saved = _read_mapping(folder / SENTENCE_CONFIG) if (folder / "modules.json").is_file() else {}
     names = (

@@ -37,15 +37,12 @@ FLAGS = {
 
 
 class SentenceModule(NamedTuple):
-    """One entry of modules.json."""
-
     kind: str  # one of KINDS
     folder: Path
     settings: Mapping[str, Any]
 
     @property
     def modes(self) -> Sequence[str]:
-        """The modes of a Pooling."""
         flags = [mode for flag, mode in FLAGS.items() if self.settings.get(flag) is True]
         modes = self.settings.get("pooling_mode") or flags or ["mean"]
         return [modes] if isinstance(modes, str) else modes

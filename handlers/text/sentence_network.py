@@ -37,7 +37,6 @@ class Dense(torch.nn.Module):
     """A linear layer and an activation, with an optional residual connection around both."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Build the layer from its config.json."""
         super().__init__()
         sizes = int(settings["in_features"]), int(settings["out_features"])
         self.linear = torch.nn.Linear(*sizes, bias=settings.get("bias", True))

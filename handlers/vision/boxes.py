@@ -24,17 +24,7 @@ RULES = {
 def select_boxes(
     boxes: NDArray[np.float32], scores: NDArray[np.float32], least: float, rules: SsdRules
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Select the boxes of one image as torchvision's SSD does: in each class those that overlap no better one.
-
-    Args:
-        boxes: (A, 4) left, top, right, bottom in 0..1.
-        scores: (A, classes) probabilities.
-        least: boxes without a higher score are left out.
-        rules: the network's.
-
-    Returns:
-        The selected boxes and classes, as indices, best first.
-    """
+    """Select indices and classes of (A, 4) boxes in 0..1 with (A, classes) scores, best first, as SSD does."""
     best = np.argsort(-scores, axis=0, kind="stable")[: rules.candidates]
     anchors, classes = best.T.ravel(), np.repeat(np.arange(scores.shape[1]), len(best))
     is_likely = scores[anchors, classes] > least

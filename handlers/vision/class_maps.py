@@ -13,16 +13,7 @@ HALF = 0.5
 
 
 def find_classes(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Enlarge logits as torch.nn.functional.interpolate does, bilinear, and find the likeliest class of each pixel.
-
-    Args:
-        logits: (classes, h, w).
-        size: the width and height to enlarge to.
-
-    Returns:
-        The classes and their probabilities, (height, width) each. Within an area of one class, a probability is that of
-        the nearest logits.
-    """
+    """Enlarge (classes, h, w) logits; return each pixel's likeliest class and the nearest logits' probability."""
     values = np.ascontiguousarray(logits.transpose(1, 2, 0))
     best = values.argmax(2).astype(np.uint8)
     (top, bottom, down), (left, right, across) = map(find_neighbours, values.shape[:2], size[::-1])

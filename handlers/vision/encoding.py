@@ -9,14 +9,12 @@ from PIL import Image
 
 
 def encode_image(image: Image.Image, image_format: str) -> bytes:
-    """Write an image in one of Pillow's formats."""
     with io.BytesIO() as body:
         image.save(body, image_format)
         return body.getvalue()
 
 
 def make_grey_jpeg(side: int) -> bytes:
-    """Return a grey square of `side` pixels as a JPEG."""
     return encode_image(Image.new("RGB", (side, side), "grey"), "JPEG")
 
 

@@ -19,15 +19,11 @@ FAMILY = ("rt_detr", "rt_detr_v2", "d_fine")
 
 class PixelDetector(PixelNetwork):
     def __init__(self, detector: Any, preprocessing: Preprocessing) -> None:
-        """Wrap a model of FAMILY."""
         super().__init__(preprocessing)
         self.detector = detector
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn pixels, (B, H, W, 3) uint8, RGB, into logits, (B, Q, labels), and boxes, (B, Q, 4).
-
-        A box is left, top, right and bottom, as shares of the image.
-        """
+        """Turn RGB, (B, H, W, 3) uint8, into (B, Q, labels) logits and (B, Q, 4) boxes, as shares of the image."""
         found = self.detector(pixel_values=self.normalise(pixels))
         centres, halves = found.pred_boxes[..., :2], found.pred_boxes[..., 2:] / 2
         return found.logits, torch.cat([centres - halves, centres + halves], 2)

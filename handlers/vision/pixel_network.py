@@ -49,7 +49,7 @@ def check_family(checkpoint: Path, families: Sequence[str]) -> None:
     if family not in families:
         raise InvalidConfig(
             f"{family} is not supported by this task; supported families are {', '.join(families)}; export the model "
-            "for images of one size with torch.onnx.export, and serve the file with handler: tensors"
+            "for images of one size with torch.onnx.export, and serve the file with task: tensors"
         )
 
 

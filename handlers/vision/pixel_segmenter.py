@@ -33,10 +33,7 @@ class PixelSegmenter(PixelNetwork):
         self.network = network
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn pixels, (B, H, W, 3) uint8, RGB, into the likeliest class of each and its probability.
-
-        Both are (B, H, W): uint8 and float32.
-        """
+        """Turn RGB, (B, H, W, 3) uint8, into the likeliest class and its probability, (B, H, W) each."""
         logits = self.network(self.normalise(pixels))["out"].float()
         # In OpenVINO softmax and then max are three passes over all classes of all pixels, and take 1.4 times as long.
         best, classes = logits.topk(1, dim=1)
@@ -49,7 +46,6 @@ class PixelSegformer(PixelNetwork):
     output_names = ("map_logits",)
 
     def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
-        """Wrap a network of FAMILY."""
         super().__init__(preprocessing)
         self.network = network
 
@@ -62,7 +58,6 @@ class PixelSegformer(PixelNetwork):
 def load_segmenter(
     weights: Path, arch: str | None, classes: int, preprocessing: Preprocessing
 ) -> PixelSegmenter | PixelSegformer:
-    """Load a network, in fp32."""
     if arch is not None:
         return build_torchvision(read_state(weights), arch, classes, preprocessing)
     loaded = load_checkpoint(weights, "AutoModelForSemanticSegmentation", FAMILY)

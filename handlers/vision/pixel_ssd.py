@@ -46,10 +46,7 @@ class PixelSsd(PixelNetwork):
         self.register_buffer("anchors", torch.cat([corners[:, :2] + sizes / 2, sizes], 1).clone() / side)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn pixels, (B, S, S, 3) float32, RGB, into logits, (B, A, classes), and boxes, (B, A, 4).
-
-        The first class means no object. A box is left, top, right and bottom, as shares of the image.
-        """
+        """Turn RGB, (B, S, S, 3) float32, into (B, A, classes) logits, the first for none, and (B, A, 4) boxes."""
         found = self.head(list(self.backbone(self.normalise(pixels)).values()))
         moves = found["bbox_regression"].float() / self.scales
         centres = self.anchors[:, :2] + moves[..., :2] * self.anchors[:, 2:]

@@ -18,6 +18,7 @@ PREPROCESSING = "preprocessing.json"
 LONG = 8
 
 Levels = tuple[float, float, float]
+Box = tuple[int, int, int, int]  # left, top, right, bottom
 # uint8, or float32 for a model whose library resizes without antialiasing.
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -45,7 +46,6 @@ class Preprocessing:
         return cls(**values)
 
     def write(self, folder: Path) -> None:
-        """Write the file into an archive's folder."""
         (folder / PREPROCESSING).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @property
@@ -71,15 +71,19 @@ class Preprocessing:
         resized = self.resized_size(*image.size)
         if not self.is_antialiased:
             return _interpolate(np.asarray(image), resized)
-        size, resample = self.crop or resized, Image.Resampling[self.interpolation.upper()]
+        size = self.crop or resized
         whole = round if self.is_rounded else int
         left, top = (whole((new - side) / 2) for new, side in zip(resized, size, strict=True))
-        box: tuple[float, float, float, float] = (left, top, left + size[0], top + size[1])
+        box = (left, top, left + size[0], top + size[1])
         if max(resized) <= LONG * min(resized):
-            return np.asarray(image.resize(resized, resample).crop(box))
+            return self.cut(image, resized, box)
         across, down = (side / new for side, new in zip(image.size, resized, strict=True))
-        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-        return np.asarray(image.resize(size, resample, box))
+        part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        return np.asarray(image.resize(size, Image.Resampling[self.interpolation.upper()], part))
+
+    def cut(self, image: Image.Image, resized: tuple[int, int], box: Box) -> Pixels:
+        """Resize an image, and cut out a box."""
+        return np.asarray(image.resize(resized, Image.Resampling[self.interpolation.upper()]).crop(box))
 
 
 def to_levels(values: Any) -> Levels:
@@ -89,11 +93,7 @@ def to_levels(values: Any) -> Levels:
 
 
 def find_neighbours(own: int, wanted: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Find the values that torch.nn.functional.interpolate reads: bilinear, without align_corners and antialias.
-
-    Returns:
-        For each new value, the indices of its two neighbours, and the share of the second one.
-    """
+    """Return, for each bilinear value as PyTorch's, its two neighbours and the share of the second."""
     at = ((np.arange(wanted, dtype=np.float32) + 0.5) * np.float32(own / wanted) - 0.5).clip(0, own - 1)
     lower = at.astype(np.intp)
     return lower, np.minimum(lower + 1, own - 1), at - lower.astype(np.float32)

@@ -25,21 +25,18 @@ from deploy.run.errors import ServerError
 from deploy.sandbox import NotStarted
 from load.bench import archives, machine, peer_process
 from load.bench.rounds import Bench, progress
-from load.bench.table import Row, markdown, render
+from load.bench.table import Row, render
 from load.errors import LoadError
 from torchserve_client.arguments import Parser, number
 from torchserve_client.errors import ClientError
 
 
 class Part(NamedTuple):
-    """A part of the benchmark."""
-
     place: str  # "module:function", Bench -> rows
     extras: tuple[str, ...] = ()  # environments of .extras that it needs
     is_plain: bool = True  # whether `make bench` includes it
 
     def measure(self, bench: Bench) -> Iterator[Row]:
-        """Import its module, and measure."""
         module, _, name = self.place.partition(":")
         rows: Iterator[Row] = getattr(import_module(module), name)(bench)
         return rows
@@ -51,9 +48,6 @@ PARTS = {
     "translation": Part("load.bench.texts:measure_translation"),
     "poisson": Part("load.bench.modes:measure_poisson"),
     "int8": Part("load.bench.int8:measure", ("int8",)),
-    "retrieval": Part("load.bench.retrieval:measure", ("infinity",), is_plain=False),
-    "vision": Part("load.bench.vision:measure", is_plain=False),
-    "gateway": Part("load.bench.gateway:measure", is_plain=False),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
     "peers": Part("load.bench.peers:measure", ("peers", "pytriton", "infinity"), is_plain=False),
@@ -66,11 +60,10 @@ TERMINATED = 143
 
 
 def parser() -> Parser:
-    """Return the parser of the command line."""
     command = Parser(
         prog="torchserve-batching bench",
         description="Compare this deployment with its peers.",
-        examples=("torchserve-batching bench texts --minutes 10", "torchserve-batching bench poisson --markdown"),
+        examples=("torchserve-batching bench texts --minutes 10", "torchserve-batching bench poisson"),
     )
     words = f"{', '.join(PARTS)}; default: {', '.join(PLAIN)}"
     command.add_argument("parts", nargs="*", metavar="PART", help=words)
@@ -85,17 +78,15 @@ def parser() -> Parser:
         help="most repeats of all measurements; default: %(default)d",
     )
     add("--minutes", type=positive, default=25.0, metavar="M", help="time for all parts; default: %(default)g minutes")
-    words = "example that classifies images; default: by the processor's speed"
-    add("--classifier", choices=archives.CLASSIFIERS, help=words)
+    words = "example that classifies images; default: %(default)s"
+    add("--classifier", choices=archives.CLASSIFIERS, default="resnet-152", help=words)
     add = command.add_argument_group("output").add_argument
     words = "file for the table as JSON; default: %(default)s"
     add("--json", type=Path, default=Path("build/bench.json"), metavar="FILE", help=words)
-    add("--markdown", action="store_true", help="print the table as GitHub's markdown")
     return command
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print; return the exit code."""
     command = parser()
     options = command.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
@@ -113,19 +104,17 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measure the parts one after the other and print one table; return the exit code."""
     names, failed, rows, remarks = options.parts or PLAIN, 0, list[Row](), Counter[str]()
     for extra in dict.fromkeys(extra for name in names for extra in PARTS[name].extras):
         progress(f"environment: .extras/{extra}")
         peer_process.build_environment(extra)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    classifier = options.classifier or archives.choose_classifier()
     ends_s = time.monotonic() + 60 * options.minutes
     for index, name in enumerate(names):
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
             until_s = started_s + (ends_s - started_s) / (len(names) - index)
-            bench = Bench(Path(folder), classifier, options.rounds, options.seconds, until_s, remarks)
+            bench = Bench(Path(folder), options.classifier, options.rounds, options.seconds, until_s, remarks)
             try:
                 rows += PARTS[name].measure(bench)
             except ERRORS as error:
@@ -138,10 +127,7 @@ def measure(options: argparse.Namespace) -> int:
     table = {"machine": where, "method": method, "rows": [row.to_json() for row in rows], "remarks": remarks}
     options.json.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2))
     print(f"{where}\n{method}\n")
-    if options.markdown:
-        print(markdown(rows))
-    else:
-        Console(width=None if sys.stdout.isatty() else 200).print(render(rows))
+    Console(width=None if sys.stdout.isatty() else 200).print(render(rows))
     print("\n".join(["", *(f"{count} times: {line}" if count > 1 else line for line, count in remarks.items())]))
     return 1 if failed else 0
 

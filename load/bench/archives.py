@@ -7,7 +7,6 @@ example -> build -> folder of the model store -> copy_with  -> equal files, othe
 import json
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,6 @@ class TransformersHandler(BaseHandler):
     def postprocess(self, vectors):
         return vectors.tolist()
 """
-# Most seconds of ResNet-152 for one image in torch: above, a batch of 16 takes longer than a measurement.
-SLOW_S = 0.4
-
-
-def choose_classifier() -> str:
-    """Choose the example that classifies images: ResNet-152, or MobileNetV2 on a slow machine."""
-    import torch  # noqa: PLC0415 - seconds, only needed here
-    from torchvision.models import resnet152  # noqa: PLC0415
-
-    network, image, took_s = resnet152().eval(), torch.zeros(1, 3, 224, 224), float("inf")
-    for _ in range(3):
-        started_s = time.perf_counter()
-        with torch.inference_mode():
-            network(image)
-        took_s = min(took_s, time.perf_counter() - started_s)
-    progress(f"one image takes ResNet-152 {took_s:.2f} s in torch")
-    return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
 
 
 def recipe(
@@ -91,7 +73,6 @@ def recipe(
     precisions: Comparisons | None = None,
     engine: Engine = "auto",
 ) -> Recipe:
-    """Return the recipe of an archive as a folder of a model store."""
     options: Any = {"archive_format": "no-archive", "export_path": store, "cache_path": EXPORTS}
     return Recipe(of, weights, engine, comparisons=precisions or plan_comparisons(), **options)
 
@@ -105,10 +86,7 @@ def build(
     *,
     engine: Engine = "auto",
 ) -> Path:
-    """Build an example as a folder of a model store, with random weights if the published ones are not available.
-
-    Remarks report random weights, and the agreement of the requested precisions with fp32.
-    """
+    """Build an example as a folder of a model store; remarks report random weights, and low precisions' proofs."""
     progress(f"archive: {name}")
     planned = recipe(model(name), store, weights, precisions, engine)
     with redirect_output():
@@ -123,16 +101,13 @@ def build(
 
 
 def copy_with(built: Path, name: str, mode: str | None = None, **settings: str | int) -> str:
-    """Copy an archive's folder beside itself, as links except for its configuration; return the copy's name.
-
-    `mode` is `classic`, or `adaptive` without a target; None keeps the mode. `settings` belong to `handler:`.
-    """
+    """Copy an archive's folder as links with other `settings` and `mode` (None keeps it); return its name."""
     path = built.with_name(name) / "model-config.yaml"
     shutil.copytree(built, path.parent, copy_function=os.link)
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     handler = {**(config.get("handler") or {}), **settings}
     if mode is not None:
-        target = {"max_latency_ms": None} if mode == ADAPTIVE else {}
+        target = {"latency_target_ms": None} if mode == ADAPTIVE else {}
         handler["scheduling"] = {**(handler.get("scheduling") or {}), "mode": mode, **target}
         config = {key: value for key, value in config.items() if key not in (CONTINUOUS, "minWorkers", "maxWorkers")}
     if mode == ADAPTIVE:
@@ -144,10 +119,7 @@ def copy_with(built: Path, name: str, mode: str | None = None, **settings: str |
 
 
 def build_stock(built: Path, source: str, handler: str | None = None) -> str:
-    """Build an archive of a TorchServe handler by its documentation, beside a folder and with its weights.
-
-    `source` is the class that `handler` needs, or else the handler itself. Returns the name of the archive's file.
-    """
+    """Build a TorchServe handler's archive with a folder's weights; `source` is its model class or itself."""
     temporary = built.parent / ".stock"
     temporary.mkdir()
     (file := temporary / "model.py").write_text(source, encoding="utf-8")

@@ -31,8 +31,6 @@ STEPS: list[Callable[[str, int], int]] = []
 
 
 class Figures(NamedTuple):
-    """One measurement."""
-
     per_s: float  # items per second
     p50_ms: float  # latency of a request
     p99_ms: float  # infinite if over 1 % of requests failed
@@ -41,8 +39,6 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model behind a server."""
-
     name: str
     url: str  # of its predictions
     inputs: Inputs
@@ -71,15 +67,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop without a server, in a process of `start_loop`."""
-
     name: str
     process: ProcessPoolExecutor
     way: str = ""  # one of the loop's ways to compute, if it has several
     batch_size: int = 16  # most items of a micro-batch; a closed loop of fewer clients has smaller ones
 
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
-        """Measure once."""
         size = min(load.clients, self.batch_size) if isinstance(load, ClosedLoop) else self.batch_size
         return self.process.submit(_run_loop, self.way, size, duration_s, warm_up_s).result()
 
@@ -92,7 +85,6 @@ class Tuned:
     best: Mapping[int, Endpoint]
 
     def run(self, load: Load, duration_s: float, warm_up_s: float) -> Figures:
-        """Measure once."""
         clients = load.clients if isinstance(load, ClosedLoop) else max(self.best)
         return self.best[clients].run(load, duration_s, warm_up_s)
 
@@ -101,10 +93,7 @@ Contender = Endpoint | Loop | Tuned
 
 
 def register(server: Server, archive: str, name: str, inputs: Inputs, batch_size: int, *, workers: int = 1) -> Endpoint:
-    """Register an archive of a server's store as ARCHIVE-BATCH_SIZE, and wait for its workers.
-
-    `name` and `inputs` are the contender's. `batch_size` is the window of an adaptive archive.
-    """
+    """Register an archive as ARCHIVE-BATCH_SIZE (the window if adaptive), and wait for its workers."""
     model = f"{Path(archive).stem}-{batch_size}"
     log = WorkerLog(server.logs / "model_log.log", model)
     # 1 ms is the least delay that TorchServe accepts: a loaded queue fills batches by itself.

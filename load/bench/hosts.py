@@ -39,7 +39,6 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def serve_one(folder: Path, inputs: Inputs) -> Iterator[PeerProcess]:
-    """Serve an archive in a process of this environment until the block ends."""
     command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), "--port")
     peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}")
     with peer_process.start(peer, inputs.items[0].body) as running:
@@ -76,12 +75,10 @@ async def storm_s(url: str, body: bytes) -> float:
 
 
 def memory_mb(pid: int) -> float:
-    """Return a process's proportional set size."""
     return float(psutil.Process(pid).memory_full_info().pss) / 1e6
 
 
 def worker_pid(server: Server, endpoint: Endpoint) -> int:
-    """Return the process of a model's one worker."""
     return int(server.management.describe(endpoint.url.rpartition("/")[2])["workers"][0]["pid"])
 
 

@@ -68,7 +68,6 @@ def measure(bench: Bench) -> Iterator[Row]:
 
 
 def write_calibration(work: Path) -> tuple[Path, Path]:
-    """Write a folder of photographs and one of texts to calibrate int8 with."""
     images, texts = work / "images", work / "texts"
     images.mkdir()
     texts.mkdir()

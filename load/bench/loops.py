@@ -4,12 +4,8 @@ images        decodes and classifies a micro-batch
 texts         way `padded`: tokenises each text by itself, pads it to 256 and runs torch in fp32, as TorchServe's common
               transformers handler does; `sorted`: our engine on all texts sorted by length, an upper bound for servers
 translation   transformers' generate() for each text
-reranking     sentence-transformers' CrossEncoder.predict of a query with each of its documents
-vision        decodes a micro-batch, detects or segments, and makes the results, by the task's hooks
-pipeline      transformers' pipeline for the task, called once per image
 """
 
-import io
 import json
 import time
 from collections.abc import Callable
@@ -22,7 +18,6 @@ import numpy as np
 import torch
 import transformers
 import yaml
-from PIL import Image
 
 from deploy.archives.tasks import load_task, task_class
 from handlers.archive_files import CHECKPOINT
@@ -47,7 +42,6 @@ TRIAL_ITEMS = 16
 
 
 def load_images(folder: Path) -> Step:
-    """Load an archive of image_classification, unpacked."""
     task = _task(folder)
     pool, bodies = ThreadPoolExecutor(available_threads(task.config.decode_threads)), cycle(samples.photographs())
 
@@ -62,7 +56,6 @@ def load_images(folder: Path) -> Step:
 
 
 def load_texts(folder: Path) -> Step:
-    """Load an archive of sentence_embedding, unpacked."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / CHECKPOINT)
     limit = find_token_limit(folder / CHECKPOINT) or PADDED_LENGTH
     network = load_encoder(SentenceEmbeddingHandler.head, folder / CHECKPOINT)
@@ -91,7 +84,6 @@ def load_texts(folder: Path) -> Step:
 
 
 def load_translation(folder: Path) -> Step:
-    """Load a Marian checkpoint."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     # One text of each length, since fewer would be another mix.
@@ -108,67 +100,20 @@ def load_translation(folder: Path) -> Step:
     return step
 
 
-def load_reranking(folder: Path) -> Step:
-    """Load a cross-encoder's checkpoint."""
-    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - seconds, only needed here
-
-    network, endless = CrossEncoder(str(folder), device="cpu"), cycle(samples.rankings())
-
-    def step(*_: object) -> int:
-        query, documents = next(endless)
-        network.predict([(query, document) for document in documents])
-        return len(documents)
-
-    return step
-
-
-def load_vision(folder: Path) -> Step:
-    """Load an archive of a task on images, unpacked."""
-    task = _task(folder)
-    pool, bodies = ThreadPoolExecutor(available_threads(0)), cycle(samples.photographs())
-
-    def step(_: str, batch_size: int) -> int:
-        items = list(pool.map(task.decode, map(Payload, islice(bodies, batch_size))))
-        task.split(task.engine.run(task.collate(items)), items)
-        return batch_size
-
-    return step
-
-
-def load_pipeline(folder: Path) -> Step:
-    """Load the checkpoint of an archive of a task on images."""
-    network: Any = transformers.pipeline(_kind(folder).replace("_", "-"), model=str(folder / CHECKPOINT))
-    pictures = cycle([Image.open(io.BytesIO(body)).convert("RGB") for body in samples.photographs()])
-
-    def step(*_: object) -> int:
-        network(next(pictures))
-        return 1
-
-    return step
-
-
 def _task(folder: Path) -> Any:
     """Load the task of an unpacked archive, with the engine that a worker's trial chooses."""
-    kind = _kind(folder)
+    manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
+    kind = str(manifest["model"]["handler"]).removesuffix(".py")
     settings = yaml.safe_load((folder / "model-config.yaml").read_text(encoding="utf-8"))
     task = load_task(kind, folder, parse(task_class(kind).config_class, settings.get("handler")))
     task.engine = Trial(task, TRIAL_ITEMS).choose().arrangement.whole
     return task
 
 
-def _kind(folder: Path) -> str:
-    """Read the name of an unpacked archive's task."""
-    manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
-    return str(manifest["model"]["handler"]).removesuffix(".py")
-
-
 LOOPS: dict[str, Callable[[Path], Step]] = {
     "images": load_images,
     "texts": load_texts,
     "translation": load_translation,
-    "reranking": load_reranking,
-    "vision": load_vision,
-    "pipeline": load_pipeline,
     "resnet-152 on a GPU": gpu_loops.load_images,
     "sentence-embedding on a GPU": gpu_loops.load_texts,
     "translation on a GPU": gpu_loops.load_translation,

@@ -31,7 +31,6 @@ def describe_processor(cpuinfo: str, cores: int, environment: Mapping[str, str])
 
 
 def describe(*packages: str) -> str:
-    """Describe this machine, and the versions of packages."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)

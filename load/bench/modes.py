@@ -23,7 +23,6 @@ SHARES = (0.3, 0.6, 0.9)
 
 
 def measure_poisson(bench: Bench) -> Iterator[Row]:
-    """Measure Poisson arrivals at 30, 60 and 90 % of the capacity."""
     built = archives.build(bench, bench.classifier, bench.work)
     for mode in (CLASSIC, ADAPTIVE):
         archives.copy_with(built, mode, mode)

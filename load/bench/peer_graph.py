@@ -32,21 +32,15 @@ class PeerGraph:
     wait_ms: float = 1.0  # BentoML's max_latency_ms, LitServe's batch_timeout, PyTriton's max_queue_delay
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable for a peer's process."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> "PeerGraph":
-        """Read the variable in a peer's process."""
         fields = json.loads(os.environ[VARIABLE])
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
     def compile(self) -> Callable[[Any], Any]:
-        """Compile one copy with our settings (handlers.engines.openvino); return a function from rows to scores.
-
-        OpenVINO's documentation advises one stream for a server that runs one batch at a time. Copies in several
-        processes divide the cores, without pinning.
-        """
+        """Return a function from rows to scores: one copy of one stream, as OpenVINO advises, or without pinning."""
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": max(1, self.threads // self.copies),

@@ -32,7 +32,6 @@ HEAD_BYTES = 256
 
 
 def encode_raw(row: Any) -> bytes:
-    """Return a row's numbers."""
     return bytes(row.tobytes())
 
 
@@ -46,8 +45,6 @@ def encode_tensor(row: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server of another project."""
-
     name: str
     extra: str  # its folder in .extras
     command: Sequence[str]  # a program of that folder and its arguments; the port is appended
@@ -97,10 +94,7 @@ def build_environment(extra: str, lock: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerProcess:
-    """A peer that serves `url`; `pid` is its first process, and its process group.
-
-    BentoML's workers, which are cheap when idle, have separate groups and end with the first process.
-    """
+    """A peer that serves `url`; BentoML's workers have their own groups and end with the first process."""
 
     url: str
     pid: int
@@ -115,7 +109,6 @@ class PeerProcess:
             self.signal(signal.SIGSTOP)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 

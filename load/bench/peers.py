@@ -5,7 +5,7 @@
     ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
         one thread, and of the peer's times to wait for a batch
 
-Ours are archives of `handler: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
+Ours are archives of `task: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
 batch sizes, as many threads as cores, their cheapest request bodies, kept-alive connections and no access log. Their
 scores are compared with torch's before the measurements.
 """
@@ -27,7 +27,7 @@ from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
-from load.bench import peer_process, retrieval
+from load.bench import embeddings, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
@@ -101,8 +101,6 @@ def encode(network: Network) -> tuple[Inputs, Mapping[str, str]]:
 
 
 class Tuning(NamedTuple):
-    """The settings of a server that the benchmark chooses."""
-
     copies: int
     wait_ms: float
 
@@ -135,7 +133,7 @@ def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned
     """Serve every network with one TorchServe, with one worker or one per core."""
     work = bench.work
     listed = work / "models.yaml"
-    entries = {each.name: {"handler": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
+    entries = {each.name: {"task": "tensors", "version": "1", "weights": f"{each.name}.onnx"} for each in networks}
     listed.write_text(json.dumps(entries), encoding="utf-8")  # JSON is YAML
     with redirect_output():
         for name in entries:
@@ -188,7 +186,6 @@ def check(expected: Any, number: int, body: bytes) -> Verdict:
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    """Measure both networks, and then embeddings."""
     first = replace(bench, ends_s=bench.clock() + 2 / 3 * (bench.ends_s - bench.clock()))
     networks, contenders = export(bench.work), dict[str, list[Contender]]()
     with ExitStack() as stack:
@@ -197,4 +194,4 @@ def measure(bench: Bench) -> Iterator[Row]:
             contenders[network.name] = [ours, *peers]
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from compare_with_peers(first, contenders, "rows/s")
-    yield from retrieval.measure_embeddings(bench)
+    yield from embeddings.measure(bench)

@@ -14,7 +14,6 @@ IN_PROCESS = "in process"
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    """Measure batches that 16 clients fill, and one client."""
     built = archives.build(bench, bench.classifier, bench.work)
     kinds = {
         STOCK: (archives.build_stock(built, archives.CLASSIFIERS[built.name], "image_classifier"), BATCH),

@@ -34,8 +34,6 @@ POISSON = f"Poisson at {PEER_SHARE:.0%} of the best"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Contenders under one load."""
-
     load: Load
     contenders: Sequence[Contender]
     name: str = ""  # default: the load's
@@ -78,7 +76,6 @@ class Bench:
             longest_s = max(longest_s, self.clock() - started_s)
 
     def measure(self, comparisons: Sequence[Comparison]) -> Results:
-        """Measure every comparison in every round."""
         results = Results()
         for number in self:
             for comparison in comparisons:
@@ -115,10 +112,7 @@ class Bench:
 
 
 def compare_with_peers(bench: Bench, models: Mapping[str, Sequence[Contender]], unit: str) -> Iterator[Row]:
-    """Measure closed loops, and Poisson arrivals at a share of the best contender's rate with the most clients.
-
-    `models` maps the name of a model to its contenders, ours first.
-    """
+    """Measure closed loops, and Poisson arrivals at a share of the best rate; `models` has ours first."""
     results = Results()
     for number in bench:
         for name, contenders in models.items():
@@ -145,6 +139,5 @@ def progress(line: str) -> None:
 
 @contextmanager
 def redirect_output() -> Iterator[None]:
-    """Redirect stdout to stderr in the block."""
     with redirect_stdout(sys.stderr):
         yield

@@ -21,9 +21,6 @@ TEXTS = 256  # four lists of 64
 MEAN_WORDS = 32  # one or two sentences
 SIGMA = 0.7  # of the logarithm of the number of words: 1 % of the texts have five times the median
 MOST_WORDS = 200  # fit into MiniLM's 256 tokens
-# Reranking.
-QUERIES = 8
-DOCUMENTS = 100  # per query
 # Sentences per text for translation, mostly few.
 LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
@@ -45,7 +42,6 @@ def photographs(side: int = SIDE) -> tuple[bytes, ...]:
 
 @cache
 def sentences() -> tuple[str, ...]:
-    """Read the sentences of an example."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
 
@@ -67,32 +63,17 @@ def paragraphs(count: int) -> list[str]:
     return [" ".join(every[(7 * number + at) % len(every)] for at in range(n)) for number, n in enumerate(lengths)]
 
 
-def rankings() -> list[tuple[str, Sequence[str]]]:
-    """Make queries of one sentence, each with documents of mixed length."""
-    every = sentences()
-    return [(every[at], [texts()[(31 * at + n) % TEXTS] for n in range(DOCUMENTS)]) for at in range(QUERIES)]
-
-
 def images() -> Inputs:
-    """Make requests of one photograph each."""
     return Inputs.of(photographs(), "image/jpeg")
 
 
 def singles(texts: Sequence[str]) -> Inputs:
-    """Make requests of one text each."""
     return json_inputs({"text": text} for text in texts)
 
 
 def lists(texts: Sequence[str], length: int) -> Inputs:
-    """Make requests of `length` texts each."""
-    return json_inputs({"instances": part} for part in split(texts, length))
-
-
-def split(texts: Sequence[str], length: int) -> list[Sequence[str]]:
-    """Split texts into lists of `length`."""
-    return [texts[start : start + length] for start in range(0, len(texts), length)]
+    return json_inputs({"instances": texts[at : at + length]} for at in range(0, len(texts), length))
 
 
 def json_inputs(bodies: Iterable[Mapping[str, Any]]) -> Inputs:
-    """Make requests of JSON objects."""
     return Inputs.of([json.dumps(body).encode() for body in bodies], "application/json")

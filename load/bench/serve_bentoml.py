@@ -37,8 +37,6 @@ QUIET = {"metrics": {"enabled": False}, "logging": {"access": {"enabled": False}
 
 @bentoml.service(workers=GRAPH.copies, threads=1, traffic={"timeout": TIMEOUT_S}, **QUIET)
 class Network:
-    """The model."""
-
     def __init__(self) -> None:
         self._run = GRAPH.compile()
 

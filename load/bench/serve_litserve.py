@@ -17,8 +17,6 @@ RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
 
 
 class Network(litserve.LitAPI):  # type: ignore[misc]
-    """The model, in LitServe's worker process."""
-
     def setup(self, device: str) -> None:  # noqa: ARG002
         self._graph = PeerGraph.from_environment()
         self._run = self._graph.compile()
@@ -34,7 +32,6 @@ class Network(litserve.LitAPI):  # type: ignore[misc]
 
 
 def main(port: int) -> None:
-    """Serve until a signal ends it."""
     graph = PeerGraph.from_environment()
     api = Network(max_batch_size=graph.batch_size, batch_timeout=graph.wait_ms / 1e3)
     server = litserve.LitServer(

@@ -18,7 +18,6 @@ NAME = "network"
 
 
 def main(port: int) -> None:
-    """Serve until a signal ends it."""
     graph = PeerGraph.from_environment()
 
     def make_copy() -> Any:

@@ -11,15 +11,12 @@ COLUMNS = ("measured", "ours", "against", "theirs", "ours / theirs")
 
 
 class Row(NamedTuple):
-    """One comparison."""
-
     what: str  # the measured quantity with its unit
     ours: Sequence[float]  # one value per round
     against: str  # name of the peer
     theirs: Sequence[float]  # the peer's values in these rounds
 
     def cells(self) -> tuple[str, ...]:
-        """Return the text of each of COLUMNS."""
         compared = spread(ratios(self.ours, self.theirs), 2)
         return self.what, spread(self.ours), self.against, spread(self.theirs), compared
 
@@ -45,14 +42,7 @@ def spread(values: Sequence[float], digits: int | None = None) -> str:
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """Make the table for a terminal."""
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row.cells())
     return table
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Write the table as GitHub's markdown."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -55,7 +55,6 @@ def measure_embedding(bench: Bench) -> Iterator[Row]:
 
 
 def measure_translation(bench: Bench) -> Iterator[Row]:
-    """Measure 32 clients."""
     if not CHECKPOINT.is_dir():
         bench.remark(NO_CHECKPOINT)
         return

@@ -8,7 +8,7 @@ import pytest
 from torchserve_client.cli import main, parser
 
 NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
-COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
+AWAY = "no TorchServe answers at http://127.0.0.1:9 (NoConnection)"
 
 
 @pytest.mark.parametrize(
@@ -46,38 +46,10 @@ def test_timeout_has_a_unit_or_is_seconds(text: str, timeout_s: float) -> None:
     assert parser().parse_args(["wait-ready", "m", "--timeout", text]).timeout == timeout_s
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"] if command else ["--help"])
-    _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
-    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
-    title, *examples = last.splitlines()
-    assert (title, len(examples)) == ("examples:", 2)
-    for example in examples:
-        program, *arguments = re.findall(r'"[^"]*"|\S+', example.partition(" <")[0])
-        assert program == "torchserve-client"
-        parser().parse_args([each.strip('"') for each in arguments])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["describe"], ["register", "m"], ["scale", "m", "1"], ["wait-ready", "m"], ["unregister", "m"],
-     ["rollout", "m", "--batch-size", "4"]],
-)  # fmt: skip
-def test_server_that_is_not_there_exits_2_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*NO_SERVER, *arguments]) == 2
-    line = "torchserve-client: no TorchServe answers at http://127.0.0.1:9 (NoConnection)\n"
-    assert capsys.readouterr() == ("", line)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
+        *(([*words, "m"], AWAY, 2) for words in (["register"], ["wait-ready"], ["rollout", "--batch-size", "4"])),
         (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
         (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
         (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is not an answer of `predict`; name another file", 2),

@@ -1,7 +1,6 @@
 import json
 import threading
 
-import numpy as np
 import pytest
 
 from tests.client.script import Script, client, failed, ok, predictions
@@ -16,7 +15,6 @@ from torchserve_client import (
     ServerFailed,
     raise_failed,
 )
-from torchserve_client.protocol import HEADER
 from torchserve_client.transport import Response
 
 CORRUPT = {"error": {"code": 422, "type": "CorruptInput", "message": "truncated"}}
@@ -89,17 +87,6 @@ def test_error_carries_what_the_server_said(
         client(Script(response)).predict("m", "a", timeout_s=0.01)
     error = raised.value
     assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
-
-
-def test_arrays_are_answered_with_arrays() -> None:
-    head = json.dumps(
-        {"outputs": [{"name": "e", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]}
-    ).encode()
-    values = np.array([[1.5, 2]], np.float32)
-    binary = Response(200, head + values.tobytes(), {HEADER: str(len(head))})
-    answer = client(Script(binary)).predict("m", {"text": np.array([["a"]], object)})
-    np.testing.assert_array_equal(answer["e"], values)
-    assert answer["e"].dtype == np.float32
 
 
 def test_close_wakes_who_waits_for_another_try() -> None:

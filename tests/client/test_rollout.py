@@ -82,12 +82,11 @@ class FakeServer(Fake):
 class FakeGateway(Fake):
     """A control API with one model's canary and its withdrawals; it notices a version at the third request."""
 
-    def __init__(self) -> None:
+    def __init__(self, *servers: FakeServer) -> None:
         self.canary: dict[str, Any] | None = None
-        self.calls: list[str] = []
         self.unseen = 2
+        self.servers = servers
         # Its decisions on the model, with the versions of each node at that time.
-        self.servers: list[FakeServer] = []
         self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
         # Requests in flight at each poll; None while Envoy does not respond.
         self.in_flight: list[int | None] = [None, 3, 0]
@@ -95,7 +94,6 @@ class FakeGateway(Fake):
     def send(self, request: Request, timeout_s: float) -> Response:
         if "/control/models/" in request.url:
             return self._withdraw(request)
-        self.calls.append(request.method)
         if request.method == "PUT":
             if self.unseen:
                 self.unseen -= 1
@@ -208,45 +206,42 @@ def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     assert [f" {sizes[0]}, " in words, f" {sizes[1]} ms" in words] == [True, True]
 
 
-def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(store: Path) -> None:
-    servers = [FakeServer(), FakeServer(refused="POST")]
-    with pytest.raises(RolloutFailed, match="node-2: no room; no node has changed"):
-        rollouts(store, *servers).run(MODEL, Registration(batch_size=4))
-    assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"]), ("1.0", ["1.0"])]
-    assert names(store) == {"m"}
-
-
-def test_node_that_is_away_stops_a_rollout_before_it_begins(store: Path) -> None:
-    servers = [FakeServer(), FakeServer(is_away=True)]
-    with pytest.raises(NodesFailed, match=r"node-2: no TorchServe answers at .*; done: node-1"):
-        rollouts(store, *servers).run(MODEL, Registration(batch_size=4))
-    assert list(servers[0].versions) == ["1.0"]
+@pytest.mark.parametrize(
+    ("second", "error", "words"),
+    [
+        (FakeServer(refused="POST"), RolloutFailed, "node-2: no room; no node has changed"),
+        (FakeServer(is_away=True), NodesFailed, r"node-2: no TorchServe answers at .*; done: node-1"),
+    ],
+)
+def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(
+    second: FakeServer, error: type[Exception], words: str, store: Path
+) -> None:
+    first = FakeServer()
+    with pytest.raises(error, match=words):
+        rollouts(store, first, second).run(MODEL, Registration(batch_size=4))
+    assert [(server.default, list(server.versions)) for server in (first, second)] == [("1.0", ["1.0"])] * 2
     assert names(store) == {"m"}
 
 
 def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_as_default(store: Path) -> None:
-    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
-    gateway.servers = servers
-    rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
+    gateway = FakeGateway(FakeServer(), FakeServer())
+    rollouts(store, *gateway.servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
     assert gateway.in_flight == [0]
-    for server in servers:
-        assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
 
 
 def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
-    servers, gateway = [FakeServer(refused="DELETE"), FakeServer()], FakeGateway()
+    gateway = FakeGateway(FakeServer(refused="DELETE"), FakeServer())
     with pytest.raises(NodesFailed, match="node-1: no room; done: node-2"):
-        rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
+        rollouts(store, *gateway.servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
     assert [each[:2] for each in gateway.withdrawals] == [("1.0", True), ("1.0", False)]
 
 
 def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgotten_then(store: Path) -> None:
-    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
-    gateway.servers = servers
-    for server in servers:
+    gateway = FakeGateway(FakeServer(), FakeServer())
+    for server in gateway.servers:
         server.versions["2.0"] = "m"
-    rollouts(store, *servers, gateway=gateway).unregister(MODEL)
+    rollouts(store, *gateway.servers, gateway=gateway).unregister(MODEL)
     assert gateway.withdrawals == [(None, True, [["1.0", "2.0"]] * 2), (None, False, [[]] * 2)]
     assert gateway.in_flight == [0]
 
@@ -259,14 +254,6 @@ def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
         rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Registration(batch_size=4), 5, None)
     assert (list(server.versions), names(store)) == (["1.0"], {"m"})
-
-
-def test_canary_that_a_node_lacks_is_not_promoted(store: Path) -> None:
-    servers, gateway, again = tried(store)
-    del servers[1].versions["1.0-r2"]
-    with pytest.raises(RolloutFailed, match=r"node-2 has no version 1\.0-r2; nothing has changed"):
-        again().promote(MODEL)
-    assert gateway.canary is not None and {server.default for server in servers} == {"1.0"}
 
 
 def test_archive_that_was_built_again_is_not_copied(store: Path) -> None:
@@ -284,19 +271,17 @@ def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pyte
     assert (server.default, list(server.versions)) == ("1.0-r2", ["1.0", "1.0-r2"])
 
 
-def tried(store: Path) -> tuple[list[FakeServer], FakeGateway, Callable[[], Rollout]]:
-    servers, gateway = [FakeServer(), FakeServer()], FakeGateway()
-    gateway.servers = servers
-    rollouts(store, *servers, gateway=gateway).try_canary(MODEL, Registration(batch_size=4), 5, ("X-Try", "yes"))
-    return servers, gateway, lambda: rollouts(store, *servers, gateway=gateway)
+def tried(store: Path) -> tuple[FakeGateway, Callable[[], Rollout]]:
+    gateway = FakeGateway(FakeServer(), FakeServer())
+    rollout = rollouts(store, *gateway.servers, gateway=gateway)
+    rollout.try_canary(MODEL, Registration(batch_size=4), 5, ("X-Try", "yes"))
+    return gateway, lambda: rollouts(store, *gateway.servers, gateway=gateway)
 
 
 def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway_sees_it(store: Path) -> None:
-    servers, gateway, again = tried(store)
+    gateway, again = tried(store)
     assert gateway.canary == {"version": "1.0-r2", "percent": 5, "header": ["X-Try", "yes"]}
-    assert gateway.calls.count("PUT") == 3
-    assert [server.default for server in servers] == ["1.0", "1.0"]
-    assert [list(server.versions) for server in servers] == [["1.0", "1.0-r2"]] * 2
+    assert [(each.default, list(each.versions)) for each in gateway.servers] == [("1.0", ["1.0", "1.0-r2"])] * 2
     # Only the share changes.
     again().try_canary(MODEL, Registration(), 50, None)
     assert gateway.canary == {"version": "1.0-r2", "percent": 50, "header": ["X-Try", "yes"]}
@@ -304,26 +289,27 @@ def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway
         again().try_canary(MODEL, Registration(batch_size=2), 5, None)
     with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
         again().run(MODEL, Registration(batch_size=2))
+    # It is not promoted where a node lacks it.
+    del gateway.servers[1].versions["1.0-r2"]
+    with pytest.raises(RolloutFailed, match=r"node-2 has no version 1\.0-r2; nothing has changed"):
+        again().promote(MODEL)
+    assert gateway.canary is not None and {server.default for server in gateway.servers} == {"1.0"}
 
 
-def test_promoted_canary_is_the_default_everywhere_and_the_old_version_is_gone(store: Path) -> None:
-    servers, gateway, again = tried(store)
-    assert again().promote(MODEL) == "1.0-r2"
+@pytest.mark.parametrize(
+    ("end", "kept", "retired", "copies"),
+    [("promote", "1.0-r2", "1.0", {"m", "m@1.0-r2"}), ("abort", "1.0", "1.0-r2", {"m"})],
+)
+def test_canary_that_ends_leaves_one_version_everywhere_and_no_needless_copy(
+    end: str, kept: str, retired: str, copies: set[str], store: Path
+) -> None:
+    gateway, again = tried(store)
+    assert getattr(again(), end)(MODEL) == "1.0-r2"
     assert gateway.canary is None
-    assert [(server.default, list(server.versions)) for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
-    for server in servers:
-        assert server.calls.index("PUT /models/m/1.0-r2/set-default") < server.calls.index("DELETE /models/m/1.0")
+    assert [(server.default, list(server.versions)) for server in gateway.servers] == [(kept, [kept])] * 2
+    assert names(store) == copies
     # Withdrawn while both nodes had it, forgotten when neither had.
-    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
-
-
-def test_aborted_canary_is_gone_and_so_is_its_copy(store: Path) -> None:
-    servers, gateway, again = tried(store)
-    assert again().abort(MODEL) == "1.0-r2"
-    assert gateway.canary is None
-    assert [(server.default, list(server.versions)) for server in servers] == [("1.0", ["1.0"])] * 2
-    assert names(store) == {"m"}
-    assert gateway.withdrawals == [("1.0-r2", True, [["1.0", "1.0-r2"]] * 2), ("1.0-r2", False, [["1.0"]] * 2)]
-    for end in (again().promote, again().abort):
+    assert gateway.withdrawals == [(retired, True, [["1.0", "1.0-r2"]] * 2), (retired, False, [[kept]] * 2)]
+    for each in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
-            end(MODEL)
+            each(MODEL)

@@ -1,13 +1,19 @@
-"""The errors of the libraries below, on real sockets."""
+"""Requests on real sockets: lost connections, certificates of a private authority, and one deadline for everything."""
 
 import socket
+import ssl
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import urllib3
 
+from tests.client.certificates import Certificates
 from tests.client.conftest import Listen
-from tests.client.listener import answering, silent
-from torchserve_client import Client, Closed, NoConnection
+from tests.client.listener import Listener, answering, silent
+from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection, RetryPolicy, TLSFailed
 from torchserve_client.transport import Request, Transport
 
 
@@ -52,3 +58,156 @@ def test_close_ends_what_is_in_flight(listen: Listen) -> None:
     with pytest.raises(Closed, match="before the response was complete"):
         client.predict("m", "a")
     closer.join()
+
+
+# -- certificates ----------------------------------------------------------------------------------------------------
+
+# Retries at once and often, unless an error excludes a retry.
+EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server(listen: Listen, certificates: Certificates) -> Listener:
+    return listen(answering, certificates.server())
+
+
+@pytest.fixture
+def asking(listen: Listen, certificates: Certificates) -> Listener:
+    """A server that requires a client certificate."""
+    return listen(answering, certificates.server(asks_for_client=True))
+
+
+def predict(url: str, **trust: Any) -> Any:
+    with Client(url, timeout_s=20, retry=EAGER, **trust) as client:
+        return client.predict("m", "a")
+
+
+def refused(listener: Listener, words: str, **trust: Any) -> None:
+    """Assert an error of TLS with these words at the first try."""
+    before = listener.connections
+    with pytest.raises(TLSFailed, match=words) as raised:
+        predict(listener.url, **trust)
+    assert raised.value.message.startswith(f"{listener.url}: TLS: ")
+    assert raised.value.to_json()["type"] == "TLSFailed"
+    assert listener.connections == before + 1
+
+
+def test_private_authority_is_trusted_where_it_is_named(server: Listener, certificates: Certificates) -> None:
+    assert predict(server.url, verify=certificates.pem("ca")) == 1
+    assert predict(server.url, verify=str(certificates.pem("ca"))) == 1
+    refused(server, "certificate verify failed: unable to get local issuer certificate")
+    refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
+
+
+def test_certificate_of_another_host_is_refused(listen: Listen, certificates: Certificates) -> None:
+    listener = listen(answering, certificates.server("elsewhere"))
+    refused(listener, "IP address mismatch", verify=certificates.pem("ca"))
+
+
+def test_client_certificate_is_shown(asking: Listener, certificates: Certificates) -> None:
+    ca = certificates.pem("ca")
+    assert predict(asking.url, verify=ca, cert=(certificates.pem("client"), str(certificates.key("client")))) == 1
+    assert predict(asking.url, verify=ca, cert=certificates.pem("both")) == 1
+
+
+def test_client_without_a_certificate_or_with_a_strangers_is_refused(
+    asking: Listener, certificates: Certificates
+) -> None:
+    ca = certificates.pem("ca")
+    refused(asking, "alert certificate required", verify=ca)
+    strange = certificates.pem("strange-client"), certificates.key("strange-client")
+    refused(asking, "alert unknown ca", verify=ca, cert=strange)
+
+
+@pytest.mark.parametrize("error", [ssl.SSLZeroReturnError, ssl.SSLEOFError])
+def test_end_of_tls_by_a_server_that_exits_is_a_lost_connection(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise error("ended")
+
+    monkeypatch.setattr(urllib3.PoolManager, "urlopen", end)
+    with pytest.raises(NoConnection):
+        Transport().send(Request("POST", "https://127.0.0.1:9/predictions/m", b"x"), 5)
+
+
+# -- deadlines: slow servers -----------------------------------------------------------------------------------------
+
+DRIP_S = 0.05  # seconds between two bytes
+DRIPS = 200  # ten seconds
+DEADLINE_S = 0.3
+ALLOWED_S = 5.0  # on a machine that stops for some seconds
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
+    # Bytes sent at once, bytes sent one by one, bytes sent at once: together a good response.
+    "status line": (b"HTTP/1.1 200 ", b"O" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
+    "header": (HEAD + b"X-Long: ", b"a" * DRIPS, b"\r\nContent-Length: 1\r\n\r\n1"),
+    "body": (HEAD + b"Content-Length: %d\r\n\r\n" % DRIPS, b"1" * DRIPS, b""),
+    "body without a length": (HEAD + b"Connection: close\r\n\r\n", b"1" * DRIPS, b""),
+    "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n" * (DRIPS // 6), b"0\r\n\r\n"),
+}
+
+
+def dripping(name: str) -> Callable[[socket.socket], None]:
+    before, drops, after = WHOLE[name]
+
+    def reply(connection: socket.socket) -> None:
+        connection.sendall(before)
+        for drop in drops:
+            connection.sendall(bytes([drop]))
+            time.sleep(DRIP_S)
+        connection.sendall(after)
+        connection.shutdown(socket.SHUT_WR)
+
+    return reply
+
+
+def pausing(seconds: float) -> Callable[[socket.socket], None]:
+    pauses = [seconds]
+
+    def reply(connection: socket.socket) -> None:
+        time.sleep(pauses.pop() if pauses else 0)
+
+    return reply
+
+
+def took_s(call: Callable[[], object]) -> float:
+    """Assert that a call ends at its deadline; return its seconds."""
+    started_s = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="no response within"):
+        call()
+    return time.monotonic() - started_s
+
+
+@pytest.mark.parametrize(("name", "is_tls"), [*((name, False) for name in WHOLE), ("body", True)])
+def test_dripping_answer_ends_at_the_deadline(
+    name: str, is_tls: bool, listen: Listen, certificates: Certificates
+) -> None:
+    listener = listen(dripping(name), certificates.server() if is_tls else None)
+    with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
+        assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
+
+
+@pytest.mark.builds
+def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, certificates: Certificates) -> None:
+    # A late handshake, a late start of reading, no response.
+    class Late(ssl.SSLContext):
+        def wrap_socket(self, sock: socket.socket, *arguments: object, **keywords: object) -> ssl.SSLSocket:
+            time.sleep(1.5)
+            return super().wrap_socket(sock, server_side=True)
+
+    late = Late(ssl.PROTOCOL_TLS_SERVER)
+    late.load_cert_chain(certificates.pem("server"), certificates.key("server"))
+    listener = listen(pausing(1), late, is_http=False)
+    transport = Transport(verify=certificates.pem("ca"))
+    request = Request("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
+    # Separate deadlines would take 1.5 + 1 + 3 s.
+    assert 3 <= took_s(lambda: transport.send(request, 3)) < 5.4
+    transport.close()

@@ -1,6 +1,10 @@
 """Runs a handler like a TorchServe worker: real Context, RequestProcessor and metrics cache, without a server."""
 
 import json
+import operator
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,15 +28,12 @@ Handler = TypeVar("Handler", bound=BatchHandler[Any, Any])
 
 
 class Answer(NamedTuple):
-    """The answer to one client."""
-
     status: int
     body: Any
     headers: dict[str, str]
 
 
 def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> Context:
-    """Return a worker's context, like ts.service."""
     metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
     metrics.initialize_cache()
     metrics.model_name = "model"
@@ -58,8 +59,35 @@ def serve(
 
 
 def read(body: bytes, content_type: str) -> Any:
-    """Return an answer as parsed JSON, or unchanged."""
     return json.loads(body) if content_type == "application/json" else body
+
+
+# The text of bad rows: no answer may contain it, except to a good row that does, and no log.
+CANARY = "qzqz"
+# A row, and the status, the type and a pattern of the message of its error.
+Bad = tuple[Any, int, str, str]
+
+
+def assert_own_answers(
+    handler: BatchHandler[Any, Any],
+    good: Iterable[tuple[Any, Any]],
+    bad: Sequence[Bad] = (),
+    same: Callable[[Any, Any], object] = operator.eq,
+) -> None:
+    """Serve rows in one batch, twice, in any order: good ones get what an oracle wants, bad ones their own error."""
+    pairs = [*good]
+    rows = [*(row for row, _ in pairs), *(row for row, *_ in bad)]
+    for seed in range(2):
+        order = random.Random(seed).sample(range(len(rows)), len(rows))
+        answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
+        for place, (_, wanted) in enumerate(pairs):
+            assert answers[place].status == 200, answers[place]
+            assert same(answers[place].body, wanted), (answers[place].body, wanted)
+        for place, (row, status, type_, words) in enumerate(bad, len(pairs)):
+            body = answers[place].body
+            assert answers[place].status == status and body["type"] == type_, (row, body)
+            assert re.search(words, body["message"]), body["message"]
+            assert CANARY not in json.dumps(body)
 
 
 def adaptive_context(model_dir: Path, settings: dict[str, Any]) -> Context:

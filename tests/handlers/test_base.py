@@ -256,19 +256,6 @@ def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_pa
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
 
 
-def slow_down(handler: DoublingHandler, name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Make a hook take `seconds` longer; return the list of its calls' arguments."""
-    hook, called = getattr(handler, name), []
-
-    def slowly(*given: Any) -> Any:
-        called.append(given)
-        time.sleep(seconds)
-        return hook(*given)
-
-    monkeypatch.setattr(handler, name, slowly)
-    return called
-
-
 @pytest.mark.parametrize(("slow", "threads"), [("decode", 1), ("decode", 2), ("forward", 1)])
 def test_items_that_a_batch_has_no_time_left_for_are_503(
     tmp_path: Path, slow: str, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -281,7 +268,14 @@ def test_items_that_a_batch_has_no_time_left_for_are_503(
     # A batch has half of it.
     handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
     handler.initialize(handler.worker_context)
-    called = slow_down(handler, slow, 0.06, monkeypatch)
+    hook, called = getattr(handler, slow), list[Any]()
+
+    def slowly(*given: Any) -> Any:
+        called.append(given)
+        time.sleep(0.06)
+        return hook(*given)
+
+    monkeypatch.setattr(handler, slow, slowly)
     answers = serve(handler, [b"2", b"4", b"6", b"8"] * threads)
     assert len(called) <= 2 * threads
     late = [answer for answer in answers if answer.status != 200]
@@ -356,7 +350,7 @@ def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
 
 
 def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> None:
-    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"max_latency_ms": 230}}).reporter
+    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).reporter
     reporter.stop()
     for seconds in (0.23, 0.24):
         reporter.recorder.observe(REQUEST, seconds)

@@ -22,7 +22,8 @@ from handlers.vision.config import ImageClassificationConfig, ImageClassificatio
         ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
         ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
         ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
-        ({"arch": "a", "scheduling": {"max_latency_ms": float("inf")}}, ["max_latency_ms"]),
+        ({"arch": "a", "scheduling": {"latency_target_ms": float("inf")}}, ["latency_target_ms"]),
+        ({"arch": "a", "scheduling": {"latency_target_ms": 5, "max_latency_ms": 5}}, ["max_latency_ms: unknown name"]),
         (
             {"arch": "a", "scheduling": {"priority_levels": 3, "default_priority": 4}},
             ["default_priority 4", "priority_levels 3"],
@@ -66,40 +67,31 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
         "top_k: unknown name (settings of a task belong under handler:)"
     )
     with pytest.raises(InvalidConfig) as below:
-        parse(HandlerConfig, {"batchSize": 8, "max_batch_itms": 2, "scheduling": {"max_latency": 3}, "x": 1})
+        parse(HandlerConfig, {"batchSize": 8, "max_batch_itms": 2, "scheduling": {"latency_target": 3}, "x": 1})
     for word in (
         "batchSize: unknown name (it belongs above handler:)",
         "(did you mean max_batch_items?)",
-        "max_latency_ms?",
+        "latency_target_ms?",
     ):
         assert word in str(below.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("name", "now"),
     [
-        ({"max_items": 8}, "max_items: unknown name (now max_batch_items)"),
-        ({"max_tokens": 8}, "max_tokens: unknown name (now max_batch_tokens)"),
-        ({"max_instances": 8}, "max_instances: unknown name (now max_request_items)"),
-        (
-            {"max_batch_size": 8},
-            "max_batch_size: unknown name (now max_batch_items for one run of the model and max_request_items for one "
-            "request)",
-        ),
-        (
-            {"split_requests": True},
-            "split_requests: unknown name (removed; max_request_items may exceed max_batch_items)",
-        ),
-        (
-            {"scheduling": {"max_batch_items": 8}},
-            "scheduling: max_batch_items: unknown name (it belongs directly under handler:)",
-        ),
+        ("max_items", "now max_batch_items"),
+        ("max_tokens", "now max_batch_tokens"),
+        ("max_instances", "now max_request_items"),
+        ("max_batch_size", "now max_batch_items for one run of the model and max_request_items for one request"),
+        ("split_requests", "removed; max_request_items may exceed max_batch_items"),
+        ("scheduling: max_batch_items", "it belongs directly under handler:"),
     ],
 )
-def test_former_name_of_a_limit_is_refused_with_the_new_one(settings: dict[str, Any], problem: str) -> None:
+def test_former_name_of_a_limit_is_refused_with_the_new_one(name: str, now: str) -> None:
+    section, _, inner = name.partition(": ")
     with pytest.raises(InvalidConfig) as raised:
-        parse(TensorsConfig, settings)
-    assert str(raised.value) == f"handler: {problem}"
+        parse(TensorsConfig, {section: {inner: 8} if inner else 8})
+    assert str(raised.value) == f"handler: {name}: unknown name ({now})"
 
 
 @pytest.mark.parametrize(

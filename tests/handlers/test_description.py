@@ -77,19 +77,6 @@ def test_device_is_the_engines_and_not_the_workers(
     assert metadata(handler)["device"] == "cpu"
 
 
-@pytest.mark.builds
-def test_metadata_of_a_task_is_that_of_its_loaded_model(staged_example: Callable[[str], Path]) -> None:
-    answered = metadata(started(SentenceEmbeddingHandler(), staged_example("sentence-embedding"), {}))
-    expected = {
-        "inputs": [tensor("text", "BYTES", -1, 1)],
-        "outputs": [tensor("embedding", "FP32", -1, 384)],
-        "platform": "torchserve_openvino",
-        "accepts": ["text/plain", "application/json"],
-        "max_batch_size": 2048,
-    }
-    assert {name: answered[name] for name in expected} == expected
-
-
 def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> None:
     names = {
         "inputs": {"question": "QUESTION", "context": "passage"},

@@ -1,5 +1,6 @@
 import threading
 from collections import Counter as Sums
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -28,7 +29,6 @@ def recorder() -> Recorder:
 
 
 def totals(samples: list[Sample]) -> dict[tuple[str, ...], float]:
-    """Return the values without the buckets, by name and labels."""
     return {(s.counter.name, *s.labels): s.value for s in samples if not s.counter.name.endswith("_bucket")}
 
 
@@ -80,11 +80,9 @@ def test_first_drain_declares_every_histogram_at_zero() -> None:
 
 
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
-    subject = recorder()
-    drained: list[Sample] = []
-    is_over = threading.Event()
+    subject, drained, is_over = recorder(), list[Sample](), threading.Event()
 
-    def record() -> None:
+    def record(_: int) -> None:
         for _ in range(2000):
             subject.record([(SUCCEEDED, (0.5, 2.0, 0.25)), (item_event(None, has_run=True), (0.5, 0.25))])
             subject.observe(DECODE, 0.001)
@@ -93,14 +91,11 @@ def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
         while not is_over.is_set():
             drained.extend(subject.drain())
 
-    threads = [threading.Thread(target=record) for _ in range(4)]
-    draining = threading.Thread(target=drain)
-    for thread in (*threads, draining):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    is_over.set()
-    draining.join()
+    with ThreadPoolExecutor(5) as pool:
+        draining = pool.submit(drain)
+        list(pool.map(record, range(4)))
+        is_over.set()
+        draining.result()
     counted = Sums[str]()
     for sample in drained + subject.drain():
         counted[sample.counter.name] += int(sample.value)

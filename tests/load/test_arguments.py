@@ -1,7 +1,6 @@
 """The command line; an invalid one is one line and exit code 2."""
 
 import argparse
-import re
 from pathlib import Path
 
 import pytest
@@ -111,22 +110,3 @@ def test_search_without_a_latency_threshold_is_refused(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         main(["search", "-u", NOWHERE, "-m", "m", "-i", __file__, "--rate", "1:9"])
     assert "the following arguments are required: -l/--latency-threshold" in capsys.readouterr().err
-
-
-def test_timeout_is_seconds_or_has_a_unit() -> None:
-    words = ["run", "-m", "m", "-i", "a", "--concurrency", "1", "--timeout"]
-    assert [parser().parse_args([*words, text]).timeout for text in ("120", "120s", "2m")] == [120, 120, 120]
-
-
-@pytest.mark.parametrize("command", [[], ["run"], ["search"], ["report"]])
-def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*command, "--help"])
-    _, sentence, *_, last = capsys.readouterr().out.strip().split("\n\n")
-    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
-    title, *examples = last.splitlines()
-    assert (title, len(examples)) == ("examples:", 2)
-    for example in examples:
-        parser().parse_args(example.split()[3:])

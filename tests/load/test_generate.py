@@ -9,20 +9,21 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from load import expect, generate, measure
+from load import generate, measure
 from load.__main__ import main
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
 from load.results import Recording, Verdict
 from load.run_file import Run
-from load.schedules import Constant
+from load.schedules import Poisson
 from tests.load.fake_server import serving
 
 TIMING = 'forward;dur=9.5, batch;desc="2"'
@@ -37,7 +38,6 @@ class Gate:
         self._waits_for = waits_for
 
     async def answer(self, _request: web.Request) -> web.Response:
-        """Respond to one request."""
         self._in_flight += 1
         self.most = max(self.most, self._in_flight)
         if self._in_flight >= self._waits_for:
@@ -48,7 +48,6 @@ class Gate:
         return web.Response(text="{}", headers={"Server-Timing": TIMING})
 
     def open(self) -> None:
-        """Respond to all requests from now on."""
         self.opened_s = self.opened_s or time.perf_counter()
 
 
@@ -56,6 +55,13 @@ async def soon(request: web.Request) -> web.Response:
     """Return the body as a label, in 5 ms: a faster server would saturate the generator's core."""
     await asyncio.sleep(0.005)
     return web.json_response({(await request.read()).decode(): 0.9}, headers={"Server-Timing": TIMING})
+
+
+class Constant(Poisson):
+    """A schedule whose times are known."""
+
+    def due_s(self) -> Iterator[float]:
+        return (number / self.rate_per_s for number in count())
 
 
 def attack(url: str, load: Load, *bodies: bytes, duration_s: float = 0.1) -> Attack:
@@ -188,31 +194,6 @@ def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
         summary = replace(attack(url, load), until=stop).run()
     assert summary.completed >= 5
     assert "ended early" in summary.invalid_reasons
-
-
-def test_answers_of_another_request_are_told_from_wrong_ones() -> None:
-    waiting: list[tuple[bytes, asyncio.Future[bytes]]] = []
-
-    async def swap(request: web.Request) -> web.Response:
-        body = await request.read()
-        if waiting:
-            first, future = waiting.pop()
-            future.set_result(body)
-            return web.Response(body=first)
-        waiting.append((body, asyncio.get_running_loop().create_future()))
-        try:
-            async with asyncio.timeout(1):
-                return web.Response(body=await waiting[0][1])
-        except TimeoutError:
-            # The last request has no partner.
-            return web.Response(status=503)
-
-    with serving(swap) as url:
-        made = attack(url, ClosedLoop(2), b'{"cat": 0.9}', b'{"cup": 0.9}')
-        check = expect.make_check([{"cat": 0.9}, {"cup": 0.9}])
-        summary = replace(made, check=check, until=answered(20)).run()
-    assert summary.verdicts[Verdict.SWAPPED] >= 10
-    assert not summary.completed
 
 
 def call(url: str, folder: Path, *more: str) -> list[str]:

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.java_memory import MIB
-from deploy.run.properties import ServerSettings
+from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
 from deploy.sandbox import run_server
 from tests.e2e.conftest import MOBILENET, send
@@ -32,7 +31,6 @@ LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
 
 @pytest.fixture(scope="module")
 def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mobilenet-v2 as a folder, that takes whatever the server lets through."""
     folder = tmp_path_factory.mktemp("model_store")
     shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
     path = folder / MOBILENET / "model-config.yaml"
@@ -74,7 +72,6 @@ def hold() -> Iterator[Callable[[int], int]]:
 
 
 def padded(size: int) -> bytes:
-    """A photograph, and nothing after it."""
     return photograph("coffee").ljust(size, b"\0")
 
 

@@ -23,7 +23,7 @@ def test_real_model_answers_as_transformers_does_in_fp32_and_much_so_in_int8(tmp
     """chrF, not equal texts: a greedy search takes another word where two are as likely, but for rounding."""
     texts = [line.decode() for part in held_out.sentences() for line in part]
     assert len(texts) == 200
-    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"real": {"handler": "translation", "version": "1"}}))
+    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"real": {"task": "translation", "version": "1"}}))
     (tmp_path / "real").mkdir()
     shutil.copy(ROOT / "examples" / "translation" / "samples.txt", tmp_path / "real")
     places = ["--models", str(tmp_path / "models.yaml"), "--archive-format", "no-archive"]

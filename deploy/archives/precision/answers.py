@@ -42,8 +42,6 @@ REGRESSION = "regression"
 
 
 class Kind(NamedTuple):
-    """How the answers of a task are compared."""
-
     measure: Measure
     # The default of the least agreement.
     least: float

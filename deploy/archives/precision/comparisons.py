@@ -1,19 +1,8 @@
 """Comparisons of answers in two precisions. Pure: arrays in, figures out.
 
-Agreement by kind of answer, and the least agreement:
-
-    labels that are known       accuracy over fp32's                                0.99    MLPerf inference's rule
-    classes, labels, answers    share that stays, if fp32's first leads by LEAD     0.99
-    vectors                     the lesser of the mean cosine and the correlation   0.98
-                                of the ranks of the similarities
-    boxes                       COCO's mean average precision against fp32's        0.98
-    maps                        mean intersection over union of a class             0.98
-    scores of pairs             Spearman's rank correlation                         0.98
-    numbers of a regression     1 - the largest change, as a share of their         0.98
-                                deviation in fp32
-
-Near ties are left out: of crops of photographs without any of ImageNet's classes, one in five changes its class in
-int8, and some do so between two processors in fp32.
+docs/explanation/precision.md lists the measure of each kind of answer, and answers.py the least agreement. Near ties,
+in which fp32's first does not lead by LEAD, are left out: of crops of photographs without any of ImageNet's classes,
+one in five changes its class in int8, and some do so between two processors in fp32.
 """
 
 from collections.abc import Sequence
@@ -59,10 +48,7 @@ class Comparison(NamedTuple):
 
 
 def compare_rows(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
-    """Compare probabilities, (rows, classes) of each item: the share of clear rows that keep their likeliest class.
-
-    The detail is the mean change of the probability of fp32's first class, in all rows.
-    """
+    """Return the share of clear rows that keep their likeliest class; the detail is its mean change of probability."""
     ours, theirs = np.concatenate(exact), np.concatenate(others)
     best = ours.argmax(axis=1)
     top = np.sort(ours, axis=1)
@@ -116,10 +102,7 @@ def compare_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparis
 
 
 def compare_boxes(exact: Sequence[Boxes], others: Sequence[Boxes]) -> Comparison:
-    """Compare boxes by COCO's mean average precision, over classes and OVERLAPS; the samples are fp32's sure boxes.
-
-    The largest change is the share of sure boxes that no box of their class overlaps by half.
-    """
+    """Compare by COCO's mean average precision; the change is the share of sure boxes without a half overlap."""
     classes = sorted({str(label) for each in exact for label in each.labels[each.scores >= SURE]})
     precisions, missed, sure = [], 0, 0
     for label in classes:
@@ -148,7 +131,6 @@ def _find_hits(ours: Sequence[Array], theirs: Sequence[tuple[Array, Array]], ove
 
 
 def _measure_overlaps(boxes: Array, other: Array) -> Array:
-    """Return the intersection over union of each of (N, 4) boxes with another."""
     sides = np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2])
     shared = np.clip(sides, 0, None).prod(axis=1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + (other[2:] - other[:2]).prod() - shared

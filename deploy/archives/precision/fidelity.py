@@ -21,10 +21,7 @@ from handlers.warm_up import decode_items, run
 
 
 def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: Path) -> None:
-    """Load an archive's files, run a sample, and compare answers; write fidelity.json into `out`.
-
-    fidelity.json has the comparison in words, the largest error, and the settings that the archive needs.
-    """
+    """Compare an archive's answers; write the words, the error and the settings that it needs to fidelity.json."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     is_compared = model.handler in TASKS
     runs: Engine = "torch" if engine == "torch" else "openvino"

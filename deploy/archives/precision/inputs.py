@@ -99,7 +99,6 @@ def make_payload(each: Input, fields: Set[str], *, is_text: bool) -> Payload:
 
 
 def _parse_object(content: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object; return None for other content."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -163,7 +162,6 @@ def describe_refusals(path: Path, count: int, refused: Sequence[str]) -> str | N
 
 
 def find_sample_files(model: ModelEntry) -> list[Path]:
-    """Find the files of a model's samples."""
     if model.handler in IMAGES:
         return _find_images(model.folder) or [
             path for folder in sorted(EXAMPLES.iterdir()) for path in _find_images(folder)

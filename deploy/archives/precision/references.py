@@ -30,10 +30,7 @@ SCORE_TOLERANCE = 1e-4
 
 
 def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Payload]]:
-    """Return the first samples, cut to fit into one row, as items with their payloads.
-
-    A classifier gets a pair of texts, and an embedding model a query and a document.
-    """
+    """Return the first samples, cut to fit into one row; pairs for a classifier, a query and a document to embed."""
     found: list[tuple[Any, Payload]] = []
     if getattr(task, "takes_pairs", False):
         first, second = (str(each.value) for each in payloads[:2])

@@ -31,8 +31,6 @@ DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.an
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
-    """The options on precisions."""
-
     precision: str | None = None
     # A folder or file of inputs, from which int8 learns the ranges of activations.
     calibrate: Path | None = None
@@ -42,7 +40,6 @@ class PrecisionRequest:
     least: float | None = None
 
     def check(self, model: ModelEntry, engine: Engine) -> None:
-        """Raise InvalidConfig if the model cannot have this precision, or inputs are missing."""
         if self.precision is not None:
             open_room("int8").check(self, model, engine)
         elif self.validate is not None and (model.handler not in TASKS or engine == "torch"):
@@ -94,7 +91,6 @@ class PrecisionRequest:
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of `archive`."""
     if "int8" in ROOMS:
         words = f"add an int8 graph; requires {INSTALL_INT8}"
         group.add_argument("--precision", choices=["int8"], help=words)
@@ -112,7 +108,6 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the process if the options exclude each other."""
     if options.calibrate is not None and options.precision is None:
         parser.error("--calibrate belongs to --precision int8: use both")
     if options.all and (options.precision or options.validate):
@@ -120,7 +115,6 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 
 
 def read_options(options: argparse.Namespace) -> PrecisionRequest:
-    """Return the request of a command line."""
     return PrecisionRequest(options.precision, options.calibrate, options.validate, options.min_agreement)
 
 

@@ -40,11 +40,7 @@ Row = tuple[list[int], list[int]]
 
 
 def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:  # noqa: ARG001
-    """Compare rows and samples; the task then has the padding with which they agree.
-
-    Returns:
-        The comparison in words, and the largest error.
-    """
+    """Compare rows and samples in words, with the largest error; the task then has the padding that agrees."""
     settings = task.config
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
@@ -143,5 +139,4 @@ def _answer_rows(encoder: Encoder, rows: Mapping[int, Row]) -> dict[int, list[Ar
 
 
 def _find_scales(answers: Iterable[Sequence[Array]]) -> list[float]:
-    """Return the largest number of each output."""
     return [max(float(np.abs(each).max()) for each in every) for every in zip(*answers, strict=True)]

@@ -14,7 +14,6 @@ SUFFIXES = (".ftz", ".bin")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - fastText runs it
-    """Write model.ftz or model.bin."""
     parse(LanguageIdConfig, model.config().get("handler"))
     path = Path(origin.location)
     if origin.kind != "file" or path.suffix not in SUFFIXES:

@@ -17,11 +17,10 @@ TAKEN = ("handlers", "stock")
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own
-    """Write original/."""
     parse(StockConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(
-            f"{model.name}: no {origin.kind} weights for handler: stock; name an archive, weights: OLD.mar"
+            f"{model.name}: no {origin.kind} weights for task: stock; name an archive, weights: OLD.mar"
         )
     (folder / ORIGINAL).mkdir()
     archive = unpack(Path(origin.location), folder / ORIGINAL)

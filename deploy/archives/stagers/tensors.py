@@ -61,7 +61,6 @@ WRONG_ENGINE = {
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write the model and its description."""
     config = parse(TensorsConfig, model.config().get("handler"))
     if origin.kind not in ("file", "folder"):
         raise WeightsUnavailable(f"{model.name}: no {origin.kind} weights for {model.handler}; use --weights PATH")
@@ -89,10 +88,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 def _stage_graph(
     graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path, owner: str | None = None
 ) -> DeclaredSignature:
-    """Write a graph and its signature, after runs as in a worker; return the completed description.
-
-    InvalidConfig if the graph computes in FP64, and another library owns the file.
-    """
+    """Write a graph and its signature, after runs as in a worker; return the completed description."""
     signature = _sign(said, config)
     model = apply_signature(graph, signature, _name_outputs(said))
     # For TorchScript only the graph has the outputs' shapes.
@@ -115,7 +111,6 @@ def _stage_graph(
 
 
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
-    """Compare a graph with the runtime that owns the file, and write the result."""
     engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
     is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:

@@ -53,10 +53,7 @@ def read_head(task: str) -> Head:
 
 
 def export(encoder: Encoder | TextTower) -> openvino.Model:
-    """Export an encoder as a graph: (B, T) int64 inputs, any B and T, under the encoder's names.
-
-    A trace is quick but treats some sizes as constants; if it fails or does not run, torch.export keeps them free.
-    """
+    """Export (B, T) int64 inputs as a graph by a quick trace, or torch.export if it treats a size as constant."""
     model = next((each for each in encoder.modules() if isinstance(each, transformers.PreTrainedModel)), None)
     if model is not None and any(getattr(model.config.get_text_config(), name, None) for name in WINDOWS):
         # Fused attention returns NaN for a token whose window has only padding, and later layers pass it on.

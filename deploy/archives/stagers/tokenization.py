@@ -13,7 +13,6 @@ from handlers.text.encoders import prepare_tokenizer
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - no engine runs
-    """Write the checkpoint without its weights."""
     config = parse(TokenizationConfig, model.config().get("handler"))
     with open_checkpoint(model, origin, with_code=config.trust_remote_code, with_weights=False) as source:
         pack(source, folder, with_weights=False)

@@ -27,14 +27,15 @@ from deploy.archives.sources import Source
 from deploy.archives.tasks import find_named_file, load_task, run_items
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
+from handlers.checkpoints import load_tokenizer
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
 from handlers.engines.decoding import foreign_settings
-from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
+from handlers.text.translators import prepare_translator, read_generation
 from handlers.warm_up import decode_items
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
@@ -92,6 +93,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
                 )
             return
         _store(source, config, exact / CONVERTED, folder / CONVERTED, is_greedy_only=bool(found))
+        if config.trust_remote_code or not prepare_translator(folder / CHECKPOINT):
+            print(f"{model.name}: its tokenizer needs transformers where it is served", file=sys.stderr)
         label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
         if found:
             label["beams"] = 1
@@ -102,7 +105,6 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *, is_greedy_only: bool) -> None:
-    """Write the converted model in the archive's precision."""
     precision = stored_precision(config.precision)
     # fp32 keeps the checkpoint's datatype: weights of 16 bits are not better in 32, and twice as large.
     if precision == "fp32":
@@ -115,16 +117,11 @@ def _store(source: Path, config: TranslationConfig, exact: Path, target: Path, *
 
 
 def stored_precision(precision: str) -> str:
-    """Return the precision of the stored weights: int8 for `auto`."""
     return "int8" if precision == "auto" else precision
 
 
 def convert(source: Path, config: TranslationConfig, target: Path, quantization: str | None) -> str | None:
-    """Convert a checkpoint for CTranslate2, in its name of a precision, or in the checkpoint's own for None.
-
-    Returns:
-        The reason why CTranslate2 cannot run it, empty for a family that it does not have; None if it was converted.
-    """
+    """Convert a checkpoint for CTranslate2; else return why not, empty for a family that it does not have."""
     if (hindrance := _find_hindrance(source, config)) is not None:
         return hindrance
     # Its progress bar would interrupt archive.sh's lines.

@@ -59,7 +59,6 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _check_source(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> None:
-    """Raise InvalidConfig if the weights do not match the settings."""
     config_path = Path(origin.location).parent / "config.json"
     if config.arch is None:
         if (origin.kind == "file" and not config_path.is_file()) or origin.kind in ("torchvision", "random"):
@@ -91,17 +90,15 @@ def _check_library(model: ModelEntry, source: Path) -> None:
     if content.get("model_type") == "timm_wrapper" or "pretrained_cfg" in content:
         raise InvalidConfig(
             f"{model.name}: a model of timm, which is not installed here; export it with torch.onnx.export, and serve "
-            f"the file with handler: {TENSORS}"
+            f"the file with task: {TENSORS}"
         )
 
 
 def read_checkpoint_labels(source: Path) -> dict[int, str]:
-    """Read the labels of config.json, by class."""
     return check_labels(transformers.AutoConfig.from_pretrained(source, local_files_only=True).id2label)
 
 
 def write_state(state: Mapping[str, torch.Tensor], engine: Engine, folder: Path) -> None:
-    """Write a state dict of torchvision, except for `openvino`."""
     if engine != "openvino":
         torch.save(state, folder / "model.pt")
 
@@ -160,11 +157,7 @@ def read_labels(model: ModelEntry, arch: str, class_count: int, *, are_unique: b
 
 
 def _read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str]]:
-    """Read names by number, or TorchServe's pairs of WordNet id and name: {"0": ["n01440764", "tench"], ...}.
-
-    Returns:
-        The names, and the ids of a file of pairs.
-    """
+    """Read names by number, or TorchServe's pairs {"0": ["n01440764", "tench"], ...} and their ids."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -183,10 +176,7 @@ def _read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str
 
 
 def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -> list[str]:
-    """Add the WordNet id, or else the number, to names that several classes share, and print the change.
-
-    ImageNet has two classes named crane and two named maillot. An answer maps labels to probabilities.
-    """
+    """Add the WordNet id, or else the number, to names of several classes, as ImageNet's crane; print the change."""
     counts = Counter(labels)
     shared = [label for label, count in counts.items() if count > 1]
     if not shared:

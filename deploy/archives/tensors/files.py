@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.archives.task_file import list_files
 from handlers.errors import InvalidConfig
 
 # The file of a model that is a Python function, as handlers.engines.function loads it.
@@ -23,8 +24,6 @@ EXTERNAL = re.compile(rb"j[\x0d-\x7f]\n\x08location\x12([\x01-\x73])(?!\n)", re.
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """The file of a model."""
-
     # Has one of SUFFIXES, or is infer.py.
     path: Path
     # The files of infer.py's folder, by their paths in it; empty if infer.py itself was named.
@@ -32,7 +31,6 @@ class ModelFile:
 
     @property
     def is_function(self) -> bool:
-        """Whether the model is a Python function."""
         return self.path.name == INFER
 
 
@@ -51,16 +49,6 @@ def find_model_file(path: Path) -> ModelFile:
         names = ", ".join(file.name for file in there) or "none"
         raise InvalidConfig(f"{path.name}/ must contain one model ({KINDS}); it has {names}")
     return ModelFile(there[0])
-
-
-def list_files(folder: Path) -> list[Path]:
-    """List the files of a folder at any depth, without hidden ones and compiled Python."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in found if not any(map(_is_left_out, path.relative_to(folder).parts))]
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
 
 
 def find_companions(path: Path) -> list[Path]:

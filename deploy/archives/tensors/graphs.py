@@ -45,8 +45,6 @@ class Unreadable(InvalidConfig):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph as it was read or converted."""
-
     model: openvino.Model
     # The graph's name of each input by the request's; the graph may lack inputs that nothing reads.
     ports: Mapping[str, str]
@@ -138,10 +136,7 @@ def computes_fp64(model: openvino.Model) -> bool:
 
 
 def find_large_inputs(model: openvino.Model) -> set[str]:
-    """Name the inputs that may have large whole numbers, or large numbers that the graph makes whole.
-
-    Not those whose numbers may decide the size of a tensor, or the runs of a loop.
-    """
+    """Name the inputs that may have large whole numbers and do not decide a tensor's size or a loop's runs."""
     found = {port.any_name: [*_follow(port.node.output(0))] for port in model.inputs}
     kinds = {port.any_name: port.element_type for port in model.inputs}
     return {

@@ -33,8 +33,6 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of PyTorch."""
-
     # PyTorch runs this.
     module: torch.nn.Module
     # OpenVINO converts this.
@@ -53,7 +51,6 @@ def read_program(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSi
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress a library's warnings; problems are raised."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -72,7 +72,6 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
 
 
 async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
-    """Serve until a SIGTERM."""
     supervisor = socket.socket(fileno=sys.stdin.fileno())
     # The socket is readable only when the supervisor has ended; the next control process needs the ports.
     asyncio.get_running_loop().add_reader(supervisor, os._exit, 1)

@@ -66,11 +66,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests that a page of another site makes in a browser.
-
-    A foreign Origin may not change anything. The Host must be an address or localhost: the owner of another name could
-    let it resolve to this machine. Envoy writes localhost there, and the client's Host into X-Forwarded-Host.
-    """
+    """Refuse a page of another site: no foreign Origin, and a Host, which rebinding could choose, only of here."""
     name = urlsplit(f"//{request.host}").hostname or ""
     try:
         ipaddress.ip_address(name)

@@ -62,8 +62,6 @@ DECISIONS_TYPE = TypeAdapter(Decisions)
 
 
 class Gateway:
-    """The nodes' models, operators' decisions, and Envoy's files."""
-
     def __init__(self, settings: GatewaySettings, nodes: Sequence[Node], envoy: Envoy, state_dir: Path) -> None:
         self.settings = settings
         self.watches: dict[str, Watch] = {}

@@ -12,9 +12,9 @@ from typing import Any
 from aiohttp import web
 from pydantic.dataclasses import dataclass
 
-from deploy.gateway.control import description
 from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
+from deploy.gateway.control.protocol import find
 from deploy.gateway.envoy.clusters import name_cluster
 from deploy.gateway.envoy.process import Endpoints
 from deploy.gateway.settings import Canary
@@ -99,7 +99,7 @@ async def canaries(request: web.Request) -> web.Response:
 async def set_canary(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     body = await read_body(request, Canary)
-    model, version = description.find(gateway.fleet, name, body.version)
+    model, version = find(gateway.fleet, name, body.version)
     if version.version == model.default:
         raise RequestError(
             400, f"version {version.version} of {name} is its default version; a canary is another version"
@@ -153,7 +153,7 @@ def _find(fleet: Fleet, name: str, requested: str | None) -> tuple[ServedModel, 
     """Find a registered model and the requested version, None for all; withdrawn or not."""
     if requested is None and name in fleet.registered:
         return fleet.registered[name], None
-    model, version = description.find(replace(fleet, withdrawn=frozenset()), name, requested or "")
+    model, version = find(replace(fleet, withdrawn=frozenset()), name, requested or "")
     return model, version.version
 
 

@@ -1,13 +1,8 @@
 """Questions about models in the Open Inference Protocol and Triton's extensions, over HTTP and gRPC.
 
-HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/stats
-      GET  /v1/models[/M], of OpenAI's API
-      POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
-gRPC  POST /inference.GRPCInferenceService/METHOD, from Envoy's bridge: messages as bodies
-
-Both return the documents of `deploy.protocol`; gRPC converts them to messages. An inference arrives here only if Envoy
-has no route for it. Triton returns 400 if a server or model is not ready; here it is 503, which load balancers
-understand, and 404 for an unknown model.
+HTTP and gRPC, from Envoy's bridge with messages as bodies, return the documents of `deploy.protocol`. An inference
+arrives here only if Envoy has no route for it. Triton returns 400 if a server or model is not ready; here it is 503,
+which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect
@@ -18,13 +13,13 @@ from aiohttp import web
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from deploy.gateway.control import description, repository
+from deploy.gateway.control import repository
 from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
-from deploy.gateway.state import Fleet
-from deploy.protocol import messages_pb2
-from deploy.protocol.description import SERVICE, describe_server, list_models
-from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model
+from deploy.gateway.state import Fleet, ServedModel, ServedVersion
+from deploy.protocol import description, messages_pb2
+from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
+from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.protocol.responses import PROTOBUF
 
 MODEL = "/v2/models/{model:[^/]+}"
@@ -55,7 +50,7 @@ async def statistics(request: web.Request) -> web.Response:
 @routes.get(VERSION)
 @routes.get(MODEL)
 async def describe(request: web.Request) -> web.Response:
-    make = description.configuration if "question" in request.match_info else description.metadata
+    make = configuration if "question" in request.match_info else metadata
     return web.json_response(make(request.app[GATEWAY].fleet, *_model_and_version(request)))
 
 
@@ -129,6 +124,14 @@ async def model(request: web.Request) -> web.Response:
     return web.json_response(document, status=status)
 
 
+@routes.get("/info")
+async def info(request: web.Request) -> web.Response:
+    """Describe the model of clients that name none."""
+    gateway = request.app[GATEWAY]
+    documents = {name: model.metadata for name, model in gateway.fleet.models.items()}
+    return web.json_response(describe_embedder(documents, gateway.settings.default_models))
+
+
 def _names(request: web.Request) -> list[str]:
     gateway = request.app[GATEWAY]
     names = gateway.fleet.models
@@ -144,10 +147,8 @@ METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
     "Check": lambda gateway, message: _health(gateway.fleet, message.service),
     "ServerMetadata": lambda gateway, _: _describe_server(gateway),
     "ModelReady": lambda gateway, message: {"ready": _is_ready(gateway.fleet, message.name, message.version)},
-    "ModelMetadata": lambda gateway, message: description.metadata(gateway.fleet, message.name, message.version),
-    "ModelConfig": lambda gateway, message: {
-        "config": description.configuration(gateway.fleet, message.name, message.version)
-    },
+    "ModelMetadata": lambda gateway, message: metadata(gateway.fleet, message.name, message.version),
+    "ModelConfig": lambda gateway, message: {"config": configuration(gateway.fleet, message.name, message.version)},
     "ModelStatistics": lambda gateway, message: _statistics(gateway, message.name, message.version),
     "RepositoryIndex": lambda gateway, message: {"models": _index(gateway, message.ready)},
     "RepositoryModelLoad": lambda gateway, message: repository.load(
@@ -179,18 +180,75 @@ async def grpc(request: web.Request) -> web.Response:
 # -- shared -----------------------------------------------------------------------------------------------------------
 
 
+def find(fleet: Fleet, name: str, requested: str = "") -> tuple[ServedModel, ServedVersion]:
+    """Find a version of a model, or its default version; raise RequestError if there is none."""
+    model = fleet.models.get(name)
+    if model is None:
+        raise unknown_model(name)
+    version = model.find(requested) if requested else model.default
+    if version is None:
+        raise unknown_version(name, requested, ", ".join(model.versions))
+    return model, model.versions[version]
+
+
+def metadata(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
+    model, version = find(fleet, name, requested)
+    versions = [version.version] if requested else list(model.versions)
+    return description.metadata(name, versions, _handler_metadata(fleet, model, version))
+
+
+def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
+    model, version = find(fleet, name, requested)
+    replicas = version.replicas.values()
+    return description.configuration(
+        name,
+        _handler_metadata(fleet, model, version),
+        workers=sum(replica.workers for replica in replicas),
+        batch_size=max((replica.batch_size for replica in replicas), default=0),
+        delay_ms=max((replica.max_batch_delay_ms for replica in replicas), default=0),
+    )
+
+
+def _handler_metadata(fleet: Fleet, model: ServedModel, version: ServedVersion) -> dict[str, Any]:
+    """Return the handler's metadata; empty for a handler of another project."""
+    if version.metadata is None and not fleet.is_version_ready(version):
+        raise not_ready(model.name, version.version)
+    return dict(version.metadata or {})
+
+
 def _describe_server(gateway: Gateway) -> dict[str, Any]:
     return describe_server("statistics", *(["model_repository"] if gateway.settings.management else []))
 
 
-async def _statistics(gateway: Gateway, model: str, version: str) -> dict[str, Any]:
+async def _statistics(gateway: Gateway, name: str, requested: str) -> dict[str, Any]:
+    """Return Triton's statistics of the versions of a model, or of all models."""
     await gateway.scrape(FRESH_S)
-    return {"model_stats": list(description.statistics(gateway.fleet, gateway.traffic, model, version))}
+    wanted = [(model, version) for model in gateway.fleet.models.values() for version in model.versions]
+    if name:
+        model, found = find(gateway.fleet, name, requested)
+        wanted = [(model, version) for version in ([found.version] if requested else model.versions)]
+    documents = []
+    for model, version in wanted:
+        # Triton's tools parse integers: "1" for "1.0", if "1" is unambiguous.
+        number = strip_zeros(version)
+        numbered = number if number.isdecimal() and model.find(number) == version else version
+        documents.append({"name": model.name, "version": numbered, **gateway.traffic.triton(model.name, version)})
+    return {"model_stats": documents}
 
 
 def _index(gateway: Gateway, is_ready_only: bool) -> list[dict[str, str]]:
+    """List every registered version with its state."""
     repository.check(gateway)
-    return list(description.index(gateway.fleet, is_ready_only=is_ready_only))
+    documents = []
+    for model in gateway.fleet.models.values():
+        for version in model.versions.values():
+            workers = sum(replica.workers for replica in version.replicas.values())
+            state, reason = ("LOADING", "workers are starting") if workers else ("UNAVAILABLE", "no workers")
+            if gateway.fleet.is_version_ready(version):
+                state, reason = "READY", ""
+            if state == "READY" or not is_ready_only:
+                documents.append({"name": model.name, "version": version.version, "state": state, "reason": reason})
+    return documents
 
 
 def _health(fleet: Fleet, service: str) -> dict[str, Any]:
@@ -201,11 +259,11 @@ def _health(fleet: Fleet, service: str) -> dict[str, Any]:
 
 
 def _is_ready(fleet: Fleet, model: str, version: str) -> bool:
-    return fleet.is_version_ready(description.find(fleet, model, version)[1])
+    return fleet.is_version_ready(find(fleet, model, version)[1])
 
 
 def _make_not_ready(request: web.Request) -> RequestError:
-    model, version = description.find(request.app[GATEWAY].fleet, *_model_and_version(request))
+    model, version = find(request.app[GATEWAY].fleet, *_model_and_version(request))
     return not_ready(model.name, version.version)
 
 

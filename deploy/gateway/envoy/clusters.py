@@ -71,11 +71,7 @@ def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
 def make_endpoints(
     fleet: Fleet, upstream: Upstream, resolve: Callable[[str], str | None], tokens: Mapping[str, Mapping[str, str]]
 ) -> Resource:
-    """Make the endpoints of one cluster: its nodes that have an address.
-
-    A draining endpoint receives no new requests, and answers those in flight. The cluster of a model also drains nodes
-    whose default version is withdrawn. `resolve` returns the IP address of a host; `tokens` are by node and API.
-    """
+    """Make a cluster's endpoints; one that drains, or whose default version is withdrawn, gets no new requests."""
     found = []
     for name in upstream.nodes:
         node, own = fleet.nodes[name], tokens.get(name, {})

@@ -32,10 +32,7 @@ VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
 
 
 def write(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]:
-    """Write changed files; return their names.
-
-    This resolves host names and reads token files, and may block for as long as a name server takes.
-    """
+    """Write changed files and return their names; may block for as long as a name server takes."""
     make_folder(state_dir)
     contents: dict[str, list[Resource]] = {
         CLUSTERS: make_clusters(settings, fleet),
@@ -69,7 +66,6 @@ def list_statistics(fleet: Fleet) -> dict[str, str]:
 
 
 def read_versions(state_dir: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the version of each of these files that exists."""
     found = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError), (state_dir / name).open(encoding="utf-8") as file:

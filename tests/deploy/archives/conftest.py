@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import yaml
 
@@ -15,9 +16,15 @@ def without_steps(text: str) -> str:
     return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
 
 
-class ArchiveSh:
-    """Runs archive.sh's program in this process."""
+def write_onnx(path: Path, graph: str, **saving: Any) -> Path:
+    """Write a graph, of the newest version of the format that the package onnx knows."""
+    opsets = '"": 17, "ai.onnx.ml": 3, "com.microsoft": 1'
+    model = onnx.parser.parse_model(f"<ir_version: {onnx.IR_VERSION}, opset_import: [{opsets}]>\ng {graph}")
+    onnx.save_model(model, str(path), **saving)
+    return path
 
+
+class ArchiveSh:
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.store = folder / "store"
@@ -28,7 +35,7 @@ class ArchiveSh:
 
     def write_list(self, name: str, handler: str, weights: Any = None, config: Any = None, **more: Any) -> Path:
         """Write a model list of one entry, and its model-config.yaml where there is one; returns the model's folder."""
-        entry = {"handler": handler, "version": "3", **({} if weights is None else {"weights": weights}), **more}
+        entry = {"task": handler, "version": "3", **({} if weights is None else {"weights": weights}), **more}
         self.models.write_text(yaml.safe_dump({name: entry}))
         folder = self.folder / name
         folder.mkdir(exist_ok=True)

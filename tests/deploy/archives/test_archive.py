@@ -119,7 +119,6 @@ def test_build_that_fails_leaves_the_old_archive(archive_sh: ArchiveSh, colours:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run archive.sh in a separate process."""
     return subprocess.run(
         [ROOT / "archive.sh", *arguments],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120,
@@ -173,22 +172,19 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     ("listed", "words"),
     [
         ("- colours", "models.yaml: while parsing a block mapping"),
-        ("colours: {handler: [a", "models.yaml: while parsing a flow sequence"),
-        ("colours: {handler: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
-        ("colours: {handler: tokenization}", "models.yaml: colours: version missing"),
+        ("colours: {task: [a", "models.yaml: while parsing a flow sequence"),
+        ("colours: {task: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
+        ("colours: {task: tokenization}", "models.yaml: colours: version missing"),
         ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
         ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
-        ("colours: {handler: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
-        ("colours: {handler: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
-        ("a/b: {handler: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
-        ("colours: {handler: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
-        (
-            "colours: {handler: image_clasification, version: '1'}",
-            "image_clasification is not a task; built-in tasks are",
-        ),
-        ("colours: {handler: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
+        ("colours: {task: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
+        ("colours: {task: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
+        ("a/b: {task: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
+        ("colours: {task: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
+        ("colours: {task: image_clasification, version: '1'}", "image_clasification is not a task; built-in tasks"),
+        ("colours: {task: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
     ],
 )
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:
-    archive_sh.models.write_text(f"m: {{handler: tensors, version: '1'}}\n{listed}\n")
+    archive_sh.models.write_text(f"m: {{task: tensors, version: '1'}}\n{listed}\n")
     assert words in archive_sh.refused("colours")

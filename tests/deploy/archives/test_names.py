@@ -82,7 +82,7 @@ def test_check_lists_archives_with_other_handlers(archives: ArchiveSh, capfd: py
 
 def test_entries_are_all_checked_before_the_first_is_built(archives: ArchiveSh) -> None:
     text = archives.models.read_text()
-    archives.models.write_text(f"{text}wrong:\n  handler: colour_names.py\n  version: '1'\n")
+    archives.models.write_text(f"{text}wrong:\n  task: colour_names.py\n  version: '1'\n")
     (archives.folder / "wrong").mkdir()
     (archives.folder / "wrong" / "model-config.yaml").write_text("handler: {max_batch_itmes: 3}\n")
     shutil.copy(archives.folder / "colours" / "palette.csv", archives.folder / "wrong")

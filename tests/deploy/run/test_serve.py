@@ -22,10 +22,9 @@ from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
 from deploy.run.server import JAVA_CLASS, Server
-from deploy.run.summary import advise, call_stop, calls
+from deploy.run.summary import call_stop, calls
 from deploy.sandbox import make_settings
 from tests.waiting import until
-from torchserve_client.metadata import Metadata
 
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
 
@@ -109,7 +108,6 @@ def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like a TorchServe of another folder."""
     process = look_alike(ROOT)
     yield process
     process.kill()
@@ -191,30 +189,17 @@ def test_server_that_was_started_with_another_tmpdir_is_found_by_its_configurati
     [
         (ROOT / "config.properties", "make stop"),
         (ROOT / "config.production.properties", "make stop CONFIG=production"),
-        (ROOT / "own.properties", "make stop CONFIG=own.properties"),
         (ROOT / "my" / "config.properties", "make stop CONFIG=my/config.properties"),
-        (Path("/etc/config.large.properties"), "make stop CONFIG=/etc/config.large.properties"),
     ],
 )
 def test_command_that_stops_a_server_names_its_configuration(config: Path, command: str) -> None:
     assert call_stop(config) == command
 
 
-@pytest.mark.parametrize("platform", ["openvino", "torch"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", ""])
-def test_only_a_model_that_openvino_serves_in_fp32_gets_the_command_of_int8(platform: str, precision: str) -> None:
-    line = advise(Metadata("resnet-152", "1.0", f"torchserve_{platform}", (), (), 64, precision))
-    is_advised = "torchserve-batching archive resnet-152 --precision int8 --calibrate FOLDER" in (line or "")
-    assert is_advised is ((platform, precision) == ("openvino", "fp32"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["start", "--config", "no-such"],
-            "start: no configuration no-such: CONFIG is a path, or one of large-bodies, ",
-        ),
+        (["start", "--config", "no-such"], "start: no configuration no-such: CONFIG is a path, or one of large-"),
         (["run", "--node-count", "2"], "run: run watches one node, and there are 2: name it with --node"),
         (["run", "--node", "node-7"], "run: no node node-7: there are node-1"),
         (["restart"], "restart: no node of this machine runs"),

@@ -30,7 +30,6 @@ def model(times: float = 1.0) -> LatencyModel:
 
 
 def draw_arrivals(lengths: Sequence[int], **more: st.SearchStrategy[float]) -> st.SearchStrategy[list[Arrival]]:
-    """Return a strategy for at most 40 requests in 0.3 s."""
     arrival = st.builds(
         Arrival,
         at_s=st.floats(0, 0.3),
@@ -51,15 +50,7 @@ def simulate(
     *,
     believed: tuple[float, float] = (1.0, 1.0),
 ) -> Simulated:
-    """Run until nothing is left to happen.
-
-    Args:
-        arrivals: in any order.
-        policy: the scheduler's.
-        engine_s: seconds of a micro-batch that has the engine to itself.
-        streams: of the engine.
-        believed: factors by which the scheduler overestimates wide and narrow micro-batches at first.
-    """
+    """Run until nothing is left to happen; `believed` has the factors by which times are overestimated at first."""
     wide, narrow = believed
     engine = Streams(model(wide), model(narrow * NARROW) if streams > 1 else None, streams)
     machine = Machine(engine_s, lambda tokens: NARROW * engine_s(tokens), streams)
@@ -67,6 +58,5 @@ def simulate(
 
 
 def percentile_s(simulated: Simulated, percent: float, priority: int | None = None) -> float:
-    """Return a percentile of the latencies of those served, of one priority or of all."""
     done = sorted(each.latency_s for each in simulated.of("done") if priority in (None, each.arrival.priority))
     return done[int(len(done) * percent / 100)]

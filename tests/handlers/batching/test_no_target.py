@@ -21,7 +21,7 @@ POLICY = Policy(max_latency_s=inf, max_items=16, priority_levels=3, default_prio
     [
         ({}, inf, inf),
         ({"max_latency_ms": 500}, 0.5, 2.0),
-        ({"max_latency_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
+        ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
         ({"queue_timeout_ms": 300}, inf, 0.3),
     ],
 )

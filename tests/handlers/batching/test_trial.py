@@ -54,14 +54,12 @@ class Way:
 
 
 class WayHandler(DoublingHandler):
-    """Serves a Way."""
-
-    def __init__(self, taking: Taking) -> None:
+    def __init__(self, taking: Taking, kind: type[Way] = Way) -> None:
         super().__init__()
-        self.taking, self.made = taking, list[str]()
+        self.taking, self.kind, self.made = taking, kind, list[str]()
 
     def load(self) -> Engine:
-        return Way(self.taking, self.made)
+        return self.kind(self.taking, self.made)
 
 
 def load(handler: WayHandler, folder: Path, *, mode: str = "adaptive", **scheduling: Any) -> WayHandler:
@@ -154,19 +152,12 @@ class BesideDecoders(Way):
         return super().run(inputs)
 
 
-class BesideDecodersHandler(WayHandler):
-    """Serves BesideDecoders."""
-
-    def load(self) -> Engine:
-        return BesideDecoders(self.taking, self.made)
-
-
 def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Without the decoder, streams take as long for all items as the whole engine does.
     with caplog.at_level(logging.WARNING):
-        load(BesideDecodersHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}), tmp_path)
+        load(WayHandler({("a", 1): SLOW_S, ("a", 2): 2 * SLOW_S}, BesideDecoders), tmp_path)
     assert "Selected a in 2 streams" in caplog.text
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -19,12 +18,11 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import np_to_triton_dtype
 
-from handlers.errors import INTERNAL_ERROR, ItemError
+from handlers.errors import ItemError
 from handlers.protocol.grpc_inference import MOST_FIELDS, read
-from handlers.protocol.output_tensors import Model, OutputTensors, vectors
+from handlers.protocol.output_tensors import Model, vectors
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
-from handlers.protocol.tensors import to_bfloat16
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT, unpack
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
@@ -66,7 +64,6 @@ def failed(request: Request) -> ItemError:
 
 
 def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: Any) -> Any:
-    """A request of one tensor with typed contents, if any."""
     request = service_pb2.ModelInferRequest(model_name="M")
     request.inputs.add(name="text", datatype=datatype, shape=shape, contents=contents or None)
     return request
@@ -180,21 +177,6 @@ def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: in
     reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
     np.testing.assert_array_equal(result_of(reply).as_numpy("vector"), vector[np.newaxis], strict=True)
     assert service_pb2.ModelInferResponse.FromString(reply.body).SerializeToString() == reply.body
-
-
-def test_bf16_output_is_what_tritonclient_reads_beside_a_failed_item_too() -> None:
-    whole = vectors("vector")
-    # A user's task may write them.
-    halved = OutputTensors(whole.metadata, lambda results: {"vector": to_bfloat16(whole.arrays(results)["vector"])})
-    shape = replace(TEXT, model=Model("M", None, halved))
-    form = asked(message(tensor("text", KOREAN), request_id="7"), shape).form
-    result = result_of(form.pack([np.array([1.0, 3.14159], np.float32), INTERNAL_ERROR]))
-    assert (result.get_response().model_name, result.get_response().id) == ("M", "7")
-    assert [bool(error) for error in result.as_numpy("error")] == [False, True]
-    read_back = result.as_numpy("vector")
-    assert read_back.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(read_back[0].astype(np.float32), np.array([1.0, 3.140625], np.float32))
-    assert np.isnan(read_back[1].astype(np.float32)).all()
 
 
 @given(st.text())

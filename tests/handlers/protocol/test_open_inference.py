@@ -178,29 +178,16 @@ def test_many_outputs_of_a_model_that_has_not_run_take_time_by_their_number_and_
     assert time.thread_time() - started_s < 3.0  # the square took 14 s
 
 
-BROKEN = ItemError(422, "CorruptInput", "Broken.")
-
-
-@pytest.mark.parametrize("is_binary", [True, False])
-def test_item_that_failed_has_an_empty_row_and_its_error(is_binary: bool) -> None:
-    model = Model("model", "2.0", rankings({"answer": object, "score": np.float32, "start": np.int64}))
-    one, other = ({"answer": answer, "score": 0.5, "start": 3} for answer in ("가", "b"))
-    reply = Inference(model, "seven", is_binary=is_binary).pack([[one], BROKEN, [one, other]])
-    result = read(reply)
-    response = result.get_response()
-    assert reply.status == 200
-    assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "model", "2.0")
-    answers = [["가", ""], ["", ""], ["가", "b"]]
-    encoded = [[text.encode() for text in row] for row in answers]
-    assert result.as_numpy("answer").tolist() == (encoded if is_binary else answers)
+def test_item_that_failed_has_its_error_beside_the_outputs_that_a_client_names() -> None:
+    model = Model("model", "2.0", rankings({"answer": object, "score": np.float32}))
+    broken = ItemError(422, "CorruptInput", "Broken.")
+    one = {"answer": "가", "score": 0.5}
+    result = read(Inference(model, "seven", wanted={"score": True}).pack([[one], broken, [one, one]]))
+    assert [output["name"] for output in result.get_response()["outputs"]] == ["score", "error"]
     scores = np.array([[0.5, np.nan], [np.nan, np.nan], [0.5, 0.5]], np.float32)
     np.testing.assert_array_equal(result.as_numpy("score"), scores, strict=True)
-    np.testing.assert_array_equal(result.as_numpy("start"), [[3, -1], [-1, -1], [3, 3]])
     first, error, last = result.as_numpy("error")
-    assert (json.loads(error), len(first), len(last)) == (BROKEN.to_json(), 0, 0)
-    # A client that names its outputs gets the error, too.
-    named = Inference(model, wanted={"score": is_binary}).pack([[one], BROKEN])
-    assert [output["name"] for output in read(named).get_response()["outputs"]] == ["score", "error"]
+    assert (json.loads(error), len(first), len(last)) == (broken.to_json(), 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Bodies to items with options, and results to bodies. tests/e2e/test_conformance.py has the media types of JSON."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from handlers.errors import ItemError, WrongOutput
+from handlers.errors import ItemError, WorkTooLarge, WrongOutput
 from handlers.protocol import open_inference, rows
 from handlers.protocol.fields import Fields
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Allowance, Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.rows import Shape, read_headers
 
@@ -190,3 +192,19 @@ def test_results_and_errors_keep_their_places(form: Form, results: list[Any], st
 def test_value_that_json_lacks_is_an_error(value: Any) -> None:
     with pytest.raises((WrongOutput, TypeError)):
         OneItem().pack([value])
+
+
+def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:
+    for _ in range(50):
+        allowance, start = Allowance(), threading.Barrier(4)
+
+        def take(_: int, allowance: Allowance = allowance, start: threading.Barrier = start) -> bool:
+            start.wait()
+            try:
+                allowance.take("pixels", 30, 100)
+            except WorkTooLarge:
+                return False
+            return True
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(take, range(4))) == 3

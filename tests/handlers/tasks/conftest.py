@@ -6,6 +6,7 @@ import pytest
 
 from deploy.models import Engine
 from tests import tiny_models
+from tests.handlers.tasks.translating import Translators
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,8 @@ def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Translators:
+    return Translators(tmp_path_factory.mktemp)

@@ -1,11 +1,10 @@
 """Embeddings, classification and tokens: a text in any company is answered as transformers answers it alone."""
 
-import json
-import random
 import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from handlers.tasks.text_classification import TextClassificationHandler
 from handlers.tasks.token_classification import TokenClassificationHandler
 from handlers.text.handler import TextHandler
 from handlers.warm_up import measure_change
-from tests.handlers.serving import serve, started
+from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve, started
 from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
 
@@ -98,6 +97,38 @@ def close(value: Any, tolerance: float = 1e-4) -> Any:
     return {key: close(each, tolerance) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+def of_text(text: Any, **options: Any) -> dict[str, Any]:
+    return {"body": {"text": text, **options}}
+
+
+BAD: list[Bad] = [
+    ("qzqz " + "x" * 50_001, 413, "TextTooLong", "max_characters is 50000. Send truncation: true to cut it."),
+    (of_text("qzqz", truncate_prompt_tokens=193), 400, "InvalidOption", "truncate_prompt_tokens: 193; at most 192"),
+    (
+        of_text("qzqz", truncate_prompt_tokens=2),
+        400,
+        "InvalidOption",
+        "truncation: 2 tokens have no room for text",
+    ),
+    (of_text(""), 400, "EmptyInput", "text: empty"),
+    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
+    ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
+    (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
+    (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
+    (of_text(["qzqz"]), 400, "InvalidBody", "text: must be a string"),
+    ({"body": {"query": "qzqz"}}, 400, "InvalidBody", '"text"'),
+]
+BAD_OPTIONS: dict[str, list[Bad]] = {
+    "softmax": [
+        (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\. Send truncation: true"),
+        (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
+        (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
+        (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
+    ],
+    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
+}
+
+
 ALL: dict[str, Any] = {"top_k": None}
 
 
@@ -118,17 +149,26 @@ ALL: dict[str, Any] = {"top_k": None}
         ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
     ],
 )
-def test_texts_of_mixed_lengths_are_answered_as_transformers_answers_each(
-    tiny_archive: Archives, name: str, settings: dict[str, Any], options: dict[str, Any]
+def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_errors_are_their_own(
+    tiny_archive: Archives,
+    name: str,
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     handler = start(tiny_archive, name, **settings)
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
-    for text, answer in zip(TEXTS, serve(handler, list(TEXTS)), strict=True):
-        wanted = expected(handler, name, text, **options)
-        if options is ALL:
+    good: list[tuple[Any, Any]] = [(text, expected(handler, name, text, **options)) for text in TEXTS]
+    if options is ALL:
+        for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
-        assert (answer.status, answer.body) == (200, close(wanted, tolerance))
+        # Options are an item's own.
+        good.append((of_text(TEXTS[0], top_k=1), expected(handler, name, TEXTS[0], top_k=1)))
+    good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
+    bad = BAD + BAD_OPTIONS.get(name, [])
+    assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
+    assert CANARY not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])
@@ -143,55 +183,70 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
     assert {"PER", "LOC", "MISC"} <= labels
 
 
-# -- in any company, in every form ------------------------------------------------------------------------------------
-
-
-def of_text(text: Any, **options: Any) -> dict[str, Any]:
-    return {"body": {"text": text, **options}}
-
-
-# Rows with the status, type and message of their errors. No other client may see the text that they contain, qzqz.
-BAD: list[tuple[Any, int, str, str]] = [
-    (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
-    ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
-    (of_text(""), 400, "EmptyInput", "text: empty"),
-    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
-    ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
-    (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
-    (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
-    (of_text(["qzqz"]), 400, "InvalidBody", "text: must be a string"),
-    ({"body": {"query": "qzqz"}}, 400, "InvalidBody", '"text"'),
+# Options of a request, and transformers' own for the oracle.
+CUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"truncation": True}, {"max_length": LIMIT}),
+    ({"truncate_prompt_tokens": 9}, {"max_length": 9}),
+    ({"truncation": True, "truncate_prompt_tokens": -1, "truncation_side": "left"}, {"max_length": LIMIT}),
 ]
-BAD_OPTIONS: dict[str, list[tuple[Any, int, str, str]]] = {
-    "softmax": [
-        (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
-        (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
-        (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
-    ],
-    "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
-}
 
 
-@pytest.mark.parametrize("name", ["mean", "softmax", "words"])
-def test_rows_in_any_company_get_their_own_answers_and_errors(
-    tiny_archive: Archives, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("name", ["mean", "softmax", "bytes"])
+def test_long_text_is_cut_as_its_client_asks(tiny_archive: Archives, name: str) -> None:
     handler = start(tiny_archive, name)
-    alone = [serve(handler, [text])[0] for text in TEXTS]
-    bad = BAD + BAD_OPTIONS.get(name, [])
-    rows = [*TEXTS, *(row for row, *_ in bad), "qzqz the mayor", of_text("qzqz ferry qzqz")]
-    order = list(range(len(rows)))
-    for seed in range(2):
-        random.Random(seed).shuffle(order)
-        answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
-        for place, wanted in enumerate(alone):
-            assert (answers[place].status, answers[place].body) == (200, close(wanted.body, 1e-5))
-        for place, (row, status, type_, words) in enumerate(bad, len(TEXTS)):
-            answer = answers[place]
-            assert (answer.status, answer.body["type"]) == (status, type_), row
-            assert re.search(words, answer.body["message"]), answer.body["message"]
-        assert "qz" not in json.dumps([answers[place].body for place in range(len(TEXTS) + len(bad))])
-    assert "qz" not in caplog.text
+    checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"].replace("_", "-")
+    # One more than its limit of characters: a client that allows cutting gets an answer, too.
+    long = f"Anna Berg {LONG} mayor. " + "x" * (50_001 - len(LONG) - 18)
+    rows = [of_text(long, **asked) for asked, _ in CUTS]
+    for (asked, cut), answer in zip(CUTS, serve(handler, rows), strict=True):
+        if name == "bytes" and "truncation_side" in asked:
+            assert (answer.status, answer.body["type"]) == (413, "TextTooLong")  # places count from the start
+            continue
+        oracle = pipeline("feature-extraction" if name == "mean" else task, checkpoint)
+        oracle.tokenizer.truncation_side = asked.get("truncation_side", "right")
+        text = long[:50_000] if oracle.tokenizer.truncation_side == "right" else long[-50_000:]
+        if name == "bytes":
+            ids = oracle.tokenizer(text, truncation=True, return_offsets_mapping=True, **cut)
+            wanted = oracle(text[: ids["offset_mapping"][-2][1]], aggregation_strategy="simple")
+        elif name == "mean":
+            wanted = np.array(oracle(text, tokenize_kwargs={"truncation": True, **cut})[0]).mean(0).tolist()
+        else:
+            wanted = oracle(text, truncation=True, **cut)
+        oracle.tokenizer.truncation_side = "right"
+        assert (answer.status, answer.body) == (200, close(wanted))
+
+
+@pytest.mark.parametrize("name", ["words", "bytes"])
+def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, name, doc_stride=40)
+    text = " ".join(TEXTS) * 2
+    for way in ("simple", "first", "average", "max"):
+        (answer,) = serve(handler, [of_text(text, aggregation=way)])
+        wanted = pipeline("token-classification", str(handler.checkpoint_dir))(
+            text, stride=40, aggregation_strategy=way
+        )
+        assert answer.body == close(wanted)
+    alone, together = (serve(handler, rows)[0] for rows in ([of_text(text)], [of_text(text), *TEXTS, text]))
+    assert together.body == close(alone.body, 1e-5)
+    (tokens,) = serve(handler, [of_text(text, aggregation="none")])
+    assert all(first["end"] <= then["start"] for first, then in pairwise(tokens.body))
+    (refused,) = serve(start(tiny_archive, name, max_windows=2), [text])
+    assert (refused.status, refused.body["message"][-33:]) == (413, "Send truncation: true to cut it.".rjust(33))
+
+
+def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_archive: Archives) -> None:
+    asked = {"parameters": {"aggregation_strategy": "first", "truncate": True}, "options": {"wait_for_model": True}}
+    handler = start(tiny_archive, "words")
+    one, many = serve(handler, [{"body": {"inputs": TEXTS[0], **asked}}, {"body": {"inputs": [*TEXTS], **asked}}])
+    wanted = [expected(handler, "words", text, aggregation_strategy="first") for text in TEXTS]
+    assert (one.body, many.body) == (close(wanted[0]), close(wanted))
+    bad = [{"inputs": ["x", ""]}, {"inputs": "x", "parameters": {"stride": 1}}, {"inputs": "x", "parameters": [1]}]
+    answers = serve(handler, [{"body": body} for body in bad])
+    for answer, words in zip(
+        answers, ("inputs[1]: text: empty", "Options: stride: ", '"parameters" must be'), strict=True
+    ):
+        assert answer.status == 400
+        assert answer.body.get("error", answer.body.get("message")).startswith(words)
 
 
 def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ from torchvision.transforms import functional
 
 from deploy.models import Engine
 from handlers.tasks.image_classification import ImageClassificationHandler
+from handlers.vision.device_resizing import DevicePreprocessing
 from tests import exports
-from tests.handlers.serving import ENGINES, Answer, serve, started
+from tests.handlers.cpu_graphs import use_cpu_graphs
+from tests.handlers.serving import ENGINES, Bad, assert_own_answers, serve, started
 from tests.nightly import image_families
 from tests.oracle import assert_order
 from tests.photographs import path, photograph
@@ -45,11 +46,6 @@ def classifier(archive: Path, **settings: Any) -> ImageClassificationHandler:
 
 
 @pytest.fixture(scope="module")
-def handler(archive: Path) -> ImageClassificationHandler:
-    return classifier(archive, max_batch_items=4, max_request_items=6)
-
-
-@pytest.fixture(scope="module")
 def oracle(archive: Path) -> dict[str, NDArray[np.float32]]:
     """Logits of each photograph: torchvision's own transforms and network, one image at a time, in fp32."""
     network = torchvision.models.get_model(ARCH, weights=None).eval()
@@ -68,11 +64,6 @@ def b64(body: bytes) -> str:
     return base64.b64encode(body).decode()
 
 
-def of_all(handler: ImageClassificationHandler, answer: Any) -> NDArray[np.float64]:
-    """An answer with all labels as logarithms in the order of the classes: logits but for a number in common."""
-    return np.log([answer[label] for label in handler.labels])
-
-
 def deviation(left: NDArray[Any], right: NDArray[Any]) -> float:
     """The part of the logits that differs; of two photographs, a third or more."""
     left, right = left - left.mean(), right - right.mean()
@@ -83,65 +74,58 @@ def deviation(left: NDArray[Any], right: NDArray[Any]) -> float:
 SAME = 2e-3
 
 
+BAD: list[Bad] = [
+    (b"not an image", 415, "UnsupportedMedia", "Not an image"),
+    (photograph("rocket")[:9000], 422, "CorruptInput", "truncated"),
+    (json.dumps({"b64": b64(b"x"), "topk": 1}).encode(), 400, "InvalidOption", "topk"),
+    ({"body": "text"}, 400, "InvalidBody", ""),
+    (json.dumps({"instances": [{"b64": ""}] * 7}).encode(), 413, "TooManyInstances", ""),
+]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_way_to_send_an_image_is_answered_as_torchvision_does(
+def test_every_way_to_send_an_image_is_answered_as_torchvision_does_and_errors_are_their_own(
     oracle: dict[str, NDArray[np.float32]], engine: Engine, tmp_path: Path
 ) -> None:
-    handler = classifier(archived(tmp_path, engine), engine=engine, top_k=CLASSES, scaled_decode=False)
+    settings = {"top_k": CLASSES, "scaled_decode": False, "max_batch_items": 4, "max_request_items": 6}
+    handler = classifier(archived(tmp_path, engine), engine=engine, **settings)
     assert handler.engine.description == {"openvino": "openvino cpu fp32", "torch": "torch cpu float32"}[engine]
     cat = photograph("chelsea")
     wrapped = "\n".join([b64(cat)[:76], b64(cat)[76:]])
     url_safe = base64.urlsafe_b64encode(cat).decode().rstrip("=")
-    rows: list[Any] = [cat, bytearray(cat), {"data": cat}, {"photo": cat}, {"body": {"b64": b64(cat)}}]
-    rows += [{"body": {"b64": each}} for each in (f"Data:image/jpeg;BASE64,{b64(cat)}", url_safe)]
-    rows += [json.dumps({"b64": wrapped}).encode(), *(photograph(name) for name in NAMES)]
-    answers = serve(handler, rows)
-    for name, answer in zip(["chelsea"] * 8 + [*NAMES], answers, strict=True):
-        assert answer.status == 200, answer
-        assert list(answer.body.values()) == sorted(answer.body.values(), reverse=True)
-        assert deviation(of_all(handler, answer.body), oracle[name]) < SAME
+    cats: list[Any] = [bytearray(cat), {"data": cat}, {"photo": cat}, {"body": {"b64": b64(cat)}}]
+    cats += [{"body": {"b64": each}} for each in (f"Data:image/jpeg;BASE64,{b64(cat)}", url_safe)]
+    cats += [json.dumps({"b64": wrapped}).encode()]
+    good = [*((row, oracle["chelsea"]) for row in cats), *((photograph(name), oracle[name]) for name in NAMES)]
+
+    def same(found: Any, logits: NDArray[np.float32]) -> bool:
+        # Logarithms of all probabilities, in the order of the classes, are logits but for a number in common.
+        is_sorted = list(found.values()) == sorted(found.values(), reverse=True)
+        return is_sorted and deviation(np.log([found[label] for label in handler.labels]), logits) < SAME
+
+    assert_own_answers(handler, good, BAD, same)
     assert min(deviation(oracle["chelsea"], oracle[name]) for name in NAMES if name != "chelsea") > 100 * SAME
 
 
-def same(left: Answer, right: Answer) -> bool:
-    """Answers of one engine in another micro-batch."""
-    if left.status != 200:
-        return (left.status, left.body) == (right.status, right.body)
-    return list(left.body) == list(right.body) and list(left.body.values()) == pytest.approx(
-        list(right.body.values()), rel=1e-4
-    )
-
-
-BAD: list[tuple[Any, int, str]] = [
-    (b"not an image", 415, "UnsupportedMedia"),
-    (photograph("rocket")[:9000], 422, "CorruptInput"),
-    (json.dumps({"b64": b64(b"x"), "topk": 1}).encode(), 400, "InvalidOption"),
-    ({"body": "text"}, 400, "InvalidBody"),
-    (json.dumps({"instances": [{"b64": ""}]}).encode(), 400, ""),
-    (json.dumps({"instances": [{"b64": ""}] * 7}).encode(), 413, "TooManyInstances"),
-]
-
-
-def test_images_in_any_company_get_their_own_answers_and_errors(handler: ImageClassificationHandler) -> None:
-    rows = [*(photograph(name) for name in NAMES), *(row for row, *_ in BAD)]
-    alone = [serve(handler, [row])[0] for row in rows]
-    for answer in alone[: len(NAMES)]:
-        assert_order(answer.body.values(), 1e-4)
-    assert [answer.status for answer in alone] == [200] * len(NAMES) + [status for _, status, _ in BAD]
-    for (_, _, type_), answer in zip(BAD, alone[len(NAMES) :], strict=True):
-        assert not type_ or answer.body["type"] == type_
-    order = list(range(len(rows)))
-    for seed in range(2):
-        random.Random(seed).shuffle(order)
-        for place, answer in zip(order, serve(handler, [rows[place] for place in order]), strict=True):
-            assert same(answer, alone[place])
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_images_that_a_gpu_resizes_are_answered_as_those_of_a_processor(
+    graphs: str, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(map(photograph, NAMES))
+    wanted = [answer.body for answer in serve(classifier(archive), rows)]
+    recorder, seconds = use_cpu_graphs(monkeypatch), iter((1.0, 2.0))
+    monkeypatch.setattr("handlers.vision.device_resizing._time_s", lambda *_: next(seconds))
+    handler = classifier(archive, cuda_graphs=graphs, max_batch_items=4)
+    assert isinstance(handler.preprocessing, DevicePreprocessing)
+    recorder.replays = 0
+    assert [answer.body for answer in serve(handler, rows)] == [pytest.approx(each, rel=1e-4) for each in wanted]
+    assert bool(recorder.replays) == (graphs == "auto")
 
 
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
         pytest.param("openvino", None, marks=pytest.mark.builds),
-        ("torch", None),
         ("torch", "multi_label_classification"),
     ],
 )

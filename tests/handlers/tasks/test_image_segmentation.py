@@ -21,13 +21,13 @@ from deploy.models import Engine
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import exports, tiny_segmenter
-from tests.handlers.serving import ENGINES, serve, started
-from tests.photographs import path, photograph
+from tests.handlers.serving import Bad, assert_own_answers, serve, started
+from tests.photographs import encoded, path, photograph
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
-COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32"}
+COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER},
+    "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER, "max_seen_pixels": 120_000},
     "transformers": COMMON,
     "beit": COMMON,
 }
@@ -45,15 +45,11 @@ def smooth(name: str) -> Image.Image:
 
 @cache
 def sent(name: str) -> bytes:
-    with io.BytesIO() as file:
-        smooth(name).save(file, "PNG")
-        return file.getvalue()
+    return encoded(smooth(name), "PNG")
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Make the archive's contents of a kind for an engine."""
-
     @cache
     def make(kind: str, engine: Engine = "torch") -> Path:
         folder: Path | str = "random"
@@ -70,12 +66,6 @@ def segmenter(archive: Path, kind: str, **settings: Any) -> ImageSegmentationHan
     ready = started(ImageSegmentationHandler(), archive, {**SETTINGS[kind], "engine": "torch", **settings})
     assert isinstance(ready, ImageSegmentationHandler)
     return ready
-
-
-def maps(handler: ImageSegmentationHandler, names: tuple[str, ...]) -> list[NDArray[np.uint8]]:
-    answers = serve(handler, [sent(name) for name in names])
-    assert [answer.status for answer in answers] == [200] * len(names)
-    return [decoded(answer.body["map"]) for answer in answers]
 
 
 def by_torchvision(archive: Path) -> Oracle:
@@ -107,23 +97,43 @@ def by_transformers(archive: Path) -> Oracle:
     return classes
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+def b64(body: bytes, **options: Any) -> bytes:
+    return json.dumps({"b64": base64.b64encode(body).decode(), **options}).encode()
+
+
+BAD: list[Bad] = [
+    (photograph("rocket")[:9000], 422, "CorruptInput", "truncated"),
+    (b"no image", 415, "UnsupportedMedia", "Not an image"),
+    (b64(sent("coffee"), masks="rle"), 400, "InvalidOption", "masks"),
+    (encoded(Image.new("RGB", (800, 600)), "PNG"), 413, "ImageTooLarge", "max_map_pixels is 400000"),
+]
+# transformers' networks see each image in one size.
+LONG = (encoded(Image.new("RGB", (900, 30)), "PNG"), 413, "ImageTooLarge", "max_seen_pixels is 120000")
+BUILT = pytest.mark.builds
+
+
 @pytest.mark.parametrize(
-    ("kind", "oracle"),
-    [("torchvision", by_torchvision), ("transformers", by_transformers), ("beit", by_transformers)],
+    ("kind", "oracle", "engine"),
+    [
+        *(pytest.param("torchvision", by_torchvision, engine, marks=BUILT) for engine in ("openvino", "torch")),
+        *(pytest.param("beit", by_transformers, engine, marks=BUILT) for engine in ("openvino", "torch")),
+        pytest.param("transformers", by_transformers, "openvino", marks=BUILT),
+        ("transformers", by_transformers, "torch"),
+    ],
 )
-def test_maps_are_those_of_the_network_on_each_image_alone(
+def test_maps_in_any_company_are_those_of_the_network_on_each_image_alone(
     archives: Archives, kind: str, oracle: Callable[[Path], Oracle], engine: Engine
 ) -> None:
     handler, expected_of = segmenter(archives(kind, engine), kind, engine=engine), oracle(archives(kind))
-    together = maps(handler, NAMES)
-    for name, found in zip(NAMES, together, strict=True):
-        expected = expected_of(smooth(name))
-        assert found.shape == expected.shape
-        assert np.mean(found == expected) >= LEAST_EQUAL
-        assert len(np.unique(found)) > 1
-    (alone,) = maps(handler, NAMES[-1:])
-    assert np.mean(alone == together[-1]) >= 0.999
+
+    def same(found: Any, expected: NDArray[np.uint8]) -> bool:
+        classes = decoded(found["map"])
+        return classes.shape == expected.shape and np.mean(classes == expected) >= LEAST_EQUAL
+
+    expected = [expected_of(smooth(name)) for name in NAMES]
+    assert min(len(np.unique(each)) for each in expected) > 1
+    good = zip(map(sent, NAMES), expected, strict=True)
+    assert_own_answers(handler, good, [*BAD, LONG] if kind == "torchvision" else BAD, same)
 
 
 def decoded(text: str) -> NDArray[np.uint8]:
@@ -132,44 +142,13 @@ def decoded(text: str) -> NDArray[np.uint8]:
 
 def test_every_way_to_draw_segments_says_the_same(archives: Archives) -> None:
     handler = segmenter(archives("transformers"), "transformers")
-    body = {"b64": base64.b64encode(sent("coffee")).decode()}
-    rows = [json.dumps({**body, "masks": masks}).encode() for masks in ("map", "png")]
-    drawn, pngs = (answer.body for answer in serve(handler, rows))
-    (expected,) = maps(handler, ("coffee",))
-    assert np.array_equal(decoded(drawn["map"]), expected)
-    assert 1 < len(drawn["segments"]) == len(pngs) == len(np.unique(expected))
+    drawn, pngs = (answer.body for answer in serve(handler, [b64(sent("coffee"), masks=way) for way in ("map", "png")]))
+    classes = decoded(drawn["map"])
+    assert 1 < len(drawn["segments"]) == len(pngs) == len(np.unique(classes))
     for segment, png in zip(drawn["segments"], pngs, strict=True):
         assert segment["label"] == png["label"] == tiny_segmenter.LABELS[segment["value"]]
         assert 0 < segment["score"] == png["score"] <= 1
-        assert np.array_equal(decoded(png["mask"]), np.where(expected == segment["value"], 255, 0))
-
-
-def test_a_bad_item_fails_alone(archives: Archives) -> None:
-    handler = segmenter(archives("torchvision"), "torchvision", max_map_pixels=400_000, max_seen_pixels=120_000)
-    coffee = base64.b64encode(sent("coffee")).decode()
-
-    def size(width: int, height: int) -> bytes:
-        with io.BytesIO() as file:
-            Image.new("RGB", (width, height)).save(file, "PNG")
-            return file.getvalue()
-
-    rows = [
-        sent("coffee"),
-        photograph("rocket")[:9000],
-        b"no image",
-        json.dumps({"b64": coffee, "masks": "rle"}).encode(),
-        size(800, 600),
-        size(900, 30),
-        json.dumps({"instances": [{"b64": coffee}, {"b64": "AAAA"}]}).encode(),
-    ]
-    answers = serve(handler, rows)
-    assert [answer.status for answer in answers] == [200, 422, 415, 400, 413, 413, 200]
-    assert "masks" in answers[3].body["message"]
-    assert "max_map_pixels is 400000" in answers[4].body["message"]
-    assert "max_seen_pixels is 120000" in answers[5].body["message"]
-    good, bad = answers[6].body["predictions"]
-    assert good == answers[0].body
-    assert bad["error"]["code"] == 415
+        assert np.array_equal(decoded(png["mask"]), np.where(classes == segment["value"], 255, 0))
 
 
 def test_answers_may_have_the_form_of_torchserves_own_handler(archives: Archives) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fasttext
 import pytest
@@ -14,7 +13,7 @@ from deploy.models import model
 from handlers.errors import InvalidConfig
 from handlers.tasks.language_id import LanguageIdHandler
 from tests.handlers.open_inference import columns, inquiry
-from tests.handlers.serving import serve, started
+from tests.handlers.serving import Bad, assert_own_answers, serve, started
 
 ENTRY = model("language-id")
 # The labels of lid.176 for a sentence in each language.
@@ -38,21 +37,28 @@ def handler(staged: Path) -> LanguageIdHandler:
     return ready
 
 
-def ask(handler: LanguageIdHandler, text: str, **options: Any) -> Any:
-    (answer,) = serve(handler, [json.dumps({"text": text, **options}).encode()])
-    assert answer.status == 200, answer
-    return answer.body
+BAD: list[Bad] = [
+    (b"\xff\xfe", 400, "InvalidText", "UTF-8"),
+    (b'{"text": "a", "k": 1}', 400, "InvalidOption", r"Known options: top_k, threshold, label_prefix\."),
+    # fastText sets memory aside for all that are asked for.
+    (b'{"text": "a", "top_k": 3000000000}', 400, "InvalidOption", "top_k"),
+    (json.dumps({"instances": ["x"] * 10_000}).encode(), 413, "TooManyInstances", ""),
+    (b"x" * 1_100_000, 413, "BodyTooLarge", ""),
+]
 
 
-def test_batch_names_each_language_with_fasttexts_own_score(handler: LanguageIdHandler, staged: Path) -> None:
+def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_alone(
+    handler: LanguageIdHandler, staged: Path
+) -> None:
     oracle = fasttext.load_model(str(staged / "model.ftz"))
-    answers = serve(handler, [text.encode() for text in SENTENCES.values()])
-    for (language, text), answer in zip(SENTENCES.items(), answers, strict=True):
-        (prediction,) = answer.body
-        assert prediction["label"] == language
-        assert prediction["score"] == pytest.approx(min(1.0, oracle.predict(text)[1][0]), abs=1e-6)
+    good = []
+    for language, text in SENTENCES.items():
+        score = pytest.approx(min(1.0, oracle.predict(text)[1][0]), abs=1e-6)
         # fastText ends a text at a line break.
-        assert ask(handler, text.replace(" ", "\n")) == answer.body
+        good += [(each.encode(), [{"label": language, "score": score}]) for each in (text, text.replace(" ", "\n"))]
+    assert_own_answers(handler, good, BAD)
+    (every,) = serve(handler, [b'{"text": "a", "top_k": 10000}'])
+    assert every.status == 200
 
 
 def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(handler: LanguageIdHandler) -> None:
@@ -68,26 +74,6 @@ def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(handler: 
     assert columned["label"] == [["ko", "", ""], [prediction["label"] for prediction in french]]
     assert columned["score"][0][1:] == [None, None]
     assert columned["score"][1] == pytest.approx([prediction["score"] for prediction in french], abs=1e-6)
-
-
-BAD: list[tuple[bytes, int, str]] = [
-    (b"\xff\xfe", 400, "InvalidText"),
-    (b'{"text": "a", "k": 1}', 400, "InvalidOption"),
-    # fastText sets memory aside for all that are asked for.
-    (b'{"text": "a", "top_k": 3000000000}', 400, "InvalidOption"),
-    (b'{"text": "a", "top_k": 10000}', 200, ""),
-    (json.dumps({"instances": ["x"] * 10_000}).encode(), 413, "TooManyInstances"),
-    (b"x" * 1_100_000, 413, "BodyTooLarge"),
-]
-
-
-def test_bad_items_fail_alone(handler: LanguageIdHandler) -> None:
-    good = SENTENCES["ru"].encode()
-    answers = serve(handler, [row for bad, *_ in BAD for row in (bad, good)])
-    for (_, status, type_), answer in zip(BAD, answers[::2], strict=True):
-        assert (answer.status, answer.body["type"] if type_ else "") == (status, type_)
-    assert {answer.body[0]["label"] for answer in answers[1::2]} == {"ru"}
-    assert "Known options: top_k, threshold, label_prefix." in answers[2].body["message"]
 
 
 def test_anything_but_a_fasttext_model_is_refused(tmp_path: Path) -> None:

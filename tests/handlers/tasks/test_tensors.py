@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import openvino
 import pytest
 import torch
@@ -36,7 +35,7 @@ from tests.handlers.tensor_models.models import (
     tensor,
     values,
 )
-from tests.tensor_files import SCRIPT_INPUTS, Scaled, one_node, scaled_onnx, script, staged
+from tests.tensor_files import one_node, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -186,38 +185,6 @@ def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_i
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.builds
-@pytest.mark.parametrize("kind", ["graph", "program", pytest.param("on a gpu", marks=pytest.mark.gpu)])
-def test_graph_and_program_give_the_numbers_of_their_formats_own_runtime(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if kind == "on a gpu":
-        monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
-    if kind == "graph":
-        path = scaled_onnx(tmp_path / "model.onnx")
-        session = onnxruntime.InferenceSession(path)
-        handler = loaded(staged(path), {})
-    else:
-        settings: dict[str, Any] = {"inputs": SCRIPT_INPUTS}
-        handler = loaded(staged(script(tmp_path / "model.pt", Scaled()), settings), {**settings, "engine": "torch"})
-    device = {"graph": "openvino cpu", "program": "torch cpu", "on a gpu": "torch cuda:0"}[kind]
-    assert handler.engine.description == f"{device} fp32"
-    given = [
-        {"x": NOISE.random((count, 4), np.float32), "scale": NOISE.random((count, 1), np.float32)}
-        for count in (1, 3, 2, 5)
-    ]
-    for order in ((0, 1, 2, 3), (3, 0, 2, 1), (2,)):
-        got = answers(handler, [inference(given[index], True) for index in order])
-        for index, answer in zip(order, got, strict=True):
-            if kind == "graph":
-                wanted = session.run(["scaled", "total"], given[index])
-            else:
-                with torch.inference_mode():
-                    wanted = Scaled()(*map(torch.from_numpy, given[index].values())).values()
-            for array, expected in zip(columns(answer).values(), wanted, strict=True):
-                np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 
 class Halving(torch.nn.Module):

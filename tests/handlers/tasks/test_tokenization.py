@@ -1,9 +1,7 @@
 """Tokenization answers with the tokenizer's own ids, padded and cut as each item's options say."""
 
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import transformers
 
 from deploy.models import model
 from handlers.archive_files import CHECKPOINT
-from handlers.protocol.requests import Payload
 from handlers.tasks.tokenization import TokenizationHandler
 from tests.handlers.open_inference import columns, inquiry
-from tests.handlers.serving import serve, started
+from tests.handlers.serving import Bad, assert_own_answers, serve, started
 
 ENTRY = model("tokenizer")
 TEXTS = ["A short one.", "슈퍼 엔저 장기화에 일본 여행 수요가 늘고 있다.", "x", "What a goal! " * 9, "👩‍👩‍👧 goes 🏖️"]
@@ -60,41 +57,16 @@ def test_texts_get_the_tokenizers_own_ids_and_tensors_are_padded_to_their_longes
         assert [output["datatype"] for output in answer.body["outputs"]] == ["INT64", "INT64"]
 
 
-def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler) -> None:
-    too_long, wrong = {"text": "canary", "max_length": 257}, {"text": "canary", "padding": True}
-    rows = [
-        TEXTS[0].encode(),
-        b"canary \xff",
-        LONG.encode(),
-        *(json.dumps(each).encode() for each in (too_long, wrong)),
-    ]
-    answers = serve(handler, rows)
-    assert [answer.status for answer in answers] == [200, 400, 413, 400, 400]
-    assert answers[2].body["message"] == "text: 482 tokens; max_length is 256."
-    assert answers[3].body["message"] == "max_length: 257; at most 256."
+BAD: list[Bad] = [
+    (b"qzqz \xff", 400, "InvalidText", "UTF-8"),
+    (LONG, 413, "TextTooLong", r"text: 482 tokens; max_length is 256\."),
+    (b'{"text": "qzqz", "max_length": 257}', 400, "InvalidOption", "max_length: 257; at most 256"),
+    (b'{"text": "qzqz", "padding": true}', 400, "InvalidOption", "padding"),
+]
+
+
+def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHandler, oracle: Any) -> None:
+    assert_own_answers(handler, [(text, listed(oracle(text))) for text in TEXTS], BAD)
     (mixed,) = serve(handler, [inquiry(text=["x", " "])])
     assert columns(mixed)["input_ids"] == [[101, 1060, 102], [-1, -1, -1]]
     assert json.loads(columns(mixed)["error"][1])["type"] == "EmptyInput"
-
-
-def test_threads_with_options_of_their_own_use_the_tokenizer_one_after_the_other(
-    handler: TokenizationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The length that it cuts to is its state."""
-    own, inside, most = handler.tokenizer, 0, 0
-    waits = threading.Event()
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        waits.wait(0.02)
-        inside -= 1
-        return own(*arguments, **named)
-
-    monkeypatch.setattr(handler, "tokenizer", counted)
-    items = [handler.decode(Payload(LONG, {"truncation": True, "max_length": length})) for length in (8, 100, 200, 256)]
-    with ThreadPoolExecutor(4) as pool:
-        prepared = list(pool.map(lambda item: handler.prepare([item])[0], items))
-    assert [len(item.ids) for item in prepared] == [8, 100, 200, 256]  # type: ignore[union-attr]
-    assert most == 1

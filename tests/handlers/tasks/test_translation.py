@@ -3,10 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,62 +11,22 @@ import pytest
 from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
-from tests import tiny_seq2seq
+from handlers.text.translators import Original
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.serving import serve, started
-from tests.handlers.tasks.translating import (
-    ORIGINAL,
-    SETTINGS,
-    TEXTS,
-    Oracle,
-    adaptive,
-    calls,
-    encoded,
-    staged,
-    translations,
-)
+from tests.handlers.batching.gated import SCHEDULING
+from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve
+from tests.handlers.tasks.translating import CHECKPOINTS, TEXTS, Oracle, Translators, calls, encoded, translations
 
 pytestmark = pytest.mark.builds
 
-Starter = Callable[..., TranslationHandler]
-
-CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
-    "marian": tiny_seq2seq.marian,
-    "marian-multilingual": lambda folder: tiny_seq2seq.marian(folder, ("deu", "fra")),
-    "m2m100": tiny_seq2seq.m2m100,
-    "nllb": tiny_seq2seq.nllb,
-    "seamless": tiny_seq2seq.seamless,
-    "seamless-v2": lambda folder: tiny_seq2seq.seamless(folder, is_v2=True),
-    "t5": tiny_seq2seq.t5,
-    "bart": tiny_seq2seq.bart,
-    "mbart": lambda folder: tiny_seq2seq.bart(folder, "MBart"),
-    "pegasus": lambda folder: tiny_seq2seq.bart(folder, "Pegasus"),
-}
-
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    @cache
-    def checkpoint(family: str) -> Path:
-        return CHECKPOINTS[family](tmp_path_factory.mktemp(family))
-
-    def start(family: str, **settings: Any) -> TranslationHandler:
-        settings = {**SETTINGS, **settings}
-        archive = staged(family, checkpoint(family), tmp_path_factory.mktemp("s"), settings)
-        handler = started(TranslationHandler(), archive, settings)
-        assert isinstance(handler, TranslationHandler)
-        return handler
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def marian(start: Starter) -> TranslationHandler:
+def marian(start: Translators) -> TranslationHandler:
     return start("marian")
 
 
 @pytest.fixture(scope="module")
-def m2m100(start: Starter) -> TranslationHandler:
+def m2m100(start: Translators) -> TranslationHandler:
     return start("m2m100")
 
 
@@ -101,7 +58,6 @@ TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
 
 
 def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
-    """Return the output of generate() on the checkpoint."""
     if family in TARGETS:
         token = TARGETS[family].format(tgt_lang)
         arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)
@@ -115,7 +71,7 @@ def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None
 
 @pytest.mark.parametrize("family", CHECKPOINTS)
 def test_translation_of_a_mixed_batch_equals_generate_text_by_text(
-    start: Starter, family: str, monkeypatch: pytest.MonkeyPatch
+    start: Translators, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = start(family)
     # An archive whose search differs from the model's on the builder's texts refuses beams.
@@ -138,7 +94,8 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
     items = [m2m100.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
-    tokenizer = m2m100.tokenizer
+    original = Original(m2m100.checkpoint_dir, trust_remote_code=False)
+    tokenizer = original._tokenizer
 
     class Hesitant:
         """Sets a language and takes its time before using it."""
@@ -150,42 +107,41 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
         def __call__(self, *arguments: Any, **named: Any) -> Any:
             return tokenizer(*arguments, **named)
 
-    monkeypatch.setattr(m2m100, "tokenizer", Hesitant())
+    monkeypatch.setattr(original, "_tokenizer", Hesitant())
+    monkeypatch.setattr(m2m100, "model", original)
     with ThreadPoolExecutor(2) as pool:
         prepared = list(pool.map(lambda index: m2m100.prepare([items[index % 2]])[0], range(20)))
     assert prepared == [expected[index % 2] for index in range(20)]
 
 
-BAD: list[tuple[Any, int, str, str]] = [
-    (b"\xff canary", 400, "InvalidText", "text: not valid UTF-8 at byte 0."),
-    ({"text": "canary " * 60}, 413, "TextTooLong", "max_length is 128."),
-    ({"text": "canary", "tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
-    ({"text": "canary", "src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
-    ({"text": "canary", "canarys": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),
-    ({"text": "canary", "num_beams": 9}, 400, "InvalidOption", "num_beams: 9; at most 8."),
-    ({"text": "canary", "num_beams": "canary"}, 400, "InvalidOption", "num_beams: Input should be a valid integer"),
-    ({"text": "canary", "max_new_tokens": 13}, 400, "InvalidOption", "max_new_tokens: 13; at most 12."),
-    ({"text": "canary", "stream": True}, 400, "InvalidOption", "Known options: src_lang, tgt_lang"),
+BAD: list[Bad] = [
+    (b"\xff qzqz", 400, "InvalidText", "text: not valid UTF-8 at byte 0."),
+    *(
+        (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
+        for options, code, kind, message in (
+            ({"text": "qzqz " * 200}, 413, "TextTooLong", "max_length is 128."),
+            ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
+            ({"src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
+            ({"other": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),
+            ({"num_beams": 9}, 400, "InvalidOption", "num_beams: 9; at most 8."),
+            ({"num_beams": "qzqz"}, 400, "InvalidOption", "num_beams: Input should be a valid integer"),
+            ({"max_new_tokens": 13}, 400, "InvalidOption", "max_new_tokens: 13; at most 12."),
+        )
+    ),
 ]
 
 
 def test_translation_bad_items_fail_alone_and_show_nothing_of_their_text(
     marian: TranslationHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = serve(marian, encoded([row for bad, *_ in BAD for row in (bad, "A bell.")]))
-    for (_, code, kind, message), answer in zip(BAD, answers[::2], strict=True):
-        assert (answer.status, answer.body.get("type")) == (code, kind), message
-        assert message in answer.body["message"]
-        assert "canary" not in json.dumps(answer.body).replace("canarys", "")
-    assert "canary" not in caplog.text
-    assert {(answer.status, answer.body["translation_text"]) for answer in answers[1::2]} == {
-        (200, translations(marian, ["A bell."])[0])
-    }
+    oracle = Oracle(marian)
+    assert_own_answers(marian, [(text, {"translation_text": original(oracle, "marian", text)}) for text in TEXTS], BAD)
+    assert CANARY not in caplog.text
 
 
 @pytest.mark.parametrize("family", ["marian", "seamless"])
 def test_translation_that_takes_too_long_is_ended_and_answered_503(
-    start: Starter, family: str, monkeypatch: pytest.MonkeyPatch
+    start: Translators, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = start(family)
     rows = encoded([{"text": text, **REQUESTS[family][0]} for text in TEXTS[:2]])
@@ -198,7 +154,7 @@ def test_translation_that_takes_too_long_is_ended_and_answered_503(
     assert {answer.status for answer in serve(handler, rows)} == {200}
 
 
-def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Starter) -> None:
+def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Translators) -> None:
     handler = start("marian", max_request_tokens=100)
     few, many = (
         serve(handler, [json.dumps({"instances": [{"text": "Nobody.", "max_new_tokens": 12}] * count})])[0]
@@ -210,10 +166,9 @@ def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Star
 
 @pytest.mark.parametrize(("family", "engine"), [("marian", "torch"), ("m2m100", "auto")])
 def test_translation_of_a_text_that_ends_before_its_micro_batch_is_that_of_classic_mode(
-    start: Starter, family: str, engine: str, tmp_path: Path
+    start: Translators, family: str, engine: str
 ) -> None:
-    archive = staged("tiny", start(family).model_dir.parent / ORIGINAL, tmp_path, SETTINGS, engine)
-    handler = adaptive(archive, SETTINGS)
+    handler = start(family, engine, scheduling=SCHEDULING)
     assert ("torch" in handler.engine.description) == (engine == "torch")
     options = [REQUESTS[family][0], {**REQUESTS[family][0], **BEAMS}]
     bodies = encoded([{"text": text, **each} for each in options for text in TEXTS])
@@ -222,9 +177,8 @@ def test_translation_of_a_text_that_ends_before_its_micro_batch_is_that_of_class
         assert [each.result(60).body for each in answers] == [each.body for each in serve(start(family), bodies)]
 
 
-def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Starter, tmp_path: Path) -> None:
-    archive = staged("tiny", start("marian").model_dir.parent / ORIGINAL, tmp_path, SETTINGS, "torch")
-    handler: Any = started(TranslationHandler(), archive, SETTINGS)
+def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Translators) -> None:
+    handler: Any = start("marian", "torch")
     items = handler.prepare([handler.decode(Payload(text, {"max_new_tokens": 12})) for text in TEXTS])
     reported: list[tuple[int, Any]] = []
     outputs = handler.forward_reporting(handler.collate(items), items, lambda *each: reported.append(each))

@@ -1,49 +1,25 @@
 """Languages that are identified, and texts that are translated sentence by sentence, in both modes."""
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handlers.tasks.translation import TranslationHandler
-from tests import tiny_seq2seq
-from tests.handlers.serving import Answer, serve, started
-from tests.handlers.tasks import translating
-from tests.handlers.tasks.translating import DETECTOR, calls, encoded, staged
+from tests.handlers.serving import Answer, serve
+from tests.handlers.tasks.translating import DETECTOR, Translators, calls, encoded
 
 pytestmark = pytest.mark.builds
 
-PLAIN = translating.SETTINGS
-SETTINGS = {**PLAIN, "tgt_lang": "de", "detector": DETECTOR}
+SETTINGS: dict[str, Any] = {"tgt_lang": "de", "detector": DETECTOR}
 FRENCH, GERMAN = "Bonjour tout le monde, comment allez-vous ?", "Das ist gut, und morgen wird es besser."
 ESPERANTO = "La vetero estas tre bela hodiaŭ kaj ni iros kune al la maro."
 TEXT = "The sea is rough.  Nobody owns a car!\n\n- Dr. Marta reads.\n---\nWhy?\n"
 SENTENCES = ["The sea is rough.", "Nobody owns a car!", "Dr. Marta reads.", "Why?"]
 SPLIT = {"split": "sentences", "src_lang": "en"}
 
-Starter = Callable[..., TranslationHandler]
-
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    @cache
-    def checkpoint(family: str, *targets: str) -> Path:
-        make: Callable[..., Path] = getattr(tiny_seq2seq, family)
-        return make(tmp_path_factory.mktemp(family), *([targets] if targets else []))
-
-    def start(family: str = "m2m100", *targets: str, **settings: Any) -> TranslationHandler:
-        archive = staged(family, checkpoint(family, *targets), tmp_path_factory.mktemp("s"), settings)
-        handler = started(TranslationHandler(), archive, settings)
-        assert isinstance(handler, TranslationHandler)
-        return handler
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def detecting(start: Starter) -> TranslationHandler:
+def detecting(start: Translators) -> TranslationHandler:
     return start(**SETTINGS, src_lang="en")
 
 
@@ -53,7 +29,6 @@ def body(answer: Answer, status: int = 200) -> Any:
 
 
 def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]:
-    """The bodies that answer these rows of one batch."""
     return [body(answer, status) for answer in serve(handler, encoded(list(rows)))]
 
 
@@ -71,7 +46,7 @@ def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: Transl
     assert (failed["error"], good["src_lang"]) == (error, "fr")
 
 
-def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_says_it(start: Starter) -> None:
+def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_says_it(start: Translators) -> None:
     handler = start("nllb", **{**SETTINGS, "tgt_lang": "deu_Latn"}, src_lang="auto", min_score=0.5)
     assert ask(handler, {"text": FRENCH})[0]["src_lang"] == "fra_Latn"
     (uncertain,) = ask(handler, {"text": "hm"}, status=400)
@@ -79,8 +54,8 @@ def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_say
     assert uncertain["message"].endswith("min_score is 0.5. Set src_lang.")
 
 
-def test_without_a_detector_nothing_is_identified(start: Starter) -> None:
-    handler = start(**PLAIN, tgt_lang="de", src_lang="en")
+def test_without_a_detector_nothing_is_identified(start: Translators) -> None:
+    handler = start(tgt_lang="de", src_lang="en")
     (auto,) = ask(handler, {"text": FRENCH, "src_lang": "auto"}, status=400)
     assert auto["message"].startswith("src_lang: auto needs a detector")
     assert ask(handler, {"text": FRENCH})[0].keys() == {"translation_text"}
@@ -130,7 +105,7 @@ def test_mistake_in_a_document_is_the_text_s_and_where_it_is_a_sentence_s_says_w
     assert answer.get("message", "").startswith(message)
 
 
-def test_documents_of_a_request_share_its_budgets(detecting: TranslationHandler, start: Starter) -> None:
+def test_documents_of_a_request_share_its_budgets(detecting: TranslationHandler, start: Translators) -> None:
     few, many = ({"instances": [{"text": "One. " * count}] * 2, **SPLIT} for count in (20, 150))
     assert all("translation_text" in each for each in ask(detecting, few)[0]["predictions"])
     errors = [each["error"] for each in ask(detecting, many, status=413)[0]["predictions"]]

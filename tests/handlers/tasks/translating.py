@@ -1,6 +1,8 @@
 """Archives of tiny translation models, their handler's answers, and the oracle."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,10 @@ import transformers
 from deploy.archives.sources import source
 from deploy.archives.stagers import translation
 from deploy.models import ModelEntry
-from handlers.engines.seq2seq import load_tokenizer
+from handlers.checkpoints import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
-from tests.handlers.batching.gated import SCHEDULING
-from tests.handlers.serving import serve, started_adaptive
+from tests import tiny_seq2seq
+from tests.handlers.serving import serve, started, started_adaptive
 from tests.tiny_seq2seq import SENTENCES
 
 # fp32, so that a batch and a text alone give the same tokens; short, so that random weights are no burden.
@@ -28,22 +30,43 @@ ORIGINAL = "original"
 DECIDED = 1e-3
 
 
-def staged(name: str, checkpoint: Path, folder: Path, settings: dict[str, Any], engine: Any = "auto") -> Path:
-    """The contents of an archive."""
-    (folder / name).mkdir(parents=True)
-    (folder / name / "model-config.yaml").write_text(json.dumps({"handler": settings}))
-    model = ModelEntry(name=name, handler="translation", version="1.0", folder=folder / name)
-    stage = folder / "stage"
-    stage.mkdir()
-    translation.stage(model, source(model, str(checkpoint)), engine, stage)
-    # The original checkpoint, for the oracle: an archive that CTranslate2 serves has no weights that torch could load.
-    (folder / ORIGINAL).symlink_to(checkpoint)
-    return stage
+CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "marian": tiny_seq2seq.marian,
+    "marian-multilingual": lambda folder: tiny_seq2seq.marian(folder, ("deu", "fra")),
+    "m2m100": tiny_seq2seq.m2m100,
+    "nllb": tiny_seq2seq.nllb,
+    "seamless": tiny_seq2seq.seamless,
+    "seamless-v2": lambda folder: tiny_seq2seq.seamless(folder, is_v2=True),
+    "t5": tiny_seq2seq.t5,
+    "bart": tiny_seq2seq.bart,
+    "mbart": lambda folder: tiny_seq2seq.bart(folder, "MBart"),
+    "pegasus": lambda folder: tiny_seq2seq.bart(folder, "Pegasus"),
+}
 
 
-def adaptive(archive: Path, settings: dict[str, Any]) -> TranslationHandler:
-    """A worker of an archive in adaptive mode."""
-    return started_adaptive(TranslationHandler(), archive, {"scheduling": SCHEDULING, **settings})
+class Translators:
+    """Starts handlers of tiny checkpoints, each of which is written once."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder, self._checkpoint = (
+            make_folder,
+            cache(lambda family: CHECKPOINTS[family](make_folder(family))),
+        )
+
+    def __call__(self, family: str = "m2m100", engine: Any = "auto", **settings: Any) -> TranslationHandler:
+        """Start a handler; with `scheduling`, an adaptive one."""
+        folder, settings = self._make_folder("a"), {**SETTINGS, **settings}
+        own, stage = folder / "own", folder / "stage"
+        own.mkdir()
+        stage.mkdir()
+        (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
+        model, checkpoint = ModelEntry("tiny", "translation", "1.0", own), self._checkpoint(family)
+        translation.stage(model, source(model, str(checkpoint)), engine, stage)
+        # For the oracle: an archive that CTranslate2 serves has no weights that torch could load.
+        (folder / ORIGINAL).symlink_to(checkpoint)
+        start: Any = started_adaptive if "scheduling" in settings else started
+        handler: TranslationHandler = start(TranslationHandler(), stage, settings)
+        return handler
 
 
 class Oracle:

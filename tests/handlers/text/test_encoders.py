@@ -1,6 +1,7 @@
-"""The limit and the pooling that a model's files declare."""
+"""The limit and the pooling that a model's files declare, and the lengths that texts are padded to."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,17 @@ from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.text.encoders import find_token_limit
+from handlers.text.inputs import round_length
 from handlers.text.sentence_modules import check_reranker
 from handlers.text.sentence_network import SentenceModules
 from tests.tiny_models import checkpoint
+
+
+def write(folder: Path, files: Mapping[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+
 
 BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
 ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
@@ -30,14 +39,21 @@ ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_i
     ],
 )
 def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: int | None, tmp_path: Path) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
+    write(tmp_path, files)
     assert find_token_limit(tmp_path) == limit
 
 
 ST = "sentence_transformers.models."
 FIRST = {"type": f"{ST}Transformer", "path": ""}
 POOLING = {"type": f"{ST}Pooling", "path": "1"}
+
+
+SETTINGS, PROMPTS = "sentence_bert_config.json", {"prompts": {"query": "query: "}}
+SWISH = {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}
+
+
+def third(kind: str) -> dict[str, str]:
+    return {"type": f"{ST}{kind}", "path": "2"}
 
 
 @pytest.mark.parametrize(
@@ -52,29 +68,20 @@ POOLING = {"type": f"{ST}Pooling", "path": "1"}
         ([FIRST, POOLING], {"1/config.json": {"pooling_mode": "median"}}, "median is not supported"),
         (
             [FIRST, POOLING],
-            {
-                "1/config.json": {"include_prompt": False},
-                "config_sentence_transformers.json": {"prompts": {"query": "query: "}},
-            },
+            {"1/config.json": {"include_prompt": False}, "config_sentence_transformers.json": PROMPTS},
             "include_prompt: false is not supported",
         ),
-        ([FIRST, POOLING], {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}, "fill-mask"),
-        ([FIRST, POOLING], {"sentence_bert_config.json": {"query_length": 8}}, "query_length is not supported"),
-        ([FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}], {"2/config.json": {}}, "in_features"),
-        (
-            [FIRST, POOLING, {"type": f"{ST}Dense", "path": "2"}],
-            {"2/config.json": {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}},
-            "mine.Swish is not a module of torch.nn",
-        ),
-        ([FIRST, POOLING, {"type": f"{ST}LayerNorm", "path": "2"}], {"2/config.json": {"dimension": 4}}, "2 lacks"),
+        ([FIRST, POOLING], {SETTINGS: {"transformer_task": "fill-mask"}}, "fill-mask"),
+        ([FIRST, POOLING], {SETTINGS: {"query_length": 8}}, "query_length is not supported"),
+        ([FIRST, POOLING, third("Dense")], {"2/config.json": {}}, "in_features"),
+        ([FIRST, POOLING, third("Dense")], {"2/config.json": SWISH}, "mine.Swish is not a module of torch.nn"),
+        ([FIRST, POOLING, third("LayerNorm")], {"2/config.json": {"dimension": 4}}, "2 lacks"),
     ],
-)  # fmt: skip
+)
 def test_modules_that_are_not_served_are_refused_by_name(
     modules: list[Any], files: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    for name, content in {"1/config.json": {}, "modules.json": modules, **files}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(json.dumps(content))
+    write(tmp_path, {"1/config.json": {}, "modules.json": modules, **files})
     with pytest.raises(InvalidConfig, match=words):
         SentenceModules(tmp_path)
 
@@ -82,29 +89,20 @@ def test_modules_that_are_not_served_are_refused_by_name(
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        (
-            "modules.json",
-            [FIRST, {"type": f"{ST}LogitScore", "path": "1"}],
-            "LogitScore is not supported for a reranker",
-        ),
+        ("modules.json", [FIRST, third("LogitScore")], "LogitScore is not supported for a reranker"),
         ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
         ("additional_chat_templates/rerank.jinja", "{{ messages }}", "chat template renders its pairs"),
         ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: True is not supported"),
-        (
-            "sentence_bert_config.json",
-            {"processing_kwargs": {"text": {"padding": "max_length"}}},
-            "text: padding is not",
-        ),
-        ("sentence_bert_config.json", {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
+        (SETTINGS, {"do_lower_case": True}, "do_lower_case: True is not supported"),
+        (SETTINGS, {"processing_kwargs": {"text": {"padding": "max_length"}}}, "text: padding is not"),
+        (SETTINGS, {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
     ],
 )
 def test_reranker_whose_pairs_are_made_otherwise_is_refused(
     file: str, content: Any, words: str, tmp_path: Path
 ) -> None:
     check_reranker(tmp_path)
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(json.dumps(content))
+    write(tmp_path, {file: content})
     with pytest.raises(InvalidConfig, match=words):
         check_reranker(tmp_path)
 
@@ -127,13 +125,10 @@ def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
     kind: str, names: list[str] | None, version: str, is_told: bool | None, tmp_path: Path
 ) -> None:
     checkpoint(tmp_path, kind.partition(",")[0], "question_answering", type_vocab_size=2)
-    changes: dict[str, dict[str, Any]] = {
-        "tokenizer_config.json": {"model_input_names": names},
-        "config.json": {"transformers_version": version},
-    }
-    for name, change in changes.items():
+    names_of: dict[str, Any] = {"model_input_names": names}
+    for name, change in (("tokenizer_config.json", names_of), ("config.json", {"transformers_version": version})):
         content = {**json.loads((tmp_path / name).read_text()), **change}
-        (tmp_path / name).write_text(json.dumps({key: each for key, each in content.items() if each is not None}))
+        write(tmp_path, {name: {key: each for key, each in content.items() if each is not None}})
     if "one segment" in kind:
         path = tmp_path / "tokenizer.json"
         path.write_text(path.read_text().replace('"type_id": 1', '"type_id": 0'))
@@ -143,3 +138,12 @@ def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
     else:
         encoder = load_encoder(read_head("question_answering"), tmp_path)
         assert ("token_type_ids" in encoder.input_names) is is_told
+
+
+def test_rounded_length_takes_few_values_that_hold_the_tokens_with_little_padding() -> None:
+    for limit in (7, 100, 512, 4096):
+        for length in range(1, limit + 1):
+            rounded = round_length(length, limit)
+            assert length <= rounded <= limit
+            assert rounded - length < max(8, length / 4)
+    assert len({round_length(length, 512) for length in range(1, 513)}) == 20

@@ -1,17 +1,14 @@
 """A worker on OpenVINO tokenises like transformers, and imports no transformers."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
+import tokenizers
 import transformers
 
 from deploy.models import ROOT
@@ -19,31 +16,15 @@ from handlers.archive_files import CHECKPOINT
 from handlers.text import encoders
 from handlers.text.encoders import PREPARED, prepare_tokenizer, read_tokenizer
 from handlers.text.inputs import FastTokenizer
+from handlers.text.windows import cut_tokens
 from tests import tiny_models
 from tests.tiny_models import byte_level, word_piece
 
 TEXTS, PAIRS = [*tiny_models.TEXTS, "<extra> [MASK] <mask>Anna <s>x</s> [SEP]"], [*tiny_models.TEXTS, "x"][::-1]
-# Loads an archive's sentence embedding as an adaptive worker does, embeds a text, and prints the imported packages.
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from tests.handlers.batching.frontend import Frontend
-from tests.handlers.serving import started_adaptive
-
-settings = {"scheduling": {"mode": "adaptive"}}
-handler = started_adaptive(SentenceEmbeddingHandler(), Path(sys.argv[1]), settings)
-handler.reporter.stop()
-with Frontend(handler) as frontend:
-    sent = {"Host": "localhost", "Content_Type": "application/json"}
-    assert frontend.send(b'{"text": "Anna Berg kept the inn."}', **sent).status == 200
-print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
-"""
 
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of sentencepiece."""
     prefix = tmp_path_factory.mktemp("pieces") / "spiece"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter((ROOT / "tests" / "sentences_en.txt").read_text().splitlines()),
@@ -114,16 +95,10 @@ def saved_again(save: Save) -> Save:
 def cut_and_padded(folder: Path, _: Path) -> None:
     """Write a tokenizer.json with truncation and padding, as models of sentence-transformers have them."""
     tiny_models.checkpoint(folder, "bert", "text_classification")
-    cut = {"max_length": 7, "stride": 2, "strategy": "LongestFirst", "direction": "Left"}
-    fill: dict[str, Any] = {
-        "direction": "Left",
-        "pad_to_multiple_of": None,
-        "pad_id": 2,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    }
-    fill["strategy"] = {"Fixed": 20}
-    edit(folder / "tokenizer.json", truncation=cut, padding=fill)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=7, stride=2, direction="left")
+    tokenizer.enable_padding(direction="left", pad_id=2, pad_type_id=0, length=20)
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def with_added_tokens(folder: Path, _: Path) -> None:
@@ -147,9 +122,7 @@ CHECKPOINTS: dict[str, Save] = {
     "MPNetTokenizer": own_class("MPNetTokenizer", "mpnet"),
     "RobertaTokenizer": own_class("RobertaTokenizer", "roberta", add_prefix_space=True, trim_offsets=False),
     "NllbTokenizer": own_class("NllbTokenizer", "m2m_100", src_lang="deu_Latn"),
-}
-# Scores are rounded as tokenizers reads them: these are not prepared.
-ROUNDED: dict[str, Save] = {
+    # Reading rounds scores of these, except in Python.
     "XLM-RoBERTa": sentence_pieces("XLMRobertaTokenizer", "xlm-roberta", "sentencepiece.bpe.model"),
     "DeBERTa": sentence_pieces("DebertaV2Tokenizer", "deberta-v2", "spm.model", do_lower_case=True),
     "T5": T5,
@@ -168,16 +141,20 @@ def test_prepared_tokenizer_and_configuration_equal_those_of_transformers(
     tokenizer, config = read_tokenizer(checkpoint, trust_remote_code=False)
     assert isinstance(tokenizer, FastTokenizer)
     flags = {"return_token_type_ids": True, "return_attention_mask": False}
-    # A cut must not stay for the next call.
-    cuts: list[dict[str, Any]] = [{}, {"truncation": True, "max_length": 12}, {"truncation": False, "max_length": None}]
-    for options in cuts:
-        for texts, pairs in ((TEXTS, None), (TEXTS, PAIRS), (TEXTS[:1], None)):
-            own = tokenizer(texts, pairs, **options, **flags)
-            expected = oracle(texts, pairs, **options, **flags)
-            assert own == dict(expected)
-            for ours, theirs in zip(own.encodings, expected.encodings, strict=True):
-                for kind in ("ids", "type_ids", "tokens", "offsets", "word_ids", "sequence_ids", "special_tokens_mask"):
-                    assert getattr(ours, kind) == getattr(theirs, kind)
+    for texts, pairs in ((TEXTS, None), (TEXTS, PAIRS), (TEXTS[:1], None)):
+        own = tokenizer(texts, pairs, **flags)
+        expected = oracle(texts, pairs, **flags)
+        assert own == dict(expected)
+        for ours, theirs in zip(own.encodings, expected.encodings, strict=True):
+            for kind in ("ids", "type_ids", "tokens", "offsets", "word_ids", "sequence_ids", "special_tokens_mask"):
+                assert getattr(ours, kind) == getattr(theirs, kind)
+        for side, limit in (("left", 11), ("right", 12), ("right", 30)):
+            oracle.truncation_side = side
+            cut = oracle(texts, pairs, truncation=True, max_length=limit, **flags)
+            found = [cut_tokens(tokenizer, ("", None), each, limit, side) for each in own.encodings]  # type: ignore[arg-type]
+            assert [ids for ids, _ in found] == cut["input_ids"]
+            assert [type_ids for _, type_ids in found] == cut["token_type_ids"]
+        oracle.truncation_side = tokenizer.truncation_side
     tokens = oracle.tokenize(TEXTS[6])
     assert tokenizer.convert_tokens_to_string(tokens) == oracle.convert_tokens_to_string(tokens)
     names = {*vars(tokenizer)} - {"backend_tokenizer"}
@@ -188,14 +165,12 @@ def test_prepared_tokenizer_and_configuration_equal_those_of_transformers(
     assert {"hidden_size", "vocab_size", "id2label", "num_labels", "problem_type"} <= vars(config).keys()
 
 
-@pytest.mark.parametrize("name", ROUNDED)
-def test_tokenizer_that_would_be_rounded_is_not_prepared(name: str, tmp_path: Path, pieces: Path) -> None:
-    checkpoint = tmp_path / CHECKPOINT
-    ROUNDED[name](checkpoint, pieces)
-    prepare_tokenizer(checkpoint)
-    assert not (checkpoint / PREPARED).exists()
-    own, oracle = read_tokenizer(checkpoint, trust_remote_code=False)[0], transformers.AutoTokenizer
-    assert own(TEXTS, PAIRS)["input_ids"] == oracle.from_pretrained(checkpoint)(TEXTS, PAIRS)["input_ids"]
+def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    transformers.T5Config().save_pretrained(tmp_path)
+    prepare_tokenizer(tmp_path)
+    assert not (tmp_path / PREPARED).exists()
+    assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
 
 
 @pytest.fixture
@@ -209,8 +184,7 @@ def prepared(tmp_path: Path) -> Path:
     "options",
     [
         {"add_special_tokens": False},
-        {"truncation": "only_second", "max_length": 12},
-        {"truncation": True},
+        {"truncation": True, "max_length": 12},
         {"max_length": 12},
         {"return_offsets_mapping": True},
         {"return_attention_mask": True},
@@ -228,19 +202,6 @@ def test_argument_that_is_not_prepared_is_an_error(options: dict[str, Any], prep
     for each in (tokenizer, config):
         with pytest.raises(AttributeError):
             _ = each.mask_token_id
-
-
-@pytest.mark.parametrize("length", [None, 12])
-def test_threads_encode_at_once(length: int | None, prepared: Path) -> None:
-    tokenizer, _ = read_tokenizer(prepared, trust_remote_code=False)
-    options = {"truncation": length is not None, "max_length": length}
-    texts = [text * 20 for text in TEXTS]
-    expected = transformers.AutoTokenizer.from_pretrained(prepared)(texts, **options)["input_ids"]
-    # The sample of the warm-up sets the length.
-    tokenizer(["x"], **options)
-    with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: tokenizer(texts, **options)["input_ids"], range(40)):
-            assert found == expected
 
 
 def test_changed_and_trusted_checkpoints_are_read_by_transformers(prepared: Path) -> None:
@@ -263,28 +224,3 @@ def test_tokenizer_with_its_own_python_is_not_prepared(
     monkeypatch.setattr(encoders, "load_tokenizer", lambda folder, **_: own.from_pretrained(folder))
     prepare_tokenizer(checkpoint)
     assert not (checkpoint / PREPARED).exists()
-
-
-def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
-    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
-    transformers.T5Config().save_pretrained(tmp_path)
-    prepare_tokenizer(tmp_path)
-    assert not (tmp_path / PREPARED).exists()
-    assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
-
-
-@pytest.mark.builds
-def test_worker_imports_no_transformers(tmp_path: Path) -> None:
-    def imported(archive: Path) -> set[str]:
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(archive)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert finished.returncode == 0, finished.stderr
-        return {*json.loads(finished.stdout.splitlines()[-1])}
-
-    archive = tiny_models.staged(tmp_path, "bert", "sentence_embedding")
-    assert imported(archive) & {"transformers", "openvino", "scipy", "pandas"} == {"openvino"}
-    # An archive of an earlier builder has no such file.
-    older = Path(shutil.copytree(archive, tmp_path / "older"))
-    (older / CHECKPOINT / PREPARED).unlink()
-    assert "transformers" in imported(older)

@@ -1,7 +1,6 @@
 """The cost of a file's metadata is bounded: counted if possible, and measured with Pillow."""
 
 import struct
-import zlib
 
 import pytest
 from PIL import Image
@@ -10,7 +9,7 @@ from handlers.errors import CorruptInput, ImageTooLarge
 from handlers.vision.config import PixelsConfig
 from handlers.vision.images import open_image
 from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip_metadata
-from tests.photographs import encoded, jpeg, photograph
+from tests.photographs import encoded, jpeg, photograph, png_chunk
 
 LIMITS = PixelsConfig(max_pixels=10_000_000)
 SMALL = Image.new("RGB", (64, 48), "red")
@@ -20,17 +19,12 @@ def segment(marker: int, data: bytes) -> bytes:
     return bytes((0xFF, marker)) + struct.pack(">H", len(data) + 2) + data
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def with_segments(*segments: bytes) -> bytes:
     body = jpeg(SMALL)
     return b"".join([body[:2], *segments, body[2:]])
 
 
 def with_chunks(*chunks: bytes) -> bytes:
-    """The chunks between the header and the data."""
     body = encoded(SMALL, "PNG")
     return b"".join([body[:33], *chunks, body[33:]])
 
@@ -54,7 +48,7 @@ def with_scans(scans: int) -> bytes:
         pytest.param(with_segments(segment(0xE1, b"Exif\0\0A") * 20_000), id="jpeg-exif"),
         pytest.param(with_segments(segment(0xFE, b"x") * (MOST_SEGMENTS + 1)), id="jpeg-comments"),
         pytest.param(with_scans(MOST_SCANS + 1), id="jpeg-scans"),
-        pytest.param(with_chunks(chunk(b"abCd", b"") * (MOST_CHUNKS + 1)), id="png-chunks"),
+        pytest.param(with_chunks(png_chunk(b"abCd", b"") * (MOST_CHUNKS + 1)), id="png-chunks"),
         pytest.param(with_extensions(b"\x21\xfe\x01A\0" * MOST_BLOCKS), id="gif-extensions"),
         pytest.param(with_extensions(b"\x21\xfe" + b"\x01A" * MOST_BLOCKS + b"\0"), id="gif-blocks"),
     ],

@@ -2,7 +2,7 @@
 
 Both servers run all the time, and take turns; what Ray's idle processes take slows both.
 
-    python -m tests.nightly.ray.rates --rounds 1 -> the table of docs/how-to/ray-serve.md
+    python -m tests.nightly.ray.rates --rounds 1 -> the figures of docs/reference/results.md#hosts
 """
 
 import sys
@@ -39,7 +39,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     with (
         run_server(bench.work, extra=CPU_ONLY) as server,
         tempfile.TemporaryDirectory() as home,
-        cluster(Path(home), (CORES,)) as ray,
+        cluster(Path(home), CORES) as ray,
     ):
         models = [{"archive": str(folders[name]), "cpus": CORES / len(inputs), "threads": CORES} for name in inputs]
         ray.deploy(models=models)
