@@ -163,6 +163,8 @@ def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_erro
     if options is ALL:
         for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
+        # Options are an item's own.
+        good.append((of_text(TEXTS[0], top_k=1), expected(handler, name, TEXTS[0], top_k=1)))
     good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
     bad = BAD + BAD_OPTIONS.get(name, [])
     assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
