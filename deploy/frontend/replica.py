@@ -48,9 +48,10 @@ class Replica:
         # Whether the loop is about to run a micro-batch.
         self._is_helping = False
         # Of the archive's own package, which is on the path now.
+        from handlers.batching import guard  # noqa: PLC0415
         from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
 
-        self._quick_s = QUICK_S
+        self._guard, self._quick_s = guard, QUICK_S
 
     def is_version(self, version: str, path: str) -> bool:
         """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
@@ -114,7 +115,7 @@ class Replica:
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
         self._is_helping, core = False, self._core
-        with core.guard.watch(), core.lock:
+        with self._guard.watch(), core.lock:
             while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
                 pass
 
