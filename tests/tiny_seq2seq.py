@@ -175,7 +175,6 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
 
 
 def sentence_pieces(path: Path) -> list[str]:
-    """Train a model and return its pieces."""
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(SENTENCES * 4), model_writer=file, vocab_size=110, minloglevel=2

@@ -55,7 +55,7 @@ def _serve(options: Any, process: Process) -> None:
     if options.grpc_port is not None:
         # gRPC binds it itself, after minutes perhaps.
         _bind(options.host, options.grpc_port, "--grpc-port").close()
-    # An archive is unpacked anew for each process, and the next one must know its measurements and crashes.
+    # An archive is unpacked for each process, and the next one must know its measurements and crashes.
     with suppress(RuntimeError):
         os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))
     try:

@@ -92,6 +92,10 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         """Load the converted model, on the configured streams or on the likeliest number."""
         config = self.config
         self.overhead = Overhead(items=STEP_ITEMS)
+        if self.device.type != "cpu":
+            from handlers.engines.seq2seq import step_items  # noqa: PLC0415
+
+            self.overhead = Overhead(items=step_items(self.device))
         wanted = config.scheduling.streams
         return CTranslate2Engine(
             folder,

@@ -94,10 +94,7 @@ def read_payload(payload: Payload, most: int, **options: Any) -> str:
 def read_text(
     value: Any, name: str, most: int, *, accepts_blank: bool = False, cut: Side | None = None, advice: str = ""
 ) -> str:
-    """Check one text; return the text, white space at its ends included: offsets of an answer count from its start.
-
-    One of more than `most` characters is cut on a side; without a side it is an error, which ends with `advice`.
-    """
+    """Check one text, returned with white space at its ends; over `most` characters it is cut on a side or an error."""
     if isinstance(value, bytes | bytearray):
         try:
             value = value.decode("utf-8")

@@ -8,6 +8,7 @@ import requests
 
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
+from load.expect import matches
 from tests.e2e.test_tasks import CASES
 from tests.hosts import is_ready, start
 from tests.waiting import until
@@ -44,17 +45,8 @@ def test_archive_is_served_as_in_the_main_environment(task: str, tmp_path: Path)
             host.kill()
     for theirs, ours in zip(*answers, strict=True):
         assert theirs.status_code == 200, theirs.text
-        found, expected = _numbers(ours.json()), _numbers(theirs.json())
-        assert found == pytest.approx(expected, abs=1e-6) if found else ours.json() == theirs.json()
+        assert matches(theirs.json(), ours.json(), 1e-6)
 
 
 def _ask(url: str, body: bytes) -> requests.Response:
     return requests.post(url, body, headers={"Content-Type": ""}, timeout=60)
-
-
-def _numbers(answer: object) -> dict[str, float]:
-    """Return every number of an answer by its place."""
-    if isinstance(answer, int | float):
-        return {"": float(answer)}
-    parts = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()
-    return {f"{key}.{place}": number for key, part in parts for place, number in _numbers(part).items()}

@@ -119,7 +119,6 @@ def test_build_that_fails_leaves_the_old_archive(archive_sh: ArchiveSh, colours:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run archive.sh in a separate process."""
     return subprocess.run(
         [ROOT / "archive.sh", *arguments],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120,
@@ -182,10 +181,7 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
         ("colours: {task: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
         ("a/b: {task: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
         ("colours: {task: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
-        (
-            "colours: {task: image_clasification, version: '1'}",
-            "image_clasification is not a task; built-in tasks are",
-        ),
+        ("colours: {task: image_clasification, version: '1'}", "image_clasification is not a task; built-in tasks"),
         ("colours: {task: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
     ],
 )

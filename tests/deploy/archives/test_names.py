@@ -11,6 +11,7 @@ import pytest
 from deploy.archives import __main__ as program
 from deploy.archives.names import prune
 from deploy.models import ROOT
+from handlers.archive_files import Build
 from tests.deploy.archives.conftest import ArchiveSh
 from torchserve_client.archives import describe, find_version
 
@@ -71,19 +72,13 @@ def test_check_lists_archives_with_other_handlers(archives: ArchiveSh, capfd: py
     del build["sum"], build["format"]
     build["files"]["handlers/base.py"] = "0" * 64
     build["made_with"] = "0.2.0"
-    content["build.json"] = write_build(build)
+    content["build.json"] = Build(**build).to_json().encode()
     with zipfile.ZipFile(path, "w") as changed:
         for name, data in content.items():
             changed.writestr(name, data)
     assert program.main(check) == 1
     (line,) = capfd.readouterr().out.splitlines()
     assert "built with 0.2.0, installed is" in line and "1 modules differ: handlers/base.py" in line
-
-
-def write_build(build: dict[str, object]) -> bytes:
-    from handlers.archive_files import Build  # noqa: PLC0415
-
-    return Build(**build).to_json().encode()  # type: ignore[arg-type]
 
 
 def test_entries_are_all_checked_before_the_first_is_built(archives: ArchiveSh) -> None:

@@ -26,7 +26,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: Any) -> Path:
-    """A model of the list; returns its folder."""
     folder = archive_sh.write_list("tiny", "translation", config={"threads": 1, "max_new_tokens": 12, **settings})
     if samples is not None:
         (folder / "samples.txt").write_text("\n".join(["# a line that is no sample", *samples, ""]))
@@ -34,7 +33,6 @@ def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: A
 
 
 def made(folder: Path) -> Path:
-    """An empty folder for a checkpoint."""
     (folder / "checkpoint").mkdir()
     return folder / "checkpoint"
 

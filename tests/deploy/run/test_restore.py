@@ -40,8 +40,6 @@ def made(model: str, **more: Any) -> Registration:
 
 
 class Node:
-    """The folders of a node, and a TorchServe that writes snapshots."""
-
     def __init__(self, folder: Path) -> None:
         local: Any = SimpleNamespace(folder=folder / "node-1", server=SimpleNamespace(logs=folder / "logs"))
         self.record, self.folder = Record(local), folder / "node-1"
