@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
+# An origin of web pages, or * for all.
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]{1,253})$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Settings = TypeVar("Settings")
 

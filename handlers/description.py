@@ -47,7 +47,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
     model = Model(name, version, outputs, {names[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)
     limits = (config.max_body_bytes, model, task.inputs, config.max_request_items)
-    shape = Shape(items, *limits, task.api, task.media_types, task.only_values())
+    shape = Shape(items, *limits, task.api, task.media_types, task.only_values(), task.ranges)
     payload = task.sample()
     item = None if payload is None else next(iter(decode_items(task, [payload])), None)
     metadata = Metadata(

@@ -35,7 +35,6 @@ BUILDING = (TESTS / "deploy" / "gateway" / "envoy",)
 
 
 def has_gpu() -> bool:
-    """Whether there is a CUDA device."""
     import torch  # noqa: PLC0415 - seconds, where no test needs a GPU
 
     return torch.cuda.is_available()
@@ -91,7 +90,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the deselected tests to the process that reports."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 

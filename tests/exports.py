@@ -23,7 +23,6 @@ FOLDER = ROOT / "model_store" / ".exports"
 
 
 def shared() -> Path:
-    """The folder, which is made where it is missing."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     return FOLDER
 

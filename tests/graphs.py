@@ -25,7 +25,6 @@ def follow(network: torch.nn.Sequential, node: Any) -> Any:
 
 
 def save(result: Any, parameter: Any, names: tuple[str, str], path: Path) -> None:
-    """Write a graph of one input and one output of these names."""
     model = openvino.Model([result], [parameter], "tiny")
     for port, name in zip((model.inputs[0], model.outputs[0]), names, strict=True):
         port.get_tensor().set_names({name})

@@ -49,7 +49,6 @@ def crops(count: int) -> Parts:
 
 
 def sentences() -> Parts:
-    """Read sentences: those written for this project, and those of books."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     every = [line.encode() for line in lines if not line.startswith("#")]
     middle = len(every) // 2

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from deploy.run.node import Node
 from deploy.sandbox import free_ports
 from tests.waiting import PATIENCE_S, until
 
+# Their measurements stay out of the user's home.
+CACHE = tempfile.TemporaryDirectory()
+
 
 class Host(NamedTuple):
     """A process, its HTTP URL, and HOST:PORT of its gRPC."""
@@ -26,7 +30,6 @@ class Host(NamedTuple):
     grpc: str
 
     def node(self, name: str) -> Node:
-        """Return it as a node of a gateway."""
         return Node(name=name, inference=self.url, management=self.url, metrics=self.url)
 
     def as_server(self) -> Any:
@@ -38,7 +41,6 @@ class Host(NamedTuple):
         self.process.wait()
 
     def end(self) -> None:
-        """End it at once; it removes its files."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self.process.send_signal(number)
         self.process.wait(PATIENCE_S)
@@ -54,7 +56,9 @@ def start(archive: Path, *words: object, log: Path | None = None, python: str = 
     line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
     with (log or Path(os.devnull)).open("w") as out:
         errors = out if log else None
-        process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=out, stderr=errors, text=True)
+        process = subprocess.Popen(
+            line, cwd=ROOT, env={"CACHE_DIR": CACHE.name, **os.environ}, stdout=out, stderr=errors, text=True
+        )
     return Host(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
 
 

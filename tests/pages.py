@@ -31,22 +31,18 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def read(page: str) -> str:
-    """A page, by its path in the repository."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(page: str, language: str = "bash") -> list[str]:
-    """Return the fenced blocks of a language."""
     return [dedent(body) for name, body in FENCE.findall(read(page)) if name == language]
 
 
 def prose(page: str) -> str:
-    """A page without its fenced blocks."""
     return FENCE.sub("", read(page))
 
 
 def codes(page: str) -> list[str]:
-    """Return the code spans of its prose."""
     return [re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", prose(page))]
 
 
@@ -64,7 +60,6 @@ def anchors(page: str) -> set[str]:
 
 
 def section(page: str, heading: str) -> str:
-    """Return the text under a heading, up to the next one."""
     _, _, rest = read(page).partition(f"\n{heading}\n")
     assert rest, f"{page}: no heading {heading!r}"
     return re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]

@@ -26,7 +26,6 @@ FILES = {
 
 
 def path(name: str) -> Path:
-    """Where the installed package has the file."""
     package, file = FILES[name]
     return folder_of(package) / file
 
@@ -41,24 +40,20 @@ def folder_of(package: str) -> Path:
 
 @cache
 def photograph(name: str) -> bytes:
-    """The file as it stands."""
     return path(name).read_bytes()
 
 
 def jpeg(image: Image.Image, quality: int = 90) -> bytes:
-    """An image as a JPEG."""
     return encoded(image.convert("RGB"), "JPEG", quality=quality)
 
 
 def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
-    """An image in one of Pillow's formats."""
     with io.BytesIO() as body:
         image.save(body, image_format, **options)
         return body.getvalue()
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
-    """A part of a PNG, with its sum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 

@@ -35,7 +35,6 @@ def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
 
 
 def find_problems(copy: Path) -> list[str]:
-    """Import every module, and format the help of every command."""
     problems = []
     for package, folder in PACKAGES.items():
         for path in sorted((copy / folder / package).rglob("*.py")):
@@ -57,7 +56,6 @@ def find_problems(copy: Path) -> list[str]:
 
 
 def collect(copy: Path) -> list[str]:
-    """Collect the tests."""
     quiet = ["-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
         code = pytest.main(["--collect-only", "-q", *quiet, str(copy / "tests")])

@@ -29,7 +29,6 @@ class Room(NamedTuple):
 
 
 def line(words: str) -> str:
-    """Return the pattern of a line that contains words."""
     return rf".*{re.escape(words)}.*\n"
 
 
@@ -98,7 +97,6 @@ ROOMS = {
 
 
 def with_above(name: str) -> list[str]:
-    """Return a part, and the parts that need it."""
     return [name, *(each for above in ROOMS[name].above for each in with_above(above))]
 
 
@@ -111,7 +109,6 @@ def tracked() -> list[str]:
 
 
 def is_in(name: str, paths: Iterable[str]) -> bool:
-    """Return whether a file is one of these, or in one of these folders."""
     return any(name.startswith(path) if path.endswith("/") else name == path for path in paths)
 
 
@@ -123,7 +120,6 @@ def removed_files(rooms: Iterable[str]) -> list[str]:
 
 
 def module_of(name: str) -> str:
-    """Return the dotted name of a Python file."""
     return name.removeprefix("client/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -155,7 +151,6 @@ def imports(name: str) -> frozenset[str]:
 
 @functools.cache
 def modules() -> dict[str, str]:
-    """Return the Python files of the tree by their dotted names."""
     return {module_of(name): name for name in tracked() if name.endswith(".py")}
 
 

@@ -46,7 +46,6 @@ def archive(path: Path, handler: str, files: Mapping[str, Path | str | bytes], *
 
 
 def scripted(module: torch.nn.Module, path: Path) -> Path:
-    """Save a module as TorchScript."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         script: Any = torch.jit.script(module.eval())
@@ -55,12 +54,10 @@ def scripted(module: torch.nn.Module, path: Path) -> Path:
 
 
 def resnet18(classes: int = 5) -> Any:
-    """Return a seeded ResNet-18."""
     torch.manual_seed(1)
     return torchvision.models.resnet18(num_classes=classes).eval()
 
 
 def saved(state: Any, path: Path) -> Path:
-    """Save a state dict, or any object."""
     torch.save(state, path)
     return path

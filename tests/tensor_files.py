@@ -31,8 +31,6 @@ SCRIPT_INPUTS = {
 
 
 class Scaled(torch.nn.Module):
-    """(x W) * scale, and the sum of x; a dictionary."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weights = torch.nn.Parameter(torch.from_numpy(WEIGHTS))
@@ -42,15 +40,11 @@ class Scaled(torch.nn.Module):
 
 
 class Pair(Scaled):
-    """The same as a tuple."""
-
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         return x @ self.weights * scale, x.sum(1)
 
 
 class Negative(Scaled):
-    """Another model of the same signature."""
-
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"scaled": -(x @ self.weights) * scale, "total": x.sum(1)}
 
@@ -142,7 +136,6 @@ def infer_py(folder: Path, text: str) -> Path:
 
 
 def staged(path: Path, settings: dict[str, Any] | None = None, engine: Engine = "auto") -> Path:
-    """Stage a model beside its file; returns the folder."""
     place = path.parent / "own"
     place.mkdir(exist_ok=True)
     if settings is not None:

@@ -57,7 +57,6 @@ HOUSE = {"handlers", "torchserve_client", "deploy", "load", "tests", "examples"}
 
 @functools.cache
 def imports(path: Path) -> list[str]:
-    """Absolute names of the modules that a file imports, wherever it does."""
     return [*imported(ast.parse(path.read_text(encoding="utf-8")))]
 
 

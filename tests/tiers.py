@@ -24,21 +24,17 @@ LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the tier that is run."""
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=sorted(ALLOWED_S), help="the tier that is run: its time is stored and judged")
     group.addoption("--strict-tier", action="store_true", help="fail where the tier takes over twice its time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Time the run, in the process that reports."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch(config), "tier-stopwatch")
 
 
 class Stopwatch:
-    """Times a run and each of its files, and counts their results."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._tier: str | None = config.option.tier
         self._is_strict: bool = config.option.strict_tier
@@ -48,7 +44,6 @@ class Stopwatch:
         self._left_out: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add a test's setup, call or teardown to its file."""
         file = report.nodeid.partition("::")[0]
         self._seconds[file] += report.duration  # type: ignore[assignment] # a Counter of fractions
         if report.when == "call" or report.outcome != "passed":
@@ -66,7 +61,6 @@ class Stopwatch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a strict run that took too long."""
         if self._is_strict and self._is_over and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -28,7 +28,6 @@ class Answers:
     """A JSON Lines file of answers, locked against other writers until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        """Create or open the file, lock it and read it."""
         self.path = path.resolve()
         # The file for outdated answers.
         self.old_path = self.path.with_name(f"{self.path.name}.old")
@@ -79,7 +78,6 @@ class Answers:
         self._file.flush()
 
     def close(self) -> None:
-        """Close and unlock the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -130,7 +128,6 @@ class Answers:
             del self._keys[name]
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and the line of every answer."""
         self._file.seek(0)
         for line in self._file:
             if "answer" in (record := _parse(line)):

@@ -33,15 +33,12 @@ _NAME_LENGTH = 128
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The manifest and the settings of an archive."""
-
     name: str
     version: str
     config: dict[str, Any]  # the parsed model-config.yaml; empty without one
 
     @property
     def is_continuous(self) -> bool:
-        """Whether the archive uses TorchServe's continuous batching."""
         return bool(self.config.get("continuousBatching", False))
 
     @property
@@ -52,7 +49,6 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read an archive's manifest and settings."""
     try:
         manifest = json.loads(_read(path, MANIFEST))["model"]
         name = manifest.get("configFile")
@@ -81,10 +77,7 @@ def read_maker(path: Path) -> str | None:
 
 
 def find_version(path: Path, version: str) -> Path:
-    """Return the archive of a version beside an archive, NAME-VERSION.mar, or else the archive itself.
-
-    NAME.mar leads to the newest version, and may have led to another one when it was registered.
-    """
+    """Return NAME-VERSION.mar beside NAME.mar, which leads to the newest version, or else the archive itself."""
     own = path.with_name(f"{path.name.removesuffix('.mar')}-{version}.mar")
     return own if own.exists() else path
 
@@ -119,7 +112,6 @@ def copy_as_version(path: Path, version: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete an archive, file or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -41,15 +41,12 @@ NO_TOKEN = "InvalidKeyException"  # noqa: S105
 
 
 class Item(NamedTuple):
-    """An input without an answer."""
-
     name: str
     key: str
     payload: str | bytes | Path  # a line, or a file's bytes; the path of an unreadable file
 
 
 def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
-    """Request an answer for every file of a folder, or every line of a file, without one; return the exit code."""
     started_s = time.monotonic()
     settings = dict(options.option)
     keys = Keys(options.model, settings)
@@ -78,7 +75,6 @@ def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
 
 
 def read_items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterator[Item]:
-    """Yield the inputs without an answer, in order."""
     for each in inputs:
         if answers.has(each.name):
             continue
@@ -94,10 +90,7 @@ def read_items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterato
 def request_items(
     client: FuturesClient, model: str, items: Iterable[Item], lines: int, options: Mapping[str, Any]
 ) -> Iterator[tuple[list[Item], list[Any]]]:
-    """Send items, at most `lines` per request (0: one, not as a list); yield each request's items and outcomes.
-
-    It raises the errors that all requests would have: no server, TLS, no such model, a wrong token.
-    """
+    """Send items, `lines` (0: one) per request, and yield the outcomes; an error that all would have is raised."""
     rest = iter(items)
     in_flight: dict[Future[Any], list[Item]] = {}
     while (group := list(islice(rest, lines or 1))) or in_flight:
@@ -131,7 +124,6 @@ def _outcomes(future: "Future[Any]", count: int, *, is_list: bool) -> list[Any]:
 
 
 def _in_flight(nodes: Nodes, model: str) -> int:
-    """Return the number of files to request at once."""
     management, *_ = nodes.by_name.values()
     try:
         batch_size = int(management.describe(model)["batchSize"])

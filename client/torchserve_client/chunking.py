@@ -60,14 +60,12 @@ def count_items(inputs: Inputs) -> int:
 
 
 def select(inputs: Inputs, items: range) -> Inputs:
-    """Return the items of a range; for arrays, views."""
     if isinstance(inputs, Mapping):
         return {name: array[items.start : items.stop] for name, array in inputs.items()}
     return inputs[items.start : items.stop]
 
 
 def estimate_sizes(inputs: Inputs) -> list[int]:
-    """Estimate the bytes of each item in a request."""
     if isinstance(inputs, np.ndarray):
         inputs = {"": inputs}
     if isinstance(inputs, Mapping):

@@ -45,7 +45,6 @@ TIMEOUT_S = 120.0
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run one command and return its exit code; print a failure as one line on stderr."""
     root = parser(program)
     options = root.parse_args(arguments)
     if options.client_key is not None and options.cert is None:
@@ -105,7 +104,6 @@ def _nodes(options: argparse.Namespace, client: Client, token: str | None, trust
 
 
 def parser(program: str = PROGRAM) -> Parser:
-    """Make the parser of every command with its arguments."""
     root = Parser(
         prog=program,
         description="Request predictions from a TorchServe, and operate its models.",
@@ -238,7 +236,6 @@ def _add_inference(added: Any) -> None:
 
 
 def _command(added: Any, run: commands.Command, words: str, examples: Sequence[str]) -> Parser:
-    """Add a command that runs a function, under the function's name."""
     name = run.__name__.replace("_", "-")
     description = f"{words[0].upper()}{words[1:]}."
     command: Parser = added.add_parser(name, help=words, description=description)

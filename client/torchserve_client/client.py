@@ -256,5 +256,4 @@ class Client:
 
 
 def prediction_path(model: str, version: str | None) -> str:
-    """Return the path of a model's predictions."""
     return "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)

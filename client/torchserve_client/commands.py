@@ -52,14 +52,12 @@ def on_each(run: Callable[[argparse.Namespace, Management], int]) -> Command:
 
 
 def embed(options: argparse.Namespace, _: Nodes, client: Client) -> int:
-    """Print a vector for each text, one per line, as JSON."""
     for vector in client.embed(options.model, options.text or _read_lines(), **dict(options.option)):
         out.print(json.dumps(vector))
     return 0
 
 
 def rerank(options: argparse.Namespace, _: Nodes, client: Client) -> int:
-    """Print documents with their scores, best first."""
     documents = options.document or _read_lines()
     for ranked in client.rerank(options.model, options.query, documents, top_n=options.top_n):
         out.print(f"{ranked.score:.4f}  {documents[ranked.index]}")
@@ -72,7 +70,6 @@ def _read_lines() -> list[str]:
 
 @on_each
 def register(options: argparse.Namespace, management: Management) -> int:
-    """Register an archive; with --wait, wait until its workers are ready."""
     model, archive = options.model, options.archive or f"{options.model}.mar"
     check_name(model)
     log = WorkerLog(options.logs / "model_log.log", model)
@@ -102,7 +99,6 @@ def register(options: argparse.Namespace, management: Management) -> int:
 
 @on_each
 def scale(options: argparse.Namespace, management: Management) -> int:
-    """Change the number of workers."""
     management.scale(options.model, options.workers)
     out.print(f"{options.model}: scaled to {_workers(options.workers)}")
     return _wait_ready(options, management) if options.wait else 0
@@ -110,7 +106,6 @@ def scale(options: argparse.Namespace, management: Management) -> int:
 
 @on_each
 def wait_ready(options: argparse.Namespace, management: Management) -> int:
-    """Wait until every wanted worker is ready."""
     return _wait_ready(options, management)
 
 
@@ -196,7 +191,6 @@ def _read_metadata(client: Client, model: str, versions: Iterable[str]) -> dict[
 
 
 def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-    """Replace the default version on every node, or route a share of the traffic to a new one."""
     archive = options.archive if options.to is None else f"{options.model}-{options.to}.mar"
     new = Registration(options.batch_size, options.max_batch_delay, archive)
     is_canary = options.canary is not None or options.promote or options.abort
@@ -222,7 +216,6 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
 
 
 def unregister(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-    """Remove every version of a model from every node; stop routing to it first if there is a gateway."""
     Rollout(nodes, gateway=_find_gateway(options, nodes), report=out.print).unregister(options.model)
     return 0
 

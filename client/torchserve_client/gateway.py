@@ -150,11 +150,7 @@ class Gateway(Api):
 
 
 def find_gateway(management_urls: Collection[str], url: str | None) -> Gateway | None:
-    """Return the gateway in front of nodes; None without one, or if it also has other nodes, which continue to serve.
-
-    `url` is its control API, which must respond. None means DEFAULT_URL; a gateway there counts only if it has
-    exactly these nodes.
-    """
+    """Return the gateway that has exactly these nodes, or no others at `url`; None without one."""
     gateway = Gateway(url or DEFAULT_URL, timeout_s=30.0 if url else PROBE_S)
     try:
         theirs = {_host_and_port(node.management) for node in gateway.nodes() if node.management}

@@ -24,8 +24,6 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input."""
-
     name: str  # a file's path in its folder, or a line's number from 1 on
     value: Path | str  # the file, or the line
 
@@ -35,10 +33,7 @@ class Input:
 
 
 def read_inputs(path: Path, excluded: Collection[Path] = ()) -> Iterator[Input]:
-    """Yield the files of a folder, except hidden and excluded ones, or the non-empty lines of a file, in a fixed order.
-
-    It raises InvalidPayload for a missing path and for text that is not UTF-8, OSError for an unreadable folder.
-    """
+    """Yield a folder's files, except hidden and excluded ones, or a file's lines; InvalidPayload or OSError."""
     return _files(path.resolve(), excluded) if path.is_dir() else _lines(path)
 
 
@@ -73,15 +68,12 @@ def _lines(path: Path) -> Iterator[Input]:
 
 
 class Keys:
-    """Makes the keys of one model's inputs."""
-
     def __init__(self, model: str, options: Mapping[str, Any]) -> None:
         """Hash the common part of all keys: the model's name and its options, which are valid JSON."""
         common = orjson.dumps([model, dict(options)], option=orjson.OPT_SORT_KEYS)
         self._hash = blake2b(b"%d:%b" % (len(common), common), digest_size=KEY_BYTES)
 
     def make(self, content: bytes) -> str:
-        """Return the key of an input, by its content."""
         whole = self._hash.copy()
         whole.update(content)
         return whole.hexdigest()

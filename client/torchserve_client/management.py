@@ -35,8 +35,6 @@ OVERLAP = 50
 
 
 class Api:
-    """An API for operators, over pooled connections."""
-
     server = "TorchServe"
 
     def __init__(
@@ -67,7 +65,6 @@ class Api:
         self._headers = authorization(token)
 
     def close(self) -> None:
-        """Close every connection."""
         self._transport.close()
 
     def _call(self, method: str, path: str, document: Any = None, **parameters: Any) -> Any:

@@ -92,7 +92,6 @@ class Nodes:
         return results
 
     def close(self) -> None:
-        """Close every connection."""
         for management in self.by_name.values():
             management.close()
         for client in self.inference.values():

@@ -33,23 +33,18 @@ JSON = "application/json"
 
 
 class Form(Enum):
-    """How a body and its response are written."""
-
     ITEM = auto()  # one item; the response is JSON or bytes
     LIST = auto()  # {"instances": [...]}; the response is {"predictions": [...]}
     TENSORS = auto()  # Open Inference Protocol, in both directions
 
 
 class Body(NamedTuple):
-    """The body of a request, its headers and its form."""
-
     content: bytes
     headers: Mapping[str, str]
     form: Form = Form.ITEM
 
 
 def encode(payload: Any, options: Mapping[str, Any]) -> Body:
-    """Write a payload and its options as the body of a request."""
     if is_array(payload):
         return _tensors({INPUT: payload}, options)
     if isinstance(payload, Mapping):
@@ -134,7 +129,6 @@ def read_results(response: Response, form: Form) -> list[Any] | None:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON; return None if it is not valid."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:

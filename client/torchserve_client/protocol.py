@@ -39,10 +39,7 @@ Array = NDArray[Any]
 
 
 def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Return the body of a request, and the length of its JSON part in bytes.
-
-    It raises InvalidPayload if the protocol lacks a datatype, or for parameters that are not valid JSON.
-    """
+    """Return the body of a request, and the bytes of its JSON part; InvalidPayload for an unknown datatype."""
     parts = [_to_bytes(array) for array in arrays.values()]
     inputs = [
         {

@@ -41,7 +41,6 @@ class RetryPolicy:
     statuses: frozenset[int] = frozenset({429, 503})
 
     def __post_init__(self) -> None:
-        """Reject invalid numbers."""
         if self.attempts < 1 or self.first_pause_s < 0 or self.longest_pause_s < 0:
             raise ValueError("RetryPolicy: attempts must be at least 1, and pauses 0 or more")
 

@@ -48,11 +48,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Replaces versions of models on nodes that share one model store.
-
-    A method raises RolloutFailed with the version that serves, NodesFailed with the nodes that failed, or another
-    ManagementError or InvalidPayload before any change.
-    """
+    """Replaces versions on nodes that share one model store; RolloutFailed names the version that serves."""
 
     nodes: Nodes
     model_store: Path = Path("model_store")  # folder of the archives, in this process
@@ -72,11 +68,7 @@ class Rollout:
         return version
 
     def try_canary(self, model: str, new: Registration, percent: float, header: tuple[str, str] | None) -> str:
-        """Register a version beside the default one and route it a share; return the version.
-
-        An empty registration only changes the share of a present canary. `percent` is the share of the requests without
-        a version; all requests with `header`, a name and a value, go to the canary.
-        """
+        """Register a version beside the default one and route it `percent` and `header`; return the version."""
         gateway = self._require_gateway()
         canary = gateway.canary(model)
         if canary is not None:
@@ -137,11 +129,7 @@ class Rollout:
     def _register(
         self, model: str, new: Registration, olds: Mapping[str, dict[str, Any]]
     ) -> tuple[str, Callable[[], None]]:
-        """Register the new version on every node beside the old one and wait until it is READY; undo it on a failure.
-
-        `olds` maps a node's name to the description of its default version. Returns the version, and a function that
-        unregisters it again.
-        """
+        """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
         old = next(iter(olds.values()))
         version, archive = self._prepare(model, old, new, [each for versions in taken.values() for each in versions])
@@ -274,11 +262,7 @@ class Rollout:
 
     @contextmanager
     def _withdraw(self, model: str, version: str | None) -> Iterator[None]:
-        """Stop routing to a version, or to all (None), and wait for its requests in flight; resume if the block fails.
-
-        The block unregisters the version, which would leave requests of an unfilled batch without a response. Without
-        a gateway this does nothing.
-        """
+        """Stop routing to a version, or all (None), until its requests in flight end; resume if the block fails."""
         if (gateway := self.gateway) is None:
             yield
             return
@@ -343,7 +327,6 @@ class Rollout:
         return self.gateway
 
     def _report_node(self, name: str, line: str) -> None:
-        """Report a line about a node, with its name if there are several."""
         self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
 
 

@@ -41,8 +41,6 @@ Cert = Name | tuple[Name, Name]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP request; the url is the whole address with its query."""
-
     method: str
     url: str
     body: bytes = b""
@@ -60,7 +58,6 @@ class Response:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
 
@@ -92,11 +89,7 @@ class Transport:
         self._is_closed = False
 
     def send(self, request: Request, timeout_s: float) -> Response:
-        """Send a request once and wait for its response; only the system bounds the lookup of a host's name.
-
-        Returns:
-            The response, whatever its status.
-        """
+        """Send a request once and return its response of any status; only the system bounds a host's lookup."""
         exchange = _Exchange(timeout_s)
         self._exchanges.add(exchange)
         try:
@@ -166,7 +159,6 @@ class _Exchange:
         self._timer.start()
 
     def use(self, connected: socket.socket) -> None:
-        """Remember the socket that carries the request."""
         self._release()
         self._socket = socket.fromfd(connected.fileno(), connected.family, connected.type)
         if self.is_cut:
@@ -206,7 +198,6 @@ class _Connection(HTTPConnection):
         return connected
 
     def request(self, *arguments: Any, **options: Any) -> None:
-        """Send a request on a new or a kept connection."""
         if self.sock is not None:
             _exchanges.current.use(self.sock)
         super().request(*arguments, **options)
@@ -267,7 +258,6 @@ def _tls_reason(error: OSError) -> str:
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """Return the header of a token, or no header without one."""
     if token is None:
         return {}
     if not (token.isascii() and token.isprintable()):

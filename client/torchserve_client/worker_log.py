@@ -27,7 +27,6 @@ class WorkerLog:
         self._offset = path.stat().st_size if path.exists() else 0
 
     def reason(self) -> str | None:
-        """Return why a worker could not load; None until one has logged it."""
         if not self.path.exists():
             return None
         with self.path.open(encoding="utf-8", errors="replace") as log:
@@ -38,10 +37,7 @@ class WorkerLog:
 
 
 def find_reason(messages: list[str]) -> str | None:
-    """Find the reason in a worker's log: our handlers' one line, or the first exception of a traceback.
-
-    The first exception is the cause: after a failed import TorchServe tries its built-in handler, which fails next.
-    """
+    """Find our handlers' one line in a log, or the first exception: later ones come from TorchServe's own try."""
     for message in messages:
         if message.startswith(LOAD_FAILED):
             return message

@@ -21,9 +21,10 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
-from deploy.archives.names import check_names, lead
+from deploy.archives.names import lead, refuse_other_models
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, plan_comparisons, stage
+from deploy.archives.task_file import is_hidden
 from deploy.archives.tasks import Mode, task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import REGISTER, STORE
@@ -133,7 +134,7 @@ class Recipe:
         entry, origin = self.entry, source(self.entry, self.weights)
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
-        check_names(entry.name, self.path, self.locate(version))
+        refuse_other_models(entry.name, self.path, self.locate(version))
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
             staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
@@ -230,11 +231,11 @@ def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
 def _find_packed_files(stage: Path) -> dict[str, Path]:
     """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
     files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {name.as_posix(): path for name, path in files.items() if not any(map(_is_unpacked, name.parts[:-1]))}
-
-
-def _is_unpacked(folder: str) -> bool:
-    return folder.startswith(".") or folder in ("__MACOSX", "__pycache__")
+    return {
+        name.as_posix(): path
+        for name, path in files.items()
+        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
+    }
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:

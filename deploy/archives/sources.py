@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from deploy.archives.task_file import list_files
 from deploy.archives.tasks import find_in_package, task_of
-from deploy.archives.tensors.files import find_companions, list_files
+from deploy.archives.tensors.files import find_companions
 from deploy.models import TENSORS, ModelEntry
 from deploy.places import STORE
 from deploy.progress import step

@@ -58,19 +58,25 @@ def find_helpers(path: Path) -> dict[str, Path]:
     while left:
         for name in _list_imports(left.pop()):
             module, package = folder / f"{name}.py", folder / name
-            files = [file for file in sorted(package.rglob("*")) if file.is_file() and not _is_hidden(file, folder)]
+            files = list_files(package)
             if not any(file.suffix == ".py" for file in files):
                 files = [module] if module.is_file() else []
             new = [file for file in files if file != path and file not in found.values()]
             if new:
-                check_name(module)
+                check_module(module)
                 found |= {file.relative_to(folder).as_posix(): file for file in new}
                 left += [file for file in new if file.suffix == ".py"]
     return found
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(folder).parts)
+def list_files(folder: Path) -> list[Path]:
+    """List the files of a folder at any depth, without hidden ones and compiled Python."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts))]
+
+
+def is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
 
 
 def _list_imports(path: Path) -> set[str]:
@@ -92,7 +98,7 @@ def _parse(path: Path) -> ast.Module:
         raise InvalidConfig(f"{path.name}{place}: {getattr(error, 'msg', error)}") from None
 
 
-def check_name(path: Path) -> None:
+def check_module(path: Path) -> None:
     """Raise InvalidConfig if the file, at the root of an archive, would hide a module that the worker needs."""
     name = path.stem
     if not name.isidentifier():

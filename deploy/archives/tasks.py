@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.archives.task_file import check_name, find_helpers, read_staged_files
+from deploy.archives.task_file import check_module, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import plan_micro_batches
@@ -121,7 +121,7 @@ def task_of(model: ModelEntry) -> Task:
         there = ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "none"
         raise InvalidConfig(f"{model.name}: task: no file {model.handler} beside the list, which has {there}; {known}")
     try:
-        check_name(path)
+        check_module(path)
         files, helpers = read_staged_files(path), find_helpers(path)
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: task: {error}") from None

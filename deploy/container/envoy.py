@@ -3,14 +3,8 @@
     NodeSettings, TorchServe's addresses -> bootstrap, read once: the port, and TorchServe's addresses
     NodeStatus                           -> routes, read again when they change: allowed requests, and the status
 
-    /predictions/M[/V]          GET, POST, PUT   TorchServe, inference
-    /models, /models/M[/V]      GET              TorchServe, management; 503 while the node drains
-    /metrics                    GET              TorchServe, metrics
-    /ready, /live               GET              answered by Envoy itself, at once
-    another method of these     405
-    all others                  404
-
-A description with a query is refused: an adaptive model never finishes `?customized=true`, and stops serving.
+docs/how-to/kubernetes.md lists the requests; Envoy itself answers /ready and /live at once. A description with
+a query is refused: an adaptive model never finishes `?customized=true`, and stops serving.
 """
 
 import json

@@ -18,6 +18,12 @@ GRPC_METHODS = (
     *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
 )
 RETRY = {"Retry-After": "1"}
+# The answer to a browser's preflight, besides the origin; "*" does not contain Authorization.
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "*, Authorization",
+    "access-control-max-age": "3600",
+}
 # Bytes of a body that an event loop reads itself; more would delay its other requests.
 LOOP_BYTES = 65536
 
@@ -64,6 +70,14 @@ def refusal(status: int, kind: str, message: str, headers: Mapping[str, str] | N
     return document({"code": status, "type": kind, "message": message}, status, headers)
 
 
+def _allow_origin(headers: Mapping[str, str], origins: frozenset[str]) -> dict[str, str]:
+    """Return the headers of a response to a page of an allowed origin; none for any other."""
+    origin = headers.get("origin", "")
+    is_allowed = origin and not origins.isdisjoint((origin, "*"))
+    allowed = {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "origin"}
+    return allowed if is_allowed else {}
+
+
 def no_version(name: str, version: str) -> Answer:
     """Return TorchServe's answer to a version that the model lacks."""
     return refusal(404, "ModelVersionNotFoundException", f"Model version: {version} does not exist for model: {name}")
@@ -83,6 +97,8 @@ class Application:
     #: Seconds in which a body must come, as in the gateway, and bytes of all bodies that are not complete.
     body_s, most_unread_bytes = 60.0, 256 << 20
     _unread = 0
+    #: Origins of web pages that may call from a browser.
+    origins: frozenset[str] = frozenset()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -93,10 +109,13 @@ class Application:
             await send({"type": "lifespan.shutdown.complete"})
             return
         target = (scope["path"], scope.get("query_string", b""))
+        cors = _allow_origin(headers_of(scope), self.origins) if self.origins else {}
         try:
             if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
                 answer = refusal(431, "HeadTooLarge", message)
+            elif cors and scope["method"] == "OPTIONS":
+                answer = Answer(200, b"", headers=PREFLIGHT)
             else:
                 answer = await self.answer(scope, receive)
         except Disconnected:
@@ -106,7 +125,7 @@ class Application:
         except Exception as error:
             log_bug(error)
             answer = refusal(500, "InternalServerException", "The server failed.")
-        named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers}
+        named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers, **cors}
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -114,13 +133,10 @@ class Application:
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
         """Return a request's body."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
-        too_large = Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
-        if stated > most:
-            raise too_large
         parts, size, is_more = [], 0, True
         try:
             async with asyncio.timeout(self.body_s):
-                while is_more:
+                while is_more and max(size, stated) <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Disconnected
@@ -128,8 +144,6 @@ class Application:
                     size += len(parts[-1])
                     self._unread += len(parts[-1])
                     is_more = message.get("more_body", False)
-                    if size > most:
-                        raise too_large
                     if is_more and self._unread > self.most_unread_bytes:
                         busy = "Too many bodies are incomplete."
                         raise Refused(503, "ServiceUnavailableException", busy, {**RETRY, "Connection": "close"})
@@ -138,6 +152,8 @@ class Application:
             raise Refused(408, "RequestTimeout", late, {"Connection": "close"}) from None
         finally:
             self._unread -= size
+        if max(size, stated) > most:
+            raise Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
         return b"".join(parts)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:

@@ -45,11 +45,12 @@ class Replica:
         self._lock, self._is_doubtful = threading.Lock(), False
         # The requests that have ended since the loop last woke.
         self._ended: list[asyncio.Future[None]] = []
+        # Whether the loop is about to run a micro-batch.
+        self._is_helping = False
         # Of the archive's own package, which is on the path now.
-        from handlers.errors import ItemError  # noqa: PLC0415
-        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+        from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
 
-        self._item_error, self._request_class, self._slot_class = ItemError, Request, Slot
+        self._quick_s = QUICK_S
 
     def is_version(self, version: str, path: str) -> bool:
         """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
@@ -67,7 +68,9 @@ class Replica:
         try:
             return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
         except MalformedForm as error:
-            return self._request(self._item_error(400, MalformedForm.__name__, str(error)))
+            from handlers.errors import ItemError  # noqa: PLC0415
+
+            return self._request(ItemError(400, MalformedForm.__name__, str(error)))
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
@@ -84,13 +87,18 @@ class Replica:
 
     def _request(self, content: Any) -> Any:
         """Return a request of one payload or error."""
-        return self._request_class((), slots=[self._slot_class(content)], arrived_s=time.perf_counter())
+        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+
+        return Request((), slots=[Slot(content)], arrived_s=time.perf_counter())
 
     async def _run(self, request: Any) -> Answer:
-        future = self._core.submit(request)
+        (future,) = self._core.submit_all([request])
         try:
             if not future.done():
                 loop = asyncio.get_running_loop()
+                if not self._is_helping:
+                    self._is_helping = True
+                    loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
                 future.add_done_callback(lambda _: self._end(loop, waiter))
                 await waiter
@@ -102,6 +110,13 @@ class Replica:
             raise asyncio.CancelledError from None
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
         return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
+
+    def _help(self) -> None:
+        """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
+        self._is_helping, core = False, self._core
+        with core.guard.watch(), core.lock:
+            while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
+                pass
 
     def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
         """Wake the loop once for all requests that a micro-batch ends; any thread."""

@@ -6,7 +6,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -25,7 +25,10 @@ from deploy.frontend.http import (
 from deploy.protocol.description import (
     APIS,
     NAMELESS,
+    UNKNOWN,
+    UNKNOWN_MODEL,
     configuration,
+    describe_embedder,
     describe_server,
     find_only,
     list_models,
@@ -34,10 +37,11 @@ from deploy.protocol.description import (
 )
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.errors import InvalidInput
+from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.grpc_inference import decompress
 from handlers.protocol.metadata import METADATA_HEADER
-from handlers.protocol.retrieval import HEADER, error_document
+from handlers.protocol.retrieval import HEADER
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
 Predict = Callable[[str, Mapping[str, str], bytes, str], Awaitable[Answer | None]]
@@ -56,9 +60,11 @@ _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 class Models:
     """The replicas of each model."""
 
-    def __init__(self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int) -> None:
-        """Prepare; `invocations` is the model of /invocations, `body_bytes` the most bytes of a body."""
-        self.names, self.body_bytes, self._replicas = list(replicas), body_bytes, replicas
+    def __init__(
+        self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int, preferred: Sequence[str] = ()
+    ) -> None:
+        """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
+        self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
         #: Whether the process is about to end, and so not ready.
         self.is_draining = False
         #: The model of /invocations, or "" if the request must name it.
@@ -74,7 +80,15 @@ class Models:
         """Find the only model for a request that names none; "" without one."""
         if path not in NAMELESS:
             return ""
-        return find_only(path, {name: (await self._metadata(name)).get("task", "") for name in self.names})
+        tasks = {name: document.get("task", "") for name, document in (await self._documents()).items()}
+        return find_only(path, tasks, self._preferred)
+
+    async def describe_embedder(self) -> dict[str, Any]:
+        """Answer text-embeddings-inference's /info."""
+        return describe_embedder(await self._documents(), self._preferred)
+
+    async def _documents(self) -> dict[str, dict[str, Any]]:
+        return {name: await self._metadata(name) for name in self.names}
 
     async def describe(self, method: str, name: str = "", version: str = "") -> dict[str, Any]:
         """Answer a method of Triton's gRPC service that describes a model, or all models."""
@@ -137,7 +151,7 @@ class Routes(Application):
             if not name:
                 raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
             if name not in models.names:
-                return document(*list_models(models.names, name))
+                raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
             is_v2 = path.startswith("/v2/")
@@ -153,8 +167,9 @@ class Routes(Application):
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return document(*list_models(self.models.names, path[11:]))
-        if path in _SERVER:
-            return document(await self.models.describe(_SERVER[path]))
+        if path in _SERVER or path == "/info":
+            models = self.models
+            return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))
         if path in ("/ping", "/v2/health/ready"):
             is_ready = (await self.models.describe("ServerReady"))["ready"]
             return document({"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
@@ -189,6 +204,7 @@ def _in_form(path: str, answer: Answer) -> Answer:
     if "message" not in found:
         return answer
     kind, message = found["type"], found["message"]
-    field = "model" if kind == "MissingModel" else None
-    content = error_document(answer.status, kind, message, field) if path in APIS else {"error": message}
+    field = "model" if kind in ("MissingModel", UNKNOWN_MODEL) else None
+    is_api = path in APIS
+    content = error_document(answer.status, kind, message, field, APIS[path]) if is_api else {"error": message}
     return document(content, answer.status, answer.headers)

@@ -9,6 +9,7 @@ its API, which is read from the node's key file each time.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +18,6 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from deploy.gateway.names import fault
 from deploy.gateway.state import Replica
 from deploy.run.node import Node, read_tokens
 from torchserve_client.management import OVERLAP, PAGE_MODELS
@@ -37,6 +37,10 @@ DRAINING = "Draining"
 RAISED = "InternalServerException"
 # Concurrent requests to a node.
 CONCURRENCY = 4
+# Percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line.
+NAME_BYTES = 1024
+# Proxies treat a backslash as a slash.
+UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 # (Model, version) -> replica.
 Models = Mapping[tuple[str, str], Replica]
@@ -88,6 +92,19 @@ async def ask(
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
+
+
+def fault(name: str) -> str | None:
+    """Return why no URL can contain a name; None if one can."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "contains an invalid Unicode code point"
+    if not 0 < size <= NAME_BYTES:
+        return f"must have 1 to {NAME_BYTES} bytes in UTF-8"
+    if name in (".", "..") or UNUSABLE.search(name):
+        return "must not be a dot or two, or contain a slash, a backslash or a control character"
+    return None
 
 
 async def list_models(session: aiohttp.ClientSession, node: Node) -> tuple[Models, dict[str, str]]:

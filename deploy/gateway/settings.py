@@ -16,7 +16,7 @@ from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.places import HOME
 from deploy.run.node import Node
-from deploy.settings_file import Port, read_yaml
+from deploy.settings_file import Origin, Port, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -115,8 +115,10 @@ class GatewaySettings:
     key_file: str | None = None
     management: bool = False
     invocations: str | None = None
+    default_models: tuple[str, ...] = ()
     canaries: dict[Annotated[str, Field(min_length=1, max_length=256)], Canary] = Field(default_factory=dict)
     aliases: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:@+-]{1,256}$")], str] = Field(default_factory=dict)
+    cors: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
     forward_headers: Annotated[tuple[HeaderName, ...], Field(max_length=32)] = ()
 
     @model_validator(mode="after")

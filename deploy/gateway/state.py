@@ -68,6 +68,11 @@ class ServedModel:
     # The default version on most nodes, for requests without a version; None if no node has one.
     default: str | None = None
 
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The handler's metadata, of any version that has reported it; empty without one."""
+        return next((each.metadata for each in self.versions.values() if each.metadata), {})
+
     def find(self, version: str) -> str | None:
         """Find a version by its name, or "1.0" (or "1.0.0") by Triton's short name "1"."""
         if version in self.versions:

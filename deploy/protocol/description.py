@@ -7,15 +7,21 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from deploy.protocol.errors import RequestError
+
 NAME = "torchserve-batching"
 SERVICE = "inference.GRPCInferenceService"
 # Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
 APIS = {
     **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
 }
-# Paths of text-embeddings-inference, whose clients name no model, and the tasks of each.
-NAMELESS = {"/embed": ("sentence_embedding", "image_text_embedding"), "/rerank": ("reranking",)}
+# Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the tasks of each.
+_EMBEDDING = ("sentence_embedding", "image_text_embedding")
+NAMELESS = {**dict.fromkeys(("/embed", "/v1/embed"), _EMBEDDING), "/rerank": ("reranking",)}
+# The error of an unknown model.
+UNKNOWN_MODEL, UNKNOWN = "model_not_found", "Unknown model; GET /v1/models lists the models."
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 # The platform of a handler without metadata.
@@ -55,12 +61,7 @@ def metadata(name: str, versions: Sequence[str], document: Mapping[str, Any]) ->
 def configuration(
     name: str, document: Mapping[str, Any], *, workers: int = 1, batch_size: int = 0, delay_ms: int = 0
 ) -> dict[str, Any]:
-    """Return Triton's model configuration; max_batch_size is the maximum number of rows of a request.
-
-    Triton's batches are along the first dimension of every tensor, and `dims` omit it. If a model's rows are along
-    another dimension, max_batch_size is 0 and `dims` are complete, which means a model without batching to Triton's
-    clients; `parameters` then contain the true values. `batch_size` and `delay_ms` are TorchServe's.
-    """
+    """Return Triton's configuration; with rows along a later dimension, max_batch_size is 0 and `dims` are complete."""
     rows = document.get("max_batch_size")
     rows = rows if isinstance(rows, int) and rows > 0 else 1
     tensors = {kind: list(document.get(kind, [])) for kind in ("inputs", "outputs")}
@@ -93,16 +94,28 @@ def configuration(
     }
 
 
-def find_only(path: str, tasks: Mapping[str, str]) -> str:
-    """Return the only model for a request to a path that names none, given each model's task; "" without one."""
+def find_only(path: str, tasks: Mapping[str, str], preferred: Sequence[str] = ()) -> str:
+    """Return the model for a request that names none, by each model's task: the only one, or the preferred; or ""."""
     found = [name for name, task in tasks.items() if task in NAMELESS.get(path, ())]
+    found = [name for name in found if name in preferred] or found
     return found[0] if len(found) == 1 else ""
+
+
+def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str]) -> dict[str, Any]:
+    """Return text-embeddings-inference's /info of the model of /embed or else of /rerank, given all metadata."""
+    tasks = {name: str(document.get("task", "")) for name, document in documents.items()}
+    if not (name := find_only("/embed", tasks, preferred) or find_only("/rerank", tasks, preferred)):
+        raise RequestError(404, "/info: one model must embed or rerank, or default_models name one")
+    kind = "reranker" if tasks[name] == "reranking" else "embedding"
+    most = documents[name].get("max_request_items")
+    version = describe_server()["version"]
+    return {"model_id": name, "model_type": {kind: {}}, "max_client_batch_size": most, "version": version}
 
 
 def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
     """Return OpenAI's list of models, or the model of that name, with the status."""
     # It may be an archive's own, which is not on the path yet.
-    from handlers.protocol.retrieval import error_document  # noqa: PLC0415
+    from handlers.protocol.api_forms import error_document  # noqa: PLC0415
 
     # Clients expect a time; no node reports one.
     found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
@@ -110,7 +123,7 @@ def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any]
         return {"object": "list", "data": [*found.values()]}, 200
     if name in found:
         return found[name], 200
-    return error_document(404, "model_not_found", "Unknown model; GET /v1/models lists the models.", "model"), 404
+    return error_document(404, UNKNOWN_MODEL, UNKNOWN, "model"), 404
 
 
 def _describe_tensor(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:

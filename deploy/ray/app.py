@@ -86,10 +86,10 @@ def routes(args: Mapping[str, Any]) -> serve.Application:
     @serve.deployment(name="routes")
     @serve.ingress()
     class Front(Service):
-        def __init__(self, models: list[str], invocations: str | None, body_bytes: int) -> None:
+        def __init__(self, models: list[str], invocations: str | None, body_bytes: int, **more: Any) -> None:
             handles = {name: serve.get_deployment_handle("archive", app_name=name) for name in models}
             calls = {name: partial(_predict, name, handle) for name, handle in handles.items()}
-            super().__init__(Models(calls, invocations, body_bytes))
+            super().__init__(Models(calls, invocations, body_bytes, **more))
 
         def __serve_build_asgi_app__(self) -> Routes:
             return Routes(self.models)

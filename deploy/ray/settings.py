@@ -43,6 +43,7 @@ class Settings:
     port: Port = 8000
     grpc_port: Port = 8001
     invocations: str | None = None
+    default_models: tuple[str, ...] = ()
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 32 << 20
 
 
@@ -64,7 +65,8 @@ def read(path: Path) -> dict[str, Any]:
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):
         raise InvalidConfig(f"{path.name}: expected different models, and invocations to be one; they are {names}")
-    args = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
+    args: dict[str, Any] = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
+    args |= {"preferred": settings.default_models} if settings.default_models else {}
     # It computes nothing, and leaves the processors to the archives' replicas.
     front = {"name": "routes", **SHARED, "max_ongoing_requests": 4096, "ray_actor_options": {"num_cpus": 0}}
     application = partial(_application, settings.host)

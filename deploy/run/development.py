@@ -18,9 +18,9 @@ from deploy.models import ROOT, model, models
 from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.java_memory import excess_memory
 from deploy.run.lifecycle import start_node
 from deploy.run.machine import LocalNode
+from deploy.run.properties import excess_memory
 from deploy.run.server import Server
 from deploy.run.summary import calls, rows, shorten
 from torchserve_client.archives import describe, original_version

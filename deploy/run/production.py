@@ -11,10 +11,9 @@ from pathlib import Path
 from deploy.places import ARCHIVE
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.java_memory import excess_memory
 from deploy.run.lifecycle import start_node
 from deploy.run.machine import LocalNode
-from deploy.run.properties import ServerSettings
+from deploy.run.properties import ServerSettings, excess_memory
 from deploy.run.restore import Record
 from deploy.run.server import Server
 from deploy.run.summary import calls, rows

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from handlers.errors import InvalidConfig
 from torchserve_client.transport import address
 
@@ -19,7 +21,10 @@ NAME_AND_VALUE = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]\s*(?P<value>.*)", re.D
 LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
 HEAP = re.compile(r"-Xmx(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
 DIRECT_MEMORY = re.compile(r"-XX:MaxDirectMemorySize=(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
-UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
+MIB = 2**20
+UNITS = {"k": 2**10, "m": MIB, "g": 2**30}
+# Memory limits of this process' control group, of version 2 and of version 1.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +138,16 @@ def _parse_size(pattern: re.Pattern[str], vmargs: str) -> int | None:
         return None
     size: str = sizes[-1].lower()
     return int(size[:-1]) * UNITS[size[-1]] if size[-1] in UNITS else int(size)
+
+
+def excess_memory(settings: ServerSettings) -> str | None:
+    """Return one line if vmargs exceeds the memory limit; None if Java fits."""
+    limits = [int(path.read_text()) for path in LIMITS if path.is_file() and path.read_text().strip().isdecimal()]
+    limit = min([psutil.virtual_memory().total, *limits])
+    java = (settings.heap_bytes or 0) + (settings.direct_bytes or 0)
+    if java <= limit:
+        return None
+    return (
+        f"vmargs lets Java take {java // MIB} MiB (-Xmx and MaxDirectMemorySize), and the memory limit is "
+        f"{limit // MIB} MiB; lower them, and job_queue_size or max_request_size with them"
+    )

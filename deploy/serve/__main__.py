@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Any, process: Process) -> None:
-    from deploy.serve.limits import read_limits  # noqa: PLC0415
+    from deploy.serve.server import Limits, load, run  # noqa: PLC0415
+    from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
 
+    path = options.config
     try:
-        limits = read_limits(options.config)
+        limits = read_settings(Limits, path, read_yaml(path) or {}) if path else Limits()
     except (OSError, ValueError) as error:
         raise NotServed(f"--config: {error}") from None
     listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
         # gRPC binds it itself, after minutes perhaps.
         _bind(options.host, options.grpc_port, "--grpc-port").close()
-    from deploy.serve.server import load, run  # noqa: PLC0415
-
+    # An archive is unpacked for each process, and the next one must know its measurements and crashes.
+    with suppress(RuntimeError):
+        os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))
     try:
         host = load(options, limits)
     except ModuleNotFoundError as error:

@@ -16,8 +16,7 @@ from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_v
 from deploy.frontend.metrics import Metrics
 from deploy.frontend.replica import Replica
 from deploy.frontend.routes import Models, Routes
-from deploy.serve.limits import Limits
-from deploy.serve.server import RUNNING
+from deploy.serve.server import RUNNING, Limits
 from handlers.protocol.metadata import METADATA_HEADER
 
 # The `type` of the answer of a node that ends (deploy.gateway.management).
@@ -30,6 +29,7 @@ class Host(Routes):
     def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
         self._replica, self._archive, self._metrics = replica, archive, metrics
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
+        self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         # The requests that run or wait.
         self._running = 0

@@ -1,17 +1,8 @@
 """Which waiting items run next, when, and which requests are refused. Pure: the caller passes the time.
 
-A request contains one or more items; each item has its own state:
+    admit -> refused (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
 
-    admit ──> refused                         503: the queue is full, or the response would be late
-      │
-      └─────> decoding ──> failed             its own error
-                 │
-                 └───────> queued ──> expired 504: it waited too long (timeout_action: reject)
-                             │  ^
-                             │  └─ late       it waits behind all requests that are not late (timeout_action: delay)
-                             v
-                          running ──> done    item by item if the engine reports it (`end_item`), else together
-
+Each item of a request has its own state, and ends item by item if the engine reports it (`end_item`).
 request_queue decides the order, batches which items share a micro-batch, and engine how many micro-batches run at once.
 
 A request is admitted if its response can be expected in time:

@@ -9,9 +9,11 @@ sentence that has ended leaves the run at once; the others go on without it. All
 
 import ctypes
 import json
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -30,8 +32,8 @@ CONVERTED = "ctranslate2"
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
 GREEDY_ONLY = "greedy_only"
-# CTranslate2 opens it by this name at its first product on a GPU. PyTorch has that of CUDA 13.
-CUBLAS = "libcublas.so.12"
+# CTranslate2 opens it by this name at its first product on a GPU, unless it is loaded. PyTorch has that of CUDA 13.
+CUBLAS, CUBLAS_PACKAGE = "libcublas.so.12", "nvidia-cublas-cu12"
 ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 
 # The cost of an almost empty step of the decoder on a CPU, in items. Marian in int8 on one core takes 5.7 ms for a step
@@ -50,14 +52,16 @@ def device_name(device: Any) -> str | None:
     return "cuda" if device.type == "cuda" and ctranslate2.get_cuda_device_count() > 0 else None
 
 
-def _check_cublas() -> None:
-    try:
-        ctypes.CDLL(CUBLAS)
-    except OSError:
-        raise InvalidConfig(
-            f"engine: CTranslate2 needs {CUBLAS} on a GPU, which is not found; build the archive with --engine torch, "
-            "or install CUDA 12's cuBLAS and name its folder in LD_LIBRARY_PATH"
-        ) from None
+def _load_cublas() -> None:
+    """Load the library of LD_LIBRARY_PATH, or else of its package."""
+    for name in (CUBLAS, *(f"{folder}/nvidia/cublas/lib/{CUBLAS}" for folder in sys.path)):
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return
+    raise InvalidConfig(
+        f"engine: CTranslate2 needs {CUBLAS} on a GPU, which is not found; build the archive with --engine torch, "
+        f"install {CUBLAS_PACKAGE}, or name the folder of CUDA 12's cuBLAS in LD_LIBRARY_PATH"
+    )
 
 
 def compute_type(device: str, precision: str) -> str:
@@ -91,21 +95,9 @@ class Stream:
         self.description = whole.description
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
-        """Translate a micro-batch, divided among the streams.
+        """Translate a micro-batch, divided among the streams; see `handlers.engines.seq2seq.Generator.run`.
 
-        Args:
-            inputs: `input_ids` and `attention_mask`, (B, T) int64, right-padded.
-            arguments: arguments of generate(), for all B: `num_beams`, `length_penalty`, `early_stopping`,
-                `no_repeat_ngram_size`, `repetition_penalty`, `forced_bos_token_id`; and `max_new_tokens`, for all or,
-                if decoding is greedy, one for each. Without any, decoding is greedy.
-            ended: called for each item that ends; never in a search with beams.
-
-        Returns:
-            `sequences`, (B, U) int64, right-padded.
-
-        Raises:
-            OutOfMemory: the micro-batch does not fit.
-            OutOfTime: it took longer than `longest_run_s`.
+        Without beams, `max_new_tokens` may have a number for each item. With beams, `ended` is never called.
         """
         return self._whole.translate(inputs, arguments, self._streams, ended)
 
@@ -134,7 +126,7 @@ class CTranslate2Engine(Stream):
         if where is None:
             raise InvalidConfig("engine: CTranslate2 cannot use this GPU; build the archive with --engine torch")
         if where == "cuda":
-            _check_cublas()
+            _load_cublas()
         arithmetic = compute_type(where, precision)
         self._load_again = partial(
             CTranslate2Engine,

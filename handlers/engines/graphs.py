@@ -49,7 +49,8 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def using(self) -> AbstractContextManager[Any]:
-        """Run what follows in the order of the graphs."""
+        """Run what follows in the order of the graphs, after tensors that the caller has made."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
     def free_bytes(self) -> int:
@@ -86,28 +87,29 @@ class Layout:
 
     def __init__(self, example: Arrays, rows: int) -> None:
         """Make room for rows of the shapes and dtypes of an example."""
-        self._places: dict[str, tuple[slice, np.dtype[Any], tuple[int, ...]]] = {}
+        self._places: dict[str, tuple[slice, torch.dtype, tuple[int, ...]]] = {}
         self.size = 0
         for name, array in example.items():
-            shape = (rows, *array.shape[1:])
-            self._places[name] = slice(self.size, self.size + prod(shape) * array.itemsize), array.dtype, shape
-            self.size += -(-prod(shape) * array.itemsize // ALIGNMENT) * ALIGNMENT
+            shape, dtype = (rows, *array.shape[1:]), torch.as_tensor(array).dtype
+            self._places[name] = slice(self.size, self.size + prod(shape) * dtype.itemsize), dtype, shape
+            self.size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def write(self, arrays: Arrays, block: torch.Tensor) -> None:
-        """Write arrays into a block, (size,) uint8 on the device.
+        """Write arrays, or tensors of the device, into a block, (size,) uint8 on the device.
 
         Rows of padding repeat the first row: any model accepts them, and they contain no NaN that is not its own.
         """
-        host = _host_memory((self.size,), block)
-        for name, (place, dtype, shape) in self._places.items():
-            array, space = arrays[name], host.numpy()[place].view(dtype).reshape(shape)
-            space[: len(array)], space[len(array) :] = array, array[:1]
-        block.copy_(host, non_blocking=True)
+        is_there = any(isinstance(array, torch.Tensor) for array in arrays.values())
+        own = block if is_there else _host_memory(block.shape, block)
+        for name, space in self.tensors(own).items():
+            rows = torch.as_tensor(arrays[name])
+            space[: len(rows)], space[len(rows) :] = rows, rows[:1]
+        if own is not block:
+            block.copy_(own, non_blocking=True)
 
     def tensors(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors in a block, which share its memory."""
-        dtypes = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, (_, dtype, _) in self._places.items()}
-        return {name: block[place].view(dtypes[name]).view(shape) for name, (place, _, shape) in self._places.items()}
+        return {name: block[place].view(dtype).view(shape) for name, (place, dtype, shape) in self._places.items()}
 
 
 def _host_memory(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -130,6 +132,7 @@ class Rung(NamedTuple):
     replay: Callable[[], None]
     packed: torch.Tensor
     shapes: Mapping[str, tuple[int, ...]]  # of a row of each output
+    module: Run  # the module itself on the block
 
     def run(self, arrays: Arrays, rows: int) -> Outputs:
         self.layout.write(arrays, self.block)
@@ -164,7 +167,7 @@ class Graphs:
     def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:
         """Record what the budget allows, and log it in one line; see Recordable."""
         started_s, free = time.perf_counter(), self._recorder.free_bytes()
-        counts, shapes = Counter[str](), list[tuple[int, ...]]()
+        counts, recorded = Counter[str](), list[tuple[int, Arrays]]()
         gc.collect()
         # A collection may free memory of the GPU, which ends a recording.
         gc.disable()
@@ -177,16 +180,19 @@ class Graphs:
                         fate = self._record(rows, example, most_bytes)
                     counts[fate] += 1
                     if fate == RECORDED:
-                        shapes.append((rows, *next(iter(example.values())).shape[1:]))
+                        recorded.append((rows, example))
+                for rows, example in recorded:
+                    with self._errors(self._device):
+                        self._check(rows, example)
         finally:
             gc.enable()
         words = ", ".join(f"{count} {fate}" for fate, count in counts.items())
         gib = (free - self._recorder.free_bytes()) / 2**30
         logger.info("CUDA graphs: %s; %.1f s, %.2f GiB", words, time.perf_counter() - started_s, gib)
-        return shapes
+        return [(rows, *next(iter(example.values())).shape[1:]) for rows, example in recorded]
 
     def _record(self, rows: int, example: Arrays, most_bytes: float) -> str:
-        """Record one rung, compare it, and return its fate."""
+        """Record one rung, and return its fate."""
         layout, shapes = Layout(example, rows), dict[str, tuple[int, ...]]()
 
         def run() -> torch.Tensor:
@@ -206,18 +212,23 @@ class Graphs:
                 if needed - self._pool_bytes > most_bytes:
                     return "over the budget of memory"
                 replay, packed = self._recorder.record(run)
-                rung = Rung(layout, block, replay, packed, shapes)
-                self._pool_bytes = max(self._pool_bytes, needed)
-                # Other inputs than the recorded ones: a graph must not repeat what the module found in these.
-                other = {name: np.flip(array, 1) if array.ndim > 1 else array for name, array in example.items()}
-                layout.write(other, block)
-                wanted = _to_host(run())
-                rung.replay()
-                found = _to_host(rung.packed)
         except OutOfMemory:
             return "without memory"
+        self._pool_bytes = max(self._pool_bytes, needed)
+        self._rungs.setdefault(key_of(example), {})[rows] = Rung(layout, block, replay, packed, shapes, run)
+        return RECORDED
+
+    def _check(self, rows: int, example: Arrays) -> None:
+        """Compare a rung with the module, when all are recorded: a later run may replace memory that a graph reads.
+
+        The inputs differ from the recorded ones: a graph must not repeat what the module found in these.
+        """
+        rung = self._rungs[key_of(example)][rows]
+        tensors: Any = {name: torch.as_tensor(array) for name, array in example.items()}
+        rung.layout.write({name: each.flip(1) if each.ndim > 1 else each for name, each in tensors.items()}, rung.block)
+        wanted = _to_host(rung.module())
+        rung.replay()
+        found = _to_host(rung.packed)
         scale = float(np.nanmax(np.abs(wanted), initial=0.0)) or 1.0
         if not np.allclose(found, wanted, rtol=0, atol=self._tolerance * scale, equal_nan=True):
             raise ValueError("a graph and the eager module have different outputs")
-        self._rungs.setdefault(key_of(example), {})[rows] = rung
-        return RECORDED

@@ -23,7 +23,7 @@ def steps(ladder: Sequence[int], limit: int) -> list[int]:
 
 def key_of(arrays: Arrays) -> tuple[Any, ...]:
     """Return the part of the shapes and dtypes that the number of rows does not change."""
-    return tuple((name, array.shape[1:], array.dtype) for name, array in arrays.items())
+    return tuple((name, *array.shape[1:], str(array.dtype).removeprefix("torch.")) for name, array in arrays.items())
 
 
 def ladder(examples: Sequence[Arrays], max_items: int, max_tokens: int | None) -> list[tuple[int, Arrays]]:

@@ -50,14 +50,13 @@ def memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        is_library = any(sign in str(error) for sign in ALLOCATION_FAILURES)
         if device.type == "cuda":
             _check_context(device)
+            free, total = torch.cuda.mem_get_info(device)
+            is_library |= free < LITTLE_FREE * total and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES)
             # The blocks of the failed attempt are released before a smaller one is tried.
             torch.cuda.empty_cache()
-        is_library = any(sign in str(error) for sign in ALLOCATION_FAILURES)
-        if device.type == "cuda" and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES):
-            free, total = torch.cuda.mem_get_info(device)
-            is_library = free < LITTLE_FREE * total
         if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise OutOfMemory from error
         raise
@@ -106,13 +105,15 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
-        arrays = {name: np.asarray(inputs[name], order="C") for name in self.input_names}
+        given: dict[str, Any] = {name: inputs[name] for name in self.input_names}
+        # Images that the GPU has resized are tensors.
+        arrays: dict[str, Any] = {
+            n: each if isinstance(each, torch.Tensor) else np.asarray(each, order="C") for n, each in given.items()
+        }
         with memory_errors(self._device):
             if self._graphs and (outputs := self._run_graph(self._graphs, arrays)) is not None:
                 return outputs
-            tensors = {
-                name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in arrays.items()
-            }
+            tensors = {n: torch.as_tensor(each).to(self._device, non_blocking=True) for n, each in arrays.items()}
             return {name: self._array(result) for name, result in self._results(tensors).items()}
 
     def _run_graph(self, recorded: graphs.Graphs, arrays: Arrays) -> Outputs | None:
@@ -130,4 +131,4 @@ class TorchEngine:
         return dict(zip(self._outputs, results if isinstance(results, tuple) else (results,), strict=True))
 
     def _array(self, result: Any) -> Any:
-        return result.float().cpu().numpy()
+        return (result.float() if result.is_floating_point() else result).cpu().numpy()

@@ -45,7 +45,7 @@ from handlers.pipeline.failures import fail, isolate
 from handlers.pipeline.limits import find_excess
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
-from handlers.protocol import retrieval
+from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
@@ -308,7 +308,7 @@ class Pipeline:
 
     def _write_body(self, request: Request, slots: Sequence[Slot]) -> Reply:
         form, limit = request.form, self._task.config.max_response_bytes
-        if isinstance(form, retrieval.Answer):
+        if isinstance(form, Answer):
             form = form.with_tokens(sum(slot.tokens for slot in slots))
         # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
         # that cannot write errors either has a bug itself.

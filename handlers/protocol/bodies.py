@@ -17,6 +17,8 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 
+# The fields of a tensor of the Open Inference Protocol.
+TENSOR = {"name", "shape", "datatype", "data", "parameters"}
 BOM = "\ufeff"
 
 Reader = Literal["json", "form", "text", "unknown", "other"]
@@ -87,5 +89,8 @@ def check_count(options: Mapping[str, Any]) -> None:
 
 
 def is_inference(document: Any) -> bool:
-    """Whether a JSON document is an Open Inference request, valid or not."""
-    return isinstance(document, Mapping) and isinstance(document.get("inputs"), list)
+    """Whether a JSON document is an Open Inference request, valid or not: its inputs are not texts or a task's own."""
+    if not isinstance(document, Mapping) or not isinstance(inputs := document.get("inputs"), list):
+        return False
+    first = inputs[0] if inputs else None
+    return not isinstance(first, str) and not (isinstance(first, dict) and first and not TENSOR & first.keys())

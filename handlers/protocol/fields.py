@@ -3,6 +3,7 @@
 raw bytes                                   one item; the whole body is its value
 {"b64": ..., "top_k": 3}                    one item; the task's inputs are its value, other fields are options
 {"instances": [..., ...], "top_k": 3}       items in order; outer options are defaults for each
+{"inputs": ..., "parameters": {...}}        an item, or a list of them, as servers of Hugging Face and SageMaker read it
 tensors of the Open Inference Protocol      one item for each row
 """
 
@@ -16,8 +17,15 @@ from numpy.typing import NDArray
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import Form, Instances
+from handlers.protocol.responses import Form, Instances, Pipeline
 from handlers.protocol.tensors import BF16, from_bfloat16
+
+# transformers' and TEI's names of options.
+PIPELINE = {
+    "aggregation_strategy": "aggregation",
+    "truncate": "truncation",
+    "truncation_direction": "truncation_side",
+}
 
 
 def instances_of(
@@ -65,7 +73,19 @@ class Fields:
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
             return instances_of(document, sent.options, self.max_request_items, self._payload, Instances())
+        is_own = "inputs" in self.inputs
+        if isinstance(document, dict) and isinstance(document.get("inputs"), str | dict | list) and not is_own:
+            return self._of_pipeline(document, sent.options)
         return Request((self._payload(document, sent.options),))
+
+    def _of_pipeline(self, document: Mapping[str, Any], options: Mapping[str, Any]) -> Request:
+        others = {name: value for name, value in document.items() if name not in ("inputs", "parameters", "options")}
+        if not isinstance(parameters := document.get("parameters") or {}, dict):
+            raise InvalidBody('"parameters" must be an object.')
+        shared = {PIPELINE.get(name, name): value for name, value in {**options, **others, **parameters}.items()}
+        inputs = document["inputs"]
+        items = {"instances": inputs if isinstance(inputs, list) else [inputs]}
+        return instances_of(items, shared, self.max_request_items, self._payload, Pipeline(inputs))
 
     def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:
         if isinstance(value, str):

@@ -2,6 +2,7 @@
 
 one item                  -> OneItem    -> the result, or the error
 {"instances": [...]}      -> Instances  -> {"predictions": [...]}; an error replaces its item's result
+{"inputs": [text, ...]}   -> Pipeline   -> a list of results; one error fails the request
 {"inputs": [tensor, ...]} -> handlers.protocol.open_inference.Inference
 a gRPC call that failed   -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, which Envoy turns into a gRPC status
 
@@ -108,6 +109,23 @@ class Instances:
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
         return Reply(status_of(results), write({"predictions": predictions}))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The answer is that of transformers' pipelines, as servers of Hugging Face write it."""
+
+    inputs: Any
+
+    def pack(self, results: Sequence[Any]) -> Reply:
+        is_list = isinstance(self.inputs, list)
+        for index, result in enumerate(results):
+            if isinstance(result, ItemError):
+                place = f"inputs[{index}]: " if is_list else ""
+                return Reply(result.code, encode({"error": place + result.message, "error_type": result.type}))
+        # A translation of one text is a list, too.
+        is_whole = is_list or (isinstance(self.inputs, str) and isinstance(results[0], Mapping))
+        return Reply(200, encode(results if is_whole else results[0]))
 
 
 @dataclass(frozen=True, slots=True)

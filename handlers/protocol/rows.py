@@ -97,6 +97,7 @@ class Shape:
     api: str | None = None  # the API of handlers.protocol.retrieval, if the task has one
     media_types: tuple[str, ...] = ()  # media types of bodies other than JSON and forms; see `Hooks`
     only_values: Mapping[str, Any] = field(default_factory=dict)  # see `Hooks`
+    ranges: Any = None  # see `Hooks`
 
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:

@@ -67,7 +67,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
                 self._answer(*find_classes(*each), item)
                 for *each, item in zip(outputs["map_logits"], sizes, items, strict=True)
             ]
-        # PyTorch's engine returns float32.
+        # A CUDA graph returns float32.
         classes = outputs["classes"].astype(np.uint8, copy=False)
         return list(map(self._answer, classes, outputs["probabilities"], items))
 

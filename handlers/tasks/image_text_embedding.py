@@ -14,13 +14,13 @@ from handlers.image_text.engines import TowerEngines, TowerGraphs
 from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import vectors
+from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
 from handlers.vision.encoding import make_grey_jpeg
-from handlers.vision.handler import IMAGE_TENSORS, DecodedImage
+from handlers.vision.handler import IMAGE_TENSORS, DecodedImage, read_preprocessing, stack_pixels
 from handlers.vision.images import decode_image
-from handlers.vision.preprocessing import Preprocessing
 
 
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
@@ -43,12 +43,13 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def load(self) -> Engine:
         self.tokenizer, model = read_family(self.checkpoint_dir)
-        self.preprocessing = Preprocessing.read(self.model_dir)
+        self.preprocessing = read_preprocessing(self)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size or (0, 0)
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
         size = getattr(model, "projection_dim", vision.hidden_size)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.ranges = read_ranges(self.config.int8_ranges, size)
         self.output_tensors = vectors("embedding", size)
         if self.tokenizer is not None:
             limit = min(model.text_config.max_position_embeddings, self.tokenizer.model_max_length)
@@ -83,7 +84,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return [self.sample(), *([Payload({"text": "a photograph"})] if "text" in self.inputs else ())]
 
     def only_values(self) -> Mapping[str, Any]:
-        return {**super().only_values(), "normalized": True}
+        return {"normalized": True}
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)
@@ -132,7 +133,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     def collate(self, items: Sequence[Any]) -> Arrays:
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
         is_images = isinstance(items[0], DecodedImage)
-        return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
+        return stack_pixels(items) if is_images else self.stack(items)
 
     def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
         image, *texts = items

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from handlers.engines import Arrays, Engine, Outputs
-from handlers.errors import InvalidBody, InvalidConfig, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
-from handlers.pipeline.micro_batches import Cost
+from handlers.engines import Engine, Outputs
+from handlers.errors import InvalidBody, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
 from handlers.protocol.output_tensors import Record, rankings
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import (
     MOST_CHARACTERS,
-    SHARED_TOKENS,
     SPANS_PER_ANSWER,
     SPARE_SPANS,
     WINDOW_TOKENS,
@@ -25,16 +23,16 @@ from handlers.text.answer_spans import (
 )
 from handlers.text.config import QuestionAnsweringConfig, QuestionAnsweringOptions
 from handlers.text.encoders import Head
-from handlers.text.handler import TextHandler
 from handlers.text.inputs import read_text
+from handlers.text.windowed import WindowsHandler
 
 
 def _list_records(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
-class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
-    """A long context runs in windows, all of them in one micro-batch."""
+class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage]):
+    """A long context runs in windows."""
 
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
@@ -44,18 +42,14 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
     output_tensors = rankings(
         {"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records
     )
-    needs_places = True
 
     def load(self) -> Engine:
         engine = super().load()
         self.null_id = self.tokenizer.cls_token_id
-        if self.config.max_length is None:
-            self.max_length = min(self.max_length, WINDOW_TOKENS)
-        stride = self.config.doc_stride
-        self.doc_stride = min(self.max_length // 2, SHARED_TOKENS) if stride is None else stride
-        if self.doc_stride >= self.max_length:
-            raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
+
+    def window_tokens(self) -> int:
+        return min(self.max_length, WINDOW_TOKENS) if self.config.max_length is None else self.max_length
 
     def sample(self) -> Payload:
         return Payload({"question": "What comes next?", "context": "What went before decides what comes next."})
@@ -94,14 +88,6 @@ class QuestionAnsweringHandler(TextHandler[QuestionAnsweringConfig, Passage]):
             message = f"context: {tokens} tokens, {len(windows)} windows; max_windows is {limit}."
             return ItemError.of(TextTooLong(message))
         return replace(item, encoding=encoding, windows=windows[:limit])
-
-    def cost(self, item: Passage) -> Cost:
-        """The item's length is the padded tokens of all its windows."""
-        return Cost(len(item.windows) * self.padded_length(max(len(window.ids) for window in item.windows)))
-
-    def collate(self, items: Sequence[Passage]) -> Arrays:
-        """Each window is a row."""
-        return self.stack([window for item in items for window in item.windows])
 
     def split(self, outputs: Outputs, items: Sequence[Passage]) -> Sequence[Any]:
         """Turn `start_logits` and `end_logits`, (windows, T), into {"answer", "score", "start", "end"} or a list."""

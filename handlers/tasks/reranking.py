@@ -54,10 +54,10 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if not isinstance(payload.value, Mapping):
             raise InvalidBody('A pair must be {"query": ..., "document": ...}.')
         fields = {**payload.options, **payload.value}
-        query, document = (
-            read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("query", "document")
-        )
+        texts = {name: fields.pop(name, None) for name in ("query", "document")}
         options = self.options(fields)
+        reading = self.reading(options)
+        query, document = (read_text(text, name, self.config.max_characters, **reading) for name, text in texts.items())
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
             raise InvalidOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
@@ -69,7 +69,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     def only_values(self) -> Mapping[str, Any]:
         # TEI's name for logits.
         is_known = self.activation in (sigmoid, np.asarray)
-        return {**super().only_values(), **({"raw_scores": self.activation is np.asarray} if is_known else {})}
+        return {"raw_scores": self.activation is np.asarray} if is_known else {}
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002
         """Turn `logits`, (B, 1), into {"score": float} for each item."""

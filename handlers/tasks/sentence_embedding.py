@@ -9,6 +9,7 @@ from tokenizers import normalizers
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, ItemError
 from handlers.protocol.output_tensors import vectors
+from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
 from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptions
 from handlers.text.encoders import Head
@@ -40,6 +41,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         self.prompts = Prompts.read(self.checkpoint_dir)
         self.dimensions = Dimensions.read(self.checkpoint_dir, size, is_any=self.config.is_matryoshka)
+        self.ranges = read_ranges(self.config.int8_ranges, size)
         self.output_tensors = vectors("embedding", size)
         return engine
 
@@ -59,10 +61,13 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
         if min(ids) < 0 or max(ids) >= self.model_config.vocab_size:
             size = self.model_config.vocab_size
             raise InvalidBody(f"text: a token id is outside this model's vocabulary of {size}. {LANGCHAIN}")
-        return Text("", options, ids=ids[: self.max_length] if self.config.truncation else ids)
+        if self.cut_side(options) is not None:
+            limit = self.limit(options)
+            ids = ids[-limit:] if options.truncation_side == "left" else ids[:limit]
+        return Text("", options, ids=ids)
 
     def only_values(self) -> Mapping[str, Any]:
-        return {**super().only_values(), **({"normalized": True} if has_unit_length(self.checkpoint_dir) else {})}
+        return {"normalized": True} if has_unit_length(self.checkpoint_dir) else {}
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)

@@ -43,7 +43,8 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
             return item
         if not self.takes_pairs:
             raise InvalidOption(f"text_pair: {UNCERTAIN_SEGMENTS}.")
-        pair = read_text(item.options.text_pair, "text_pair", self.config.max_characters)
+        text, reading = item.options.text_pair, self.reading(item.options)
+        pair = read_text(text, "text_pair", self.config.max_characters, **reading)
         if payload.allowance:
             payload.allowance.take("characters", len(pair), self.config.max_request_characters)
         return replace(item, pair=pair)

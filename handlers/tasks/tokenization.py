@@ -1,7 +1,5 @@
 """Tokenization: a text becomes the token ids of a model, for clients that run the model elsewhere."""
 
-import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +11,14 @@ from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
 from handlers.engines import Arrays, Outputs
 from handlers.engines.function import FunctionEngine
-from handlers.errors import InvalidOption, ItemError
+from handlers.errors import InvalidInput, InvalidOption, ItemError
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.output_tensors import sequences
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenizationConfig, TokenizationOptions
 from handlers.text.encoders import PREPARED, find_source_limit, read_tokenizer
 from handlers.text.inputs import Text, add_tokens, pad_rows, read_payload
+from handlers.text.windows import cut_tokens
 
 Item = Text[TokenizationOptions]
 
@@ -27,7 +26,7 @@ Item = Text[TokenizationOptions]
 class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
     """Serves the tokenizer of a Hugging Face checkpoint; the archive has no model.
 
-    text -> decode -> checked text -> prepare: one call of the tokenizer for each set of options
+    text -> decode -> checked text -> prepare: one call of the tokenizer
          -> collate -> (B, T) ids and mask -> split: each item's own, or as long as `padding: max_length` demands
     """
 
@@ -46,7 +45,6 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
             self.tokenizer, _ = read_tokenizer(folder, trust_remote_code=is_trusted)
         else:
             self.tokenizer = load_tokenizer(folder, trust_remote_code=is_trusted)
-        self.tokenizer_lock = threading.Lock()
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.output_tensors = sequences({"input_ids": self.pad_id, "attention_mask": 0})
@@ -68,20 +66,19 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         return Text(text, options)
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise in one call for each length that texts are cut to; refuse a text that is too long."""
-        cuts: dict[int | None, list[int]] = defaultdict(list)
-        for index, item in enumerate(items):
-            cuts[item.options.max_length if item.options.truncation else None].append(index)
-        outcomes: list[Item | ItemError] = list(items)
-        for length, indices in cuts.items():
-            # The length is the tokenizer's state, and in adaptive mode several threads prepare items.
-            with self.tokenizer_lock:
-                encodings = self.tokenizer(
-                    [items[index].text for index in indices], truncation=length is not None, max_length=length
-                )
-            for index, ids in zip(indices, encodings["input_ids"], strict=True):
-                outcomes[index] = add_tokens(items[index], ids, items[index].options.max_length)
-        return outcomes
+        """Tokenise in one call; refuse a text that is too long, or cut it if its options allow that."""
+        encodings = self.tokenizer([item.text for item in items], return_token_type_ids=True)
+        places = encodings.encodings or [None] * len(items)
+        return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]
+
+    def _fit(self, item: Item, ids: Sequence[int], encoding: Any) -> Item | ItemError:
+        limit = item.options.max_length
+        try:
+            if len(ids) > limit and item.options.truncation:
+                ids, _ = cut_tokens(self.tokenizer, (item.text, None), encoding, limit, self.tokenizer.truncation_side)
+        except InvalidInput as error:
+            return ItemError.of(error)
+        return add_tokens(item, ids, limit)
 
     def cost(self, item: Item) -> Cost:
         """The item's length is that of its answer in tokens."""

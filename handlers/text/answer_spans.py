@@ -4,8 +4,8 @@ encoding of question and context -> split_context -> windows that fit the model
 logits of a window -> find_spans -> spans of the context's tokens -> find_characters -> characters of the context
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from handlers.errors import EmptyInput, TextTooLong
 from handlers.probabilities import softmax
 from handlers.text.config import QuestionAnsweringOptions
-from handlers.text.inputs import Text
+from handlers.text.windows import Window, Windowed, split_encoding
 
 # Tokens of a window, question and special tokens included: max_length of transformers' question-answering pipeline.
 WINDOW_TOKENS = 384
-# Tokens of the context that neighbouring windows share: doc_stride of the pipeline.
-SHARED_TOKENS = 128
 # Spans of each window for every answer that is widened to words, as in the pipeline.
 SPANS_PER_ANSWER = 2
 # Spans of each window beside these, as in the pipeline.
@@ -29,22 +27,10 @@ MOST_CHARACTERS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """The question and a part of the context: a row of a micro-batch."""
-
-    ids: Sequence[int]  # special tokens included
-    type_ids: Sequence[int]  # the segment of each token
-    offset: int  # index of its first token of the context, among the context's tokens
-    first: int  # index of that token in `ids`
-    tokens: int  # tokens of the context
-
-
-@dataclass(frozen=True, slots=True)
-class Passage(Text[QuestionAnsweringOptions]):
+class Passage(Windowed[QuestionAnsweringOptions]):
     """One item, whose `text` is the context."""
 
     question: str = ""
-    windows: Sequence[Window] = field(default=())  # parts of the context; none until the batch is tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +44,13 @@ class Span:
 
 def split_context(encoding: Any, max_length: int, stride: int) -> list[Window]:
     """Split a context into as few windows as cover it, in its order."""
-    ids, type_ids = encoding.ids, encoding.type_ids
-    indices = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
-    if not indices:
+    if windows := split_encoding(encoding, 1, max_length, stride):
+        return windows
+    question, context = map(encoding.sequence_ids.count, (0, 1))
+    if not context:
         raise EmptyInput("context: contains no token of the model.")
-    context = range(indices[0], indices[-1] + 1)
-    room = max_length - (len(ids) - len(context))
-    fits = len(context) <= room
-    if not fits and room <= stride:
-        question = encoding.sequence_ids.count(0)
-        limit = room - stride - 1 + question
-        raise TextTooLong(f"question: {question} tokens; at most {limit} beside a context of this length.")
-    windows = []
-    for start in [context.start] if fits else range(context.start, context.stop - stride, room - stride):
-        stop = min(start + room, context.stop)
-        windows.append(
-            Window(
-                [*ids[: context.start], *ids[start:stop], *ids[context.stop :]],
-                [*type_ids[: context.start], *type_ids[start:stop], *type_ids[context.stop :]],
-                start - context.start,
-                context.start,
-                stop - start,
-            )
-        )
-    return windows
+    limit = max_length - (len(encoding.ids) - context) - stride - 1 + question
+    raise TextTooLong(f"question: {question} tokens; at most {limit} beside a context of this length.")
 
 
 def find_spans(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
@@ -13,6 +13,10 @@ LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
 # The most tokens of an answer to a question.
 AnswerTokens = Annotated[int, Field(ge=1, le=128)]
+
+# The least and the greatest value of each dimension. YAML has lists and no tuples.
+_Bound = float | Annotated[tuple[float, ...], Strict(False)]
+Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
 
 # How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -57,6 +61,19 @@ class TextConfig(HandlerConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TruncationOptions:
+    """Options of a text that may be cut."""
+
+    truncation: bool = Field(default=False, description="Whether to cut a text that is too long.")
+    truncate_prompt_tokens: Count | Literal[-1] | None = Field(
+        default=None, description="The tokens to cut a text to; -1 for `max_length`."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="The side that is cut off; null for the tokenizer's."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class RetrievalConfig(TextConfig):
     """Settings of a model that clients send whole lists; its limits have room for 2048 texts or documents at once."""
 
@@ -67,13 +84,24 @@ class RetrievalConfig(TextConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class SentenceEmbeddingConfig(RetrievalConfig):
-    """Settings of sentence embedding."""
+class EmbeddingConfig(RetrievalConfig):
+    """Settings of a model whose answers are vectors."""
 
     is_matryoshka: bool = Field(
         default=False,
         description="Whether `dimensions` is allowed although the model's files do not declare Matryoshka training.",
     )
+    int8_ranges: Bounds | None = Field(
+        default=None,
+        description="The least and the greatest value in int8 and uint8, each a number or one for each dimension; "
+        "values beyond are clipped. None to reject these types.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class SentenceEmbeddingConfig(EmbeddingConfig):
+    """Settings of sentence embedding."""
+
     token_ids: Literal["own"] | None = Field(
         default=None,
         description="The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
@@ -82,15 +110,15 @@ class SentenceEmbeddingConfig(RetrievalConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class SentenceEmbeddingOptions:
+class SentenceEmbeddingOptions(TruncationOptions):
     """Options of one text."""
 
     dimensions: Count | None = Field(
         default=None,
         description="Number of leading values of the vector to return, scaled to unit length; null for all.",
     )
-    input_type: Literal["query", "document"] | None = Field(
-        default=None, description="Whether the text is a query or a document: selects the model's prompt for it."
+    input_type: Literal["query", "document", "classification", "clustering"] | None = Field(
+        default=None, description="The role of the text: selects the model's prompt."
     )
     prompt_name: str | None = Field(
         default=None, description="The name of one of the model's prompts, which is put in front of the text."
@@ -108,7 +136,7 @@ class RerankingConfig(RetrievalConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class RerankingOptions:
+class RerankingOptions(TruncationOptions):
     """Options of one document."""
 
     max_tokens_per_doc: Count | None = Field(
@@ -177,7 +205,7 @@ class TextClassificationConfig(TextConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class TextClassificationOptions:
+class TextClassificationOptions(TruncationOptions):
     """Options of one text; see TextClassificationConfig."""
 
     top_k: Count | None = Field(description="Maximum labels in the response; null for all.")
@@ -187,7 +215,19 @@ class TextClassificationOptions:
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class TokenClassificationConfig(TextConfig):
+class WindowsConfig(TextConfig):
+    """Settings of a task that runs a long text in windows."""
+
+    doc_stride: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if "
+        "that is less.",
+    )
+    max_windows: Count = Field(default=32, description="Maximum windows per text, unless `truncation: true` cuts it.")
+
+
+@dataclass(frozen=True, kw_only=True, config=SETTINGS)
+class TokenClassificationConfig(WindowsConfig):
     """Settings of token classification; `aggregation` is the default of a request."""
 
     aggregation: Aggregation = "simple"
@@ -195,7 +235,7 @@ class TokenClassificationConfig(TextConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class TokenClassificationOptions:
+class TokenClassificationOptions(TruncationOptions):
     """Options of one text; see TokenClassificationConfig."""
 
     aggregation: Aggregation = Field(
@@ -204,18 +244,13 @@ class TokenClassificationOptions:
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class QuestionAnsweringConfig(TextConfig):
+class QuestionAnsweringConfig(WindowsConfig):
     """Settings of question answering; the defaults are those of transformers' pipeline of that name.
 
     `max_length` counts the tokens of a question and a window of its context together; None means 384, or the
     model's limit if that is less. `top_k`, `max_answer_tokens` and `align_to_words` are the defaults of a request.
     """
 
-    doc_stride: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if "
-        "that is less.",
-    )
     max_windows: Count = Field(
         default=32, description="Maximum windows per context; `truncation: true` omits the text after them."
     )

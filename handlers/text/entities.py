@@ -5,8 +5,9 @@ tokens of a text -> find_entities -> none: every token has its label
                                      first, average, max: tokens of a word agree on a label, then neighbours are joined
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -79,6 +80,23 @@ def find_entities(
         for item in labelled
         if item.label not in ignored
     ]
+
+
+def merge_windows(found: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Join the entities of overlapping windows: of two that overlap, the longer one stays, or else the likelier one."""
+    if len(found) == 1:
+        return found[0]
+    merged: list[dict[str, Any]] = []
+    for entity in sorted((each for window in found for each in window), key=itemgetter("start")):
+        if not merged or entity["start"] >= merged[-1]["end"]:
+            merged.append(entity)
+        elif _weight(entity) > _weight(merged[-1]):
+            merged[-1] = entity
+    return merged
+
+
+def _weight(entity: Mapping[str, Any]) -> tuple[int, float]:
+    return entity["end"] - entity["start"], entity["score"]
 
 
 def _group_runs(items: Iterable[Any], continues: Callable[[Any, Any], bool]) -> list[list[Any]]:

@@ -17,23 +17,23 @@ from handlers.config import parse_options
 from handlers.engines import Arrays, Engine, Outputs, pad_array
 from handlers.engines.ladder import TOKENS, round_up, steps
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.errors import InvalidConfig, ItemError
+from handlers.errors import InvalidConfig, InvalidInput, InvalidOption, ItemError, TextTooLong
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
-from handlers.text.config import TextConfig
+from handlers.text.config import TextConfig, TruncationOptions
 from handlers.text.encoders import Head, find_source_limit, read_tokenizer
-from handlers.text.inputs import Text, Tokens, add_tokens, pad_rows, read_payload, round_length
+from handlers.text.inputs import Side, Text, Tokens, add_tokens, pad_rows, read_payload, round_length
+from handlers.text.windows import cut_tokens
+
+# The way out for clients whose text is too long.
+ADVICE = " Send truncation: true to cut it."
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
 
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
-    """Serves the archive of an encoder:
-
-    checkpoint/       tokenizer and configuration; model.safetensors for torch
-    model.xml, .bin   the exported graph, for OpenVINO
-    """
+    """Serves an encoder: checkpoint/ with its tokenizer, model.xml for OpenVINO, or model.safetensors for torch."""
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})
@@ -70,16 +70,21 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             text = text[: len(text) // 2].rstrip()
         return Payload(text)
 
-    def only_values(self) -> Mapping[str, Any]:
-        return dict.fromkeys(("truncation", "truncate"), self.config.truncation)
-
     def decode(self, payload: Payload) -> Item:
         options = self.options(payload.options)
         # sentence-transformers and OpenAI embed white space.
-        text = read_payload(payload, self.config.max_characters, accepts_blank=self.api == "embeddings")
+        accepts_blank = self.api == "embeddings"
+        text = read_payload(payload, self.config.max_characters, accepts_blank=accepts_blank, **self.reading(options))
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
+
+    def reading(self, options: Any) -> dict[str, Any]:
+        """Return the arguments of `read_text` for a text that may be cut; InvalidOption as `limit`."""
+        self.limit(options)
+        side = self.cut_side(options)
+        # Places count from the start of a text.
+        return {"cut": None if self.needs_places and side == "left" else side, "advice": ADVICE}
 
     def options(self, sent: Mapping[str, Any]) -> Any:
         """Read the options of one item; settings of the same name are their defaults."""
@@ -96,8 +101,29 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         defaults = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
         return parse_options(self.options_class, {**defaults, **sent})
 
+    def limit(self, options: Any) -> int:
+        """Return the most tokens of a text; InvalidOption if its client asks for another side or more."""
+        asked = self._truncation(options)
+        most, side = asked.truncate_prompt_tokens or -1, asked.truncation_side
+        if most > self.max_length:
+            raise InvalidOption(f"truncate_prompt_tokens: {most}; at most {self.max_length}.")
+        if side not in (None, self.tokenizer.truncation_side) and not self.tokenizer.is_fast:
+            raise InvalidOption(f"truncation_side: must be {self.tokenizer.truncation_side} for this model.")
+        return self.max_length if most == -1 else most
+
+    def cut_side(self, options: Any) -> Side | None:
+        """Return the side on which a text that is too long is cut off; None if it is an error."""
+        asked = self._truncation(options)
+        is_cut = asked.truncation or asked.truncate_prompt_tokens is not None
+        return (asked.truncation_side or self.tokenizer.truncation_side) if is_cut else None
+
+    def _truncation(self, options: Any) -> TruncationOptions:
+        """Return the options of a text; a task of a user may have others."""
+        is_known = isinstance(options, TruncationOptions)
+        return options if is_known else TruncationOptions(truncation=self.config.truncation)
+
     def prepare(self, items: Sequence[Item]) -> Sequence[Item | ItemError]:
-        """Tokenise all items in one call; refuse a text that is too long, or cut it with `truncation: true`."""
+        """Tokenise all items in one call; refuse a text that is too long, or cut it if that is allowed."""
         paired = [item for item in items if item.pair is not None]
         if 0 < len(paired) < len(items):
             alone = iter(self.prepare([item for item in items if item.pair is None]))
@@ -106,14 +132,24 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         encodings = self.tokenizer(
             [item.text for item in items],
             [item.pair for item in items] if paired else None,
-            truncation=self.config.truncation,
-            max_length=self.max_length if self.config.truncation else None,
             return_attention_mask=False,
             return_token_type_ids=True,
         )
-        places = encodings.encodings if self.needs_places else [None] * len(items)
+        places = encodings.encodings or [None] * len(items)
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
-        return [add_tokens(item, ids, self.max_length, type_ids, place) for item, ids, type_ids, place in rows]
+        return [self.fit(*row) for row in rows]
+
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
+        """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
+        limit, side = self.limit(item.options), self.cut_side(item.options)
+        if len(ids) > limit and side is None:
+            return ItemError.of(TextTooLong(f"text: {len(ids)} tokens; max_length is {limit}.{ADVICE}"))
+        try:
+            if len(ids) > limit and side is not None:
+                ids, type_ids = cut_tokens(self.tokenizer, (item.text, item.pair), encoding, limit, side)
+        except InvalidInput as error:
+            return ItemError.of(error)
+        return add_tokens(item, ids, limit, type_ids)
 
     def cost(self, item: Item) -> Cost:
         return Cost(self.padded_length(len(item.ids)))

@@ -8,7 +8,7 @@ lists of ids -> pad_rows                -> arrays of one length, and the mask of
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from handlers.errors import EmptyInput, InvalidBody, InvalidText, ItemError, Tex
 from handlers.protocol.requests import Payload
 
 Options = TypeVar("Options")
+Side = Literal["left", "right"]
 
 # Padded lengths of micro-batches, in tokens: up to the first number, a length is rounded up to a multiple of the
 # second. An engine prepares kernels for every new shape (OpenVINO needs 4 to 6 ms), so there are few: 20 up to 512.
@@ -54,20 +55,11 @@ class _Encodings(dict[str, Any]):
 class FastTokenizer(SimpleNamespace):
     """Encodes like a fast tokenizer of transformers, with the arguments of handlers; any other is a TypeError."""
 
-    def __call__(
-        self, texts: Any, pairs: Any = None, *, truncation: bool = False, max_length: int | None = None, **options: bool
-    ) -> _Encodings:
+    def __call__(self, texts: Any, pairs: Any = None, **options: bool) -> _Encodings:
         known = options.items() <= {"return_attention_mask": False, "return_token_type_ids": True}.items()
-        if not known or isinstance(texts, str) or truncation is not (max_length is not None):
-            raise TypeError(
-                f"a prepared tokenizer needs a list of texts, and truncation with max_length; not {options}"
-            )
-        backend = self.backend_tokenizer
-        cut = {"max_length": max_length, "stride": 0, "strategy": "longest_first", "direction": self.truncation_side}
-        # A change would wait for threads that encode.
-        if backend.truncation != (cut if truncation else None):
-            backend.enable_truncation(**cut) if truncation else backend.no_truncation()
-        found = backend.encode_batch(texts if pairs is None else [*zip(texts, pairs, strict=True)])
+        if not known or isinstance(texts, str):
+            raise TypeError(f"a prepared tokenizer needs a list of texts; not {options}")
+        found = self.backend_tokenizer.encode_batch(texts if pairs is None else [*zip(texts, pairs, strict=True)])
         encodings = _Encodings(input_ids=[each.ids for each in found], token_type_ids=[each.type_ids for each in found])
         encodings.encodings = found
         return encodings
@@ -93,14 +85,16 @@ class Text(Generic[Options]):
 Item = TypeVar("Item", bound=Text[Any])
 
 
-def read_payload(payload: Payload, max_characters: int, *, accepts_blank: bool = False) -> str:
+def read_payload(payload: Payload, most: int, **options: Any) -> str:
     """Read the text of a payload that is one, or whose field `text` is one; see `read_text`."""
     value = payload.value["text"] if isinstance(payload.value, Mapping) else payload.value
-    return read_text(value, "text", max_characters, accepts_blank=accepts_blank)
+    return read_text(value, "text", most, **options)
 
 
-def read_text(value: Any, name: str, max_characters: int, *, accepts_blank: bool = False) -> str:
-    """Check one text; return the text, white space at its ends included: offsets of an answer count from its start."""
+def read_text(
+    value: Any, name: str, most: int, *, accepts_blank: bool = False, cut: Side | None = None, advice: str = ""
+) -> str:
+    """Check one text, returned with white space at its ends; over `most` characters it is cut on a side or an error."""
     if isinstance(value, bytes | bytearray):
         try:
             value = value.decode("utf-8")
@@ -108,17 +102,18 @@ def read_text(value: Any, name: str, max_characters: int, *, accepts_blank: bool
             raise InvalidText(f"{name}: not valid UTF-8 at byte {error.start}.") from None
     if not isinstance(value, str):
         raise InvalidBody(f"{name}: must be a string.")
-    if len(value) > max_characters:
-        raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {max_characters}.")
-    if not (value if accepts_blank else value.strip()):
+    if len(value) > most and cut is None:
+        raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {most}.{advice}")
+    text: str = value[-most:] if cut == "left" else value[:most]
+    if not (text if accepts_blank else text.strip()):
         raise EmptyInput(f"{name}: empty.")
-    if "\0" in value:
-        raise InvalidText(f"{name}: has a null character at position {value.index(chr(0))}.")
+    if "\0" in text:
+        raise InvalidText(f"{name}: has a null character at position {text.index(chr(0))}.")
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidText(f"{name}: has a lone surrogate at position {error.start}.") from None
-    return value
+    return text
 
 
 def add_tokens(

@@ -17,8 +17,11 @@ from handlers.errors import InvalidOption, show_name
 from handlers.probabilities import sigmoid
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-# The names of prompts that sentence-transformers tries for a query and a document, in this order.
-PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+# The names of prompts that sentence-transformers tries for a kind of text, in this order.
+PROMPT_NAMES = {
+    **{name: (name,) for name in ("query", "classification", "clustering")},
+    "document": ("document", "passage", "corpus"),
+}
 
 
 def read_json(path: Path) -> Any:

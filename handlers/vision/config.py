@@ -1,11 +1,11 @@
 """Settings and options of tasks on images; see handlers.config."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side
+from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side, Switch
 
 # Statistics of the ImageNet training set, per channel, as torchvision's transforms have them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -13,6 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Pillow's filters.
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF", "TIFF"]
 # Settings of a classifier's preprocessing, which a checkpoint of transformers has itself.
 OF_ARCH = ("resize_size", "crop_size", "interpolation", "mean", "std", "transform_input")
 
@@ -29,10 +30,19 @@ class PixelsConfig(HandlerConfig):
         description="Maximum pixels of an image; a larger one is rejected by its header, before it is decoded.",
     )
     max_request_pixels: Count = Field(default=200_000_000, description="Maximum pixels of all images of one request.")
+    formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = Field(
+        default=("JPEG", "PNG", "WEBP", "GIF", "BMP"),
+        description="Accepted formats. Two more are for trusted clients: TIFF, of which the first page counts, and "
+        "AVIF, which may decode more pixels than `max_pixels`.",
+    )
     scaled_decode: bool = Field(
         default=True,
         description="Whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice the size that the "
         "model gets.",
+    )
+    gpu_resize: Switch = Field(
+        default="auto",
+        description="Whether a GPU resizes images, into the same pixels, if that is faster than the decoding threads.",
     )
 
 

@@ -8,20 +8,25 @@ import base64
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT
 
-from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody, UnsupportedMedia
+from handlers.errors import CorruptInput, EmptyInput, ImageTooLarge, InvalidBody, InvalidInput, UnsupportedMedia
 from handlers.protocol.requests import Allowance
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import read_orientation, strip_metadata
 from handlers.vision.preprocessing import Pixels, Preprocessing
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+# The brands of AVIF and HEIC behind a file's first four bytes (ISO/IEC 23008-12, annex B).
+HEIF = re.compile(rb"ftyp(avi[fs]|hei[cxms]|hev[cxms]|mif1)")
+# libavif starts so many threads for each image; a worker decodes several images at once.
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 # Pillow warns of odd metadata in a client's file, which is of no use in a log of the server.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -40,8 +45,8 @@ SCALED_DECODE_MARGIN = 2
 # for modes with one channel and four for others, and as much again for each copy. Measured with Pillow 12.
 MOST_BYTES_A_PIXEL = 8
 # Bytes a pixel of a WebP: two RGBA canvases of the animation decoder, which Pillow uses for every WebP, their bytes,
-# and the image.
-WEBP_BYTES = 16
+# and the image. An AVIF needs its planes, the pixels twice and the image.
+DECODER_BYTES = {"WEBP": 16, "AVIF": 16}
 
 # Pillow's modes of 16-bit samples; `convert` would clip them at 255 instead of scaling.
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -96,16 +101,20 @@ def _decode(
     Image.MAX_IMAGE_PIXELS = config.max_pixels
     stripped = strip_metadata(body)
     try:
-        image: Image.Image = Image.open(io.BytesIO(stripped.body), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(stripped.body), formats=config.formats)
     except BOMBS as error:
         raise _too_large(error, config) from None
     except UnidentifiedImageError:
-        raise UnsupportedMedia(f"Not an image in one of the formats {', '.join(FORMATS)}.") from None
+        raise _unidentified(bytes(body[4:12]), config.formats) from None
     except Exception:  # Pillow's parsers raise any exception for a broken header
         raise CorruptInput("The image's header is broken.") from None
     if image.format == "BMP" and (tile := getattr(image, "tile", None)) and tile[0][0] != "raw":
         # Pillow decodes these in Python, a pixel at a time, and a thousand bytes may encode any number of pixels.
         raise UnsupportedMedia("A run-length encoded BMP is not supported; send it uncompressed, or as PNG.")
+    if image.format == "TIFF" and not _is_plain_tiff(image):
+        raise UnsupportedMedia(
+            "A TIFF must have unsigned samples of at most 8 bits or of 16 with black as zero; convert it."
+        )
     width, height = image.size
     _check_size(width, height, config, allowance)
     format_ = image.format
@@ -113,7 +122,9 @@ def _decode(
         if config.scaled_decode:
             enough = SCALED_DECODE_MARGIN * least
             image.draft(None, (enough, enough))
-        exif, xmp = (stripped.exif, stripped.xmp) if image.format != "WEBP" else map(image.info.get, ("exif", "xmp"))
+        exif, xmp = (
+            (stripped.exif, stripped.xmp) if image.format not in DECODER_BYTES else map(image.info.get, ("exif", "xmp"))
+        )
         number = read_orientation(exif or b"", xmp or b"")
         _check_memory(image, width * height, config, is_turned=number in TURNS)
         # Under another name, the original would stay in memory beside its copies.
@@ -127,6 +138,25 @@ def _decode(
         raise
     except Exception:  # Pillow's decoders raise any exception for broken data
         raise CorruptInput(f"The {format_ or 'image'} data is truncated or broken.") from None
+
+
+def _unidentified(brand: bytes, formats: Sequence[str]) -> InvalidInput:
+    """Return the error for a file that Pillow does not know; `brand` is that of ISO/IEC 14496-12, behind its length."""
+    names = ", ".join(formats)
+    if brand in (b"ftypavif", b"ftypavis") and "AVIF" in formats:
+        return CorruptInput("The AVIF data is truncated or broken.")
+    if found := HEIF.match(brand):
+        kind = "AVIF" if found[1].startswith(b"av") else "HEIC"
+        return UnsupportedMedia(f"{kind} is not accepted; convert the image to one of {names}.")
+    return UnsupportedMedia(f"Not an image in one of the formats {names}.")
+
+
+def _is_plain_tiff(image: Any) -> bool:
+    """Whether Pillow, and `_to_rgb`, read a TIFF's samples as its tags mean them (TIFF 6.0, section 8)."""
+    bits, kinds = ({*image.tag_v2.get(tag, (1,))} for tag in (BITSPERSAMPLE, SAMPLEFORMAT))
+    is_white_zero = image.tag_v2.get(PHOTOMETRIC_INTERPRETATION, 0) == 0
+    is_known = image.mode not in ("I", "F", "LAB") and bits <= {1, 2, 4, 8, 16} and kinds == {1}
+    return is_known and not (is_white_zero and 16 in bits)
 
 
 def _from_base64(text: Any) -> bytes:
@@ -171,7 +201,7 @@ def _check_memory(image: Image.Image, pixels: int, config: PixelsConfig, *, is_t
         horizontal, vertical = (max(layer[at] for layer in image.layer) for at in (1, 2))
         coefficients = 2 * pixels * sum(layer[1] * layer[2] for layer in image.layer) // (horizontal * vertical)
     limit = MOST_BYTES_A_PIXEL * config.max_pixels
-    size = max(coefficients + decoded * (WEBP_BYTES if image.format == "WEBP" else own), copied)
+    size = max(coefficients + decoded * DECODER_BYTES.get(image.format or "", own), copied)
     if size > limit:
         raise ImageTooLarge(f"Decoding the image needs {size} bytes; {limit} are allowed, 8 for each of max_pixels.")
 

@@ -18,6 +18,7 @@ PREPROCESSING = "preprocessing.json"
 LONG = 8
 
 Levels = tuple[float, float, float]
+Box = tuple[int, int, int, int]  # left, top, right, bottom
 # uint8, or float32 for a model whose library resizes without antialiasing.
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -70,15 +71,19 @@ class Preprocessing:
         resized = self.resized_size(*image.size)
         if not self.is_antialiased:
             return _interpolate(np.asarray(image), resized)
-        size, resample = self.crop or resized, Image.Resampling[self.interpolation.upper()]
+        size = self.crop or resized
         whole = round if self.is_rounded else int
         left, top = (whole((new - side) / 2) for new, side in zip(resized, size, strict=True))
-        box: tuple[float, float, float, float] = (left, top, left + size[0], top + size[1])
+        box = (left, top, left + size[0], top + size[1])
         if max(resized) <= LONG * min(resized):
-            return np.asarray(image.resize(resized, resample).crop(box))
+            return self.cut(image, resized, box)
         across, down = (side / new for side, new in zip(image.size, resized, strict=True))
-        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-        return np.asarray(image.resize(size, resample, box))
+        part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+        return np.asarray(image.resize(size, Image.Resampling[self.interpolation.upper()], part))
+
+    def cut(self, image: Image.Image, resized: tuple[int, int], box: Box) -> Pixels:
+        """Resize an image, and cut out a box."""
+        return np.asarray(image.resize(resized, Image.Resampling[self.interpolation.upper()]).crop(box))
 
 
 def to_levels(values: Any) -> Levels:

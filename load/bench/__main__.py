@@ -78,8 +78,8 @@ def parser() -> Parser:
         help="most repeats of all measurements; default: %(default)d",
     )
     add("--minutes", type=positive, default=25.0, metavar="M", help="time for all parts; default: %(default)g minutes")
-    words = "example that classifies images; default: by the processor's speed"
-    add("--classifier", choices=archives.CLASSIFIERS, help=words)
+    words = "example that classifies images; default: %(default)s"
+    add("--classifier", choices=archives.CLASSIFIERS, default="resnet-152", help=words)
     add = command.add_argument_group("output").add_argument
     words = "file for the table as JSON; default: %(default)s"
     add("--json", type=Path, default=Path("build/bench.json"), metavar="FILE", help=words)
@@ -106,13 +106,12 @@ def measure(options: argparse.Namespace) -> int:
         progress(f"environment: .extras/{extra}")
         peer_process.build_environment(extra)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    classifier = options.classifier or archives.choose_classifier()
     ends_s = time.monotonic() + 60 * options.minutes
     for index, name in enumerate(names):
         started_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
             until_s = started_s + (ends_s - started_s) / (len(names) - index)
-            bench = Bench(Path(folder), classifier, options.rounds, options.seconds, until_s, remarks)
+            bench = Bench(Path(folder), options.classifier, options.rounds, options.seconds, until_s, remarks)
             try:
                 rows += PARTS[name].measure(bench)
             except ERRORS as error:

@@ -7,7 +7,6 @@ example -> build -> folder of the model store -> copy_with  -> equal files, othe
 import json
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,6 @@ class TransformersHandler(BaseHandler):
     def postprocess(self, vectors):
         return vectors.tolist()
 """
-# Most seconds of ResNet-152 for one image in torch: above, a batch of 16 takes longer than a measurement.
-SLOW_S = 0.4
-
-
-def choose_classifier() -> str:
-    """Choose the example that classifies images: ResNet-152, or MobileNetV2 on a slow machine."""
-    import torch  # noqa: PLC0415 - seconds, only needed here
-    from torchvision.models import resnet152  # noqa: PLC0415
-
-    network, image, took_s = resnet152().eval(), torch.zeros(1, 3, 224, 224), float("inf")
-    for _ in range(3):
-        started_s = time.perf_counter()
-        with torch.inference_mode():
-            network(image)
-        took_s = min(took_s, time.perf_counter() - started_s)
-    progress(f"one image takes ResNet-152 {took_s:.2f} s in torch")
-    return "resnet-152" if took_s < SLOW_S else "mobilenet-v2"
 
 
 def recipe(

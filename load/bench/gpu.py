@@ -13,7 +13,7 @@ from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import STOCK, WINDOW
 from load.bench.contender import Contender, Loop, register, start_loop
-from load.bench.gpu_loops import COMPILED, DTYPES
+from load.bench.gpu_loops import IMAGE_WAYS, TEXT_WAYS, TRANSLATION_WAYS
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import CHECKPOINT, EMBEDDING, LIST, NO_CHECKPOINT, TRANSLATION
@@ -23,6 +23,7 @@ from load.inputs import Inputs
 
 OURS = "ours"
 RESNET = "resnet-152"
+WAYS = {RESNET: IMAGE_WAYS, EMBEDDING: TEXT_WAYS, TRANSLATION: TRANSLATION_WAYS}
 CLIENTS = (1, 16, 64)
 
 
@@ -42,8 +43,7 @@ def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None
     built = archives.build(bench, name, bench.work / name, weights=weights, engine="torch")
     with run_server(built.parent) as server, start_loop(f"{name} on a GPU", built) as process:
         ours = register(server, name, OURS, inputs, WINDOW)
-        ways = [way for way in DTYPES if way != COMPILED or name != TRANSLATION]
-        contenders: list[Contender] = [ours, *(Loop(way, process, way, WINDOW) for way in ways)]
+        contenders: list[Contender] = [ours, *(Loop(way, process, way, WINDOW) for way in WAYS[name])]
         if name == RESNET:
             stock = archives.build_stock(built, archives.CLASSIFIERS[name], "image_classifier")
             contenders.append(register(server, stock, STOCK, inputs, WINDOW))

@@ -28,5 +28,4 @@ def listen() -> Iterator[Listen]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """A private authority, and its certificates."""
     return Certificates(Path(tmp_path_factory.mktemp("certificates")))

@@ -17,7 +17,6 @@ def serving(answer: Answer) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Respond with the answer; requests with a body call this, too."""
             content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = json.dumps(answer(self.path, self.headers.get("Content-Type", ""), content)).encode()
             self.send_response(200)

@@ -12,8 +12,6 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
 
 
 class Listener:
-    """A server that sends one reply to every request."""
-
     def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None, *, is_http: bool = True) -> None:
         """Listen; call `reply` after each HTTP request, or after each read unless `is_http`."""
         self.connections = self.received = self.requests = 0
@@ -54,7 +52,6 @@ class Listener:
                     self._reply(connection)
 
     def close(self) -> None:
-        """Stop listening; connections end with their clients."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for thread in self._threads:

@@ -44,8 +44,6 @@ class Script(Fake):
 
 
 class Server(Fake):
-    """Sends the response that a function returns for the request."""
-
     def __init__(self, answer: Callable[[Request], Step]) -> None:
         self.answer = answer
         self.sent: list[Request] = []
@@ -59,8 +57,6 @@ class Server(Fake):
 
 
 class Time:
-    """A clock that only `sleep` moves."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.slept: list[float] = []
@@ -74,7 +70,6 @@ class Time:
 
 
 def client(transport: Script | Server, time: Time | None = None, retry: RetryPolicy | None = None) -> Client:
-    """Return a client of the script, with the longest pauses."""
     time = time or Time()
     return Client(
         "http://server", transport=transport, clock=time.clock, sleep=time.sleep, dice=lambda: 1.0, retry=retry
@@ -94,5 +89,4 @@ def predictions(*values: object) -> Response:
 
 
 def sizes(requests: Sequence[Request]) -> list[int]:
-    """Return the number of items of each list."""
     return [len(orjson.loads(request.body)["instances"]) for request in requests]

@@ -84,21 +84,27 @@ def test_key_is_that_of_content_model_and_options() -> None:
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
 
-# Within the line's prefix, its name, its key and its answer.
-@pytest.mark.parametrize("cut", [1, 11, 30, len(WHOLE) - 1])
-def test_line_that_a_kill_cut_off_is_asked_for_again_and_an_answer_to_another_content_set_aside(
-    tmp_path: Path, cut: int
-) -> None:
+# Within the line's prefix, its name, its key and its answer, and before its end.
+@pytest.mark.parametrize("cut", [1, 11, 30, len(WHOLE) - 1, len(WHOLE)])
+def test_line_that_a_kill_cut_off_is_asked_for_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "answers.jsonl"
-    kept = line("a", "x") + line("gone", "z")
-    path.write_text(kept + line("old", "old") + '{"input":"b","key":"k","error":{"code":503}}\n' + WHOLE[:cut])
+    path.write_text(line("a", "x") + WHOLE[:cut])
     with Answers(path) as answers:
-        present = {"a": "x", "b": "y", "c": "z", "old": "new"}
-        assert answers.match([Input(*each) for each in present.items()], KEYS) == 4
-        assert (answers.earlier, *map(answers.has, present)) == (1, True, False, False, False)
+        assert answers.match([Input("a", "x"), Input("b", "y"), Input("c", "z")], KEYS) == 3
+        assert [answers.has(name) for name in "abc"] == [True, False, cut == len(WHOLE)]
         answers.write(["b"], [key("y")], [2])
+    kept = line("a", "x") + (f"{WHOLE}\n" if cut == len(WHOLE) else "")
     assert path.read_text() == kept + line("b", "y", "2")
-    assert (tmp_path / "answers.jsonl.old").read_text() == line("old", "old")
+
+
+def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_stay(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line("a", "x") + line("b", "old") + line("gone", "z"))
+    with Answers(path) as answers:
+        assert answers.match([Input("a", "x"), Input("b", "y")], KEYS) == 2
+        assert (answers.earlier, answers.has("a"), answers.has("b")) == (1, True, False)
+    assert path.read_text() == line("a", "x") + line("gone", "z")
+    assert (tmp_path / "answers.jsonl.old").read_text() == line("b", "old")
     assert len([*tmp_path.iterdir()]) == 2
 
 
@@ -157,7 +163,6 @@ def predict(server: Server, path: Path, out: Path) -> int:
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of lines, with two lines per request."""
     monkeypatch.setattr(bulk, "LINES", 2)
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\nd\ne\n")

@@ -16,7 +16,6 @@ from torchserve_client.transport import Request, Response
 
 
 def as_lists(inputs: Any) -> Any:
-    """Return inputs of any kind as lists, for comparisons."""
     if isinstance(inputs, Mapping):
         return {name: array.tolist() for name, array in inputs.items()}
     return inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)

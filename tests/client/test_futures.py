@@ -8,8 +8,6 @@ from torchserve_client.transport import Request, Response
 
 
 class Gate:
-    """A server that responds after it is opened, and counts waiting requests."""
-
     def __init__(self) -> None:
         self.opened = threading.Event()
         self.inside = 0

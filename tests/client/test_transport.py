@@ -156,7 +156,6 @@ WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
 
 
 def dripping(name: str) -> Callable[[socket.socket], None]:
-    """Return a reply that sends its bytes one by one, for ten seconds."""
     before, drops, after = WHOLE[name]
 
     def reply(connection: socket.socket) -> None:
@@ -171,7 +170,6 @@ def dripping(name: str) -> Callable[[socket.socket], None]:
 
 
 def pausing(seconds: float) -> Callable[[socket.socket], None]:
-    """Return a reply that sends nothing and pauses reading once."""
     pauses = [seconds]
 
     def reply(connection: socket.socket) -> None:

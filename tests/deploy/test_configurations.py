@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.run import java_memory
-from deploy.run.java_memory import MIB, excess_memory
-from deploy.run.properties import ServerSettings, parse, relocate_config
+from deploy.run import properties
+from deploy.run.properties import MIB, ServerSettings, excess_memory, parse, relocate_config
 from deploy.sandbox import make_settings
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
@@ -114,7 +113,7 @@ def test_java_that_may_take_more_than_the_memory_limit_is_told_so_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(java_memory, "LIMITS", (limit, tmp_path / "missing"))
+    monkeypatch.setattr(properties, "LIMITS", (limit, tmp_path / "missing"))
     settings = ServerSettings(heap_bytes=100 * MIB, direct_bytes=50 * MIB)
     assert excess_memory(settings) is None
     for text, problem in (

@@ -28,15 +28,12 @@ Handler = TypeVar("Handler", bound=BatchHandler[Any, Any])
 
 
 class Answer(NamedTuple):
-    """The answer to one client."""
-
     status: int
     body: Any
     headers: dict[str, str]
 
 
 def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> Context:
-    """Return a worker's context, like ts.service."""
     metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
     metrics.initialize_cache()
     metrics.model_name = "model"
@@ -62,7 +59,6 @@ def serve(
 
 
 def read(body: bytes, content_type: str) -> Any:
-    """Return an answer as parsed JSON, or unchanged."""
     return json.loads(body) if content_type == "application/json" else body
 
 

@@ -29,7 +29,6 @@ def recorder() -> Recorder:
 
 
 def totals(samples: list[Sample]) -> dict[tuple[str, ...], float]:
-    """Return the values without the buckets, by name and labels."""
     return {(s.counter.name, *s.labels): s.value for s in samples if not s.counter.name.endswith("_bucket")}
 
 

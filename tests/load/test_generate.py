@@ -38,7 +38,6 @@ class Gate:
         self._waits_for = waits_for
 
     async def answer(self, _request: web.Request) -> web.Response:
-        """Respond to one request."""
         self._in_flight += 1
         self.most = max(self.most, self._in_flight)
         if self._in_flight >= self._waits_for:
@@ -49,7 +48,6 @@ class Gate:
         return web.Response(text="{}", headers={"Server-Timing": TIMING})
 
     def open(self) -> None:
-        """Respond to all requests from now on."""
         self.opened_s = self.opened_s or time.perf_counter()
 
 

@@ -2,16 +2,23 @@
 
 build -> each step in a process with a limit of time -> a line of JSON for each figure -> build/gpu.json and a table
 
-A step that fails keeps its figures so far. `--dry-run` is a rehearsal on a processor.
+A step that fails keeps its figures so far. `--dry-run` is a rehearsal on a processor. On a machine without the
+builder's packages, the first step completes the archives in build/gpu-archives with seeded weights: `--prepare` leaves
+them there without weights, some 3 MB for the machine with the GPU.
 """
 
 import argparse
+import io
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -21,29 +28,42 @@ import numpy as np
 import orjson
 import pytest
 import torch
+import torchvision
+import transformers
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
 
 from deploy.archives.tasks import task_class
+from handlers.archive_files import BUILD
+from handlers.engines import available_threads
+from handlers.protocol.requests import Payload
+from handlers.vision.device_resizing import DevicePreprocessing
+from handlers.vision.preprocessing import Preprocessing
 from handlers.warm_up import decode_items
-from load.bench import archives
+from load.bench import archives, gpu, samples
 from load.bench.rounds import Bench
+from load.bench.table import ratios
+from load.bench.texts import CHECKPOINT, NO_CHECKPOINT, TRANSLATION
 from tests.handlers.cpu_graphs import use_graphs
 from tests.handlers.serving import started
 
 IS_DRY = "--dry-run" in sys.argv
 TEXTS, IMAGES = MODELS = {"sentence-embedding": "sentence_embedding", "resnet-152": "image_classification"}
-JSON = Path("build/gpu.json")
+JSON, PREPARED = Path("build/gpu.json"), Path("build/gpu-archives")
 # Seconds of all steps; a processor takes longer.
-TOTAL_S, SLOWER = 570.0, 5 if IS_DRY else 1
+TOTAL_S, SLOWER = 570.0, 10 if IS_DRY else 1
 # Micro-batches of texts of random lengths; items of others, and how often these run.
-SHAPES, ROWS, WARM_UPS, REPEATS = 24, (1, 16, 64), 3, 3 if IS_DRY else 50
+SHAPES, ROWS, WARM_UPS, REPEATS = (2, (1, 3), 1, 2) if IS_DRY else (24, (1, 16, 64), 3, 50)
 CHANCE = np.random.default_rng(0)
 Figures = Iterator[tuple[str, Any]]
 
 
 def load(store: Path, name: str, cuda_graphs: str = "auto") -> Any:
     """Load an archive as a worker of the GPU does."""
+    own = (yaml.safe_load((store / name / "model-config.yaml").read_text(encoding="utf-8")) or {}).get("handler", {})
     small = {"max_batch_items": 4, "cuda_graph_seconds": 5.0} if IS_DRY else {}
-    return started(task_class(MODELS[name])(), store / name, {"cuda_graphs": cuda_graphs, **small})
+    return started(task_class(MODELS[name])(), store / name, {**own, "cuda_graphs": cuda_graphs, **small})
 
 
 def texts(handler: Any, rows: int, length: int) -> Any:
@@ -62,11 +82,34 @@ def time_ms(run: Callable[..., object], *arguments: Any) -> float:
 
 
 def build(store: Path) -> Figures:
-    """Build the archives, with weights for PyTorch only."""
+    """Build the archives, with weights for PyTorch only, or complete those that a processor has prepared."""
     for name in MODELS:
-        example = "mobilenet-v2" if IS_DRY and name == IMAGES else name
-        archives.build(Bench(store), example, store, engine="torch").rename(store / name)
-        yield name, "built"
+        if PREPARED.is_dir():
+            shutil.copytree(PREPARED / name, store / name)
+            write_weights(store / name)
+        else:
+            example = "mobilenet-v2" if IS_DRY and name == IMAGES else name
+            archives.build(Bench(store), example, store, engine="torch").rename(store / name)
+        yield name, "completed" if PREPARED.is_dir() else "built"
+
+
+def prepare() -> None:
+    """Build archives without weights, and without the sums of files that a worker would miss."""
+    for name in MODELS:
+        shutil.rmtree(PREPARED / name, ignore_errors=True)
+        archives.build(Bench(PREPARED), name, PREPARED, engine="torch").rename(PREPARED / name)
+        for each in (BUILD, "model.pt", "checkpoint/model.safetensors"):
+            (PREPARED / name / each).unlink(missing_ok=True)
+
+
+def write_weights(folder: Path) -> None:
+    torch.manual_seed(0)
+    if folder.name == IMAGES:
+        torch.save(torchvision.models.resnet152(weights=None).state_dict(), folder / "model.pt")
+    else:
+        checkpoint = folder / "checkpoint"
+        network = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(checkpoint))
+        save_file(network.state_dict(), checkpoint / "model.safetensors", {"format": "pt"})
 
 
 def tests(_: Path) -> Figures:
@@ -74,6 +117,7 @@ def tests(_: Path) -> Figures:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/handlers"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     yield "exit code and end", [done.returncode, done.stdout.splitlines()[-3:]]
+    assert done.returncode == (5 if IS_DRY else 0)
 
 
 def attention(store: Path) -> Figures:
@@ -98,13 +142,51 @@ def recording(store: Path) -> Figures:
         yield f"{name}, graphs {setting}, s", time_ms(load, store, name, setting) / 1000
 
 
-def http(_: Path) -> Figures:
+def images(store: Path) -> Figures:
+    """Time decoding with either resizing, and nvJPEG; compare its pixels with Pillow's."""
+    handler, bodies = load(store, IMAGES, "off"), samples.photographs() * (1 if IS_DRY else 50)
+    own = Preprocessing.read(handler.model_dir)
+    with ThreadPoolExecutor(available_threads(0)) as pool:
+        for way in (own, DevicePreprocessing(**asdict(own), device=handler.device)):
+            handler.preprocessing = way
+            yield (
+                f"decoding with {type(way).__name__}, images/s",
+                len(bodies) / rate_s(lambda: list(pool.map(handler.decode, map(Payload, bodies)))),
+            )
+    files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
+    decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))
+    yield "nvJPEG without resizing, images/s", len(bodies) / rate_s(decode)
+    pillow = np.asarray(Image.open(io.BytesIO(bodies[0]))).transpose(2, 0, 1).astype(int)
+    levels = np.abs(decode()[0].cpu().numpy() - pillow)
+    yield "nvJPEG, most levels from Pillow's, share over one", [int(levels.max()), float((levels > 1).mean())]
+
+
+def translation(store: Path) -> Figures:
+    """Time CTranslate2, which needs CUDA 12's cuBLAS (nvidia-cublas-cu12), and generate(), greedily."""
+    if not CHECKPOINT.is_dir():
+        yield NO_CHECKPOINT, None
+        return
+    some = samples.paragraphs(4 if IS_DRY else 64)
+    for engine in ("torch", "auto"):
+        options: Any = {"weights": str(CHECKPOINT), "engine": engine}
+        folder = archives.build(Bench(store), TRANSLATION, store / engine, **options)
+        handler: Any = started(task_class(TRANSLATION)(), folder, {"precision": "auto" if IS_DRY else "fp16"})
+        items = decode_items(handler, map(Payload, some))
+        run = partial(handler.forward, handler.collate(items), items)
+        yield f"{handler.engine.description}, texts/s", len(some) / rate_s(run)
+
+
+def rate_s(run: Callable[[], Any]) -> float:
+    """Return the seconds of the second run."""
+    return [time_ms(run) for _ in range(2)][1] / 1000
+
+
+def http(store: Path) -> Figures:
     """Compare ours over HTTP with loops in process; see load.bench.gpu."""
-    file, options = JSON.with_suffix(".http.json"), ["--rounds", "2", "--seconds", "1", "--minutes", "3"]
-    command = [sys.executable, "-m", "load.bench", "--help" if IS_DRY else "gpu", *options, "--json", str(file)]
-    subprocess.run(command, check=False, stdout=sys.stderr)
-    for row in [] if IS_DRY else orjson.loads(file.read_bytes())["rows"]:
-        yield f"{row['measured']}, over {row['against']}", row["ratio"]["median"]
+    archives.build = lambda _, name, *others, **more: store / name  # noqa: ARG005
+    bench = Bench(store, rounds=2, seconds=1.0, ends_s=time.monotonic() + 180.0)
+    for row in () if IS_DRY else gpu.measure(bench):
+        yield f"{row.what}, over {row.against}", median(ratios(row.ours, row.theirs))
 
 
 def rates(store: Path) -> Figures:
@@ -118,20 +200,13 @@ def rates(store: Path) -> Figures:
 
 
 # Each step and its limit in seconds.
-STEPS = {build: 90, tests: 100, attention: 60, recording: 100, rates: 60, http: 240}
+STEPS = {build: 60, tests: 90, attention: 60, recording: 90, rates: 60, images: 40, translation: 60, http: 240}
 
 
 def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
     """Run a step in a process; return its figures, and its error if it failed."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.nightly.gpu_check",
-        name,
-        "--store",
-        store,
-        *(["--dry-run"] if IS_DRY else []),
-    ]
+    dry = ["--dry-run"] if IS_DRY else []
+    command = [sys.executable, "-m", "tests.nightly.gpu_check", name, "--store", store, *dry]
     with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as log:
         try:
             code: Any = subprocess.run(command, stdout=output, stderr=log, timeout=limit_s, check=False).returncode
@@ -150,6 +225,7 @@ def main() -> int:
     command = argparse.ArgumentParser(prog="python -m tests.nightly.gpu_check", description="Test and measure a GPU.")
     command.add_argument("step", nargs="?")
     command.add_argument("--dry-run", action="store_true", help="rehearse on a processor")
+    command.add_argument("--prepare", action="store_true", help=f"leave archives without weights in {PREPARED}")
     command.add_argument("--store", help=argparse.SUPPRESS)
     options, report, ends_s = command.parse_args(), dict[str, Any](), time.monotonic() + SLOWER * TOTAL_S
     if options.store:
@@ -159,6 +235,9 @@ def main() -> int:
             print(orjson.dumps(figure).decode(), flush=True)
         return 0
     JSON.parent.mkdir(exist_ok=True)
+    if options.prepare:
+        prepare()
+        return 0
     with tempfile.TemporaryDirectory() as store:
         for step, limit_s in STEPS.items():
             if options.step in (None, step.__name__) or step is build:
@@ -168,9 +247,8 @@ def main() -> int:
                 print(f"gpu: {step.__name__} {word}, {took_s:.0f} s", flush=True)
                 report[step.__name__] = found
                 JSON.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    print(
-        "\n".join(f"| {name} | {what} | {value} |" for name, found in report.items() for what, value in found.items())
-    )
+    rows = [(name, *figure) for name, found in report.items() for figure in found.items()]
+    print("\n".join(f"| {name} | {what} | {value} |" for name, what, value in rows))
     return int(any("failed" in found for found in report.values()))
 
 

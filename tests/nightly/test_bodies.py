@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from deploy.models import ROOT
-from deploy.run.java_memory import MIB
-from deploy.run.properties import ServerSettings
+from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
 from deploy.sandbox import run_server
 from tests.e2e.conftest import MOBILENET, send

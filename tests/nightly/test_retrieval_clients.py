@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import requests
 
 from deploy import sandbox
 from deploy.models import ROOT
-from deploy.run.server import Server
 from load.bench.peer_process import build_environment
 from tests.e2e.test_tasks import reranker
+from tests.hosts import run_hosts
 from tests.waiting import until
 from torchserve_client.cli import main
 
@@ -22,6 +23,7 @@ HERE = Path(__file__).parent / "retrieval"
 PYTHON = ROOT / ".extras" / "retrieval-clients" / "bin" / "python"
 NAMES = [
     *("openai_python", "openai_errors", "openai_async", "langchain", "llama_index", "cohere", "jina"),
+    *("cohere_embeddings", "litellm", "voyage", "text_embeddings_inference", "hugging_face"),
 ]
 
 
@@ -34,15 +36,16 @@ def vocabulary() -> Path:
 
 
 @pytest.fixture
-def url(server: Server, archive: Callable[..., str], serve: Callable[..., str], tmp_path: Path) -> Iterator[str]:
+def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Iterator[str]:
     models = {
         "sentence-embedding": archive("sentence-embedding"),
         "reranking": archive("reranking", str(reranker(tmp_path / "reranker"))),
     }
-    for name, file in models.items():
-        serve(file, name, batch_size=64, max_batch_delay_ms=1)
     aliases = {"intfloat/alias": "sentence-embedding"}
-    with sandbox.run_gateway([sandbox.make_node(server)], aliases=aliases) as gateway:
+    with ExitStack() as stack:
+        hosts = stack.enter_context(run_hosts(*(model_store / file for file in models.values())))
+        nodes = [host.node(name) for host, name in zip(hosts, models, strict=True)]
+        gateway = stack.enter_context(sandbox.run_gateway(nodes, aliases=aliases))
         listed = f"{gateway.http}/v1/models"
         until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
         until(partial(answers, gateway.http, "sentence-embedding"))

@@ -1,19 +1,8 @@
 """Comparisons of answers in two precisions. Pure: arrays in, figures out.
 
-Agreement by kind of answer, and the least agreement:
-
-    labels that are known       accuracy over fp32's                                0.99    MLPerf inference's rule
-    classes, labels, answers    share that stays, if fp32's first leads by LEAD     0.99
-    vectors                     the lesser of the mean cosine and the correlation   0.98
-                                of the ranks of the similarities
-    boxes                       COCO's mean average precision against fp32's        0.98
-    maps                        mean intersection over union of a class             0.98
-    scores of pairs             Spearman's rank correlation                         0.98
-    numbers of a regression     1 - the largest change, as a share of their         0.98
-                                deviation in fp32
-
-Near ties are left out: of crops of photographs without any of ImageNet's classes, one in five changes its class in
-int8, and some do so between two processors in fp32.
+docs/explanation/precision.md lists the measure of each kind of answer, and answers.py the least agreement. Near ties,
+in which fp32's first does not lead by LEAD, are left out: of crops of photographs without any of ImageNet's classes,
+one in five changes its class in int8, and some do so between two processors in fp32.
 """
 
 from collections.abc import Sequence

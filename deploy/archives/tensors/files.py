@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.archives.task_file import list_files
 from handlers.errors import InvalidConfig
 
 # The file of a model that is a Python function, as handlers.engines.function loads it.
@@ -48,16 +49,6 @@ def find_model_file(path: Path) -> ModelFile:
         names = ", ".join(file.name for file in there) or "none"
         raise InvalidConfig(f"{path.name}/ must contain one model ({KINDS}); it has {names}")
     return ModelFile(there[0])
-
-
-def list_files(folder: Path) -> list[Path]:
-    """List the files of a folder at any depth, without hidden ones and compiled Python."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in found if not any(map(_is_left_out, path.relative_to(folder).parts))]
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
 
 
 def find_companions(path: Path) -> list[Path]:

@@ -1,13 +1,8 @@
 """Questions about models in the Open Inference Protocol and Triton's extensions, over HTTP and gRPC.
 
-HTTP  GET  /v2, /v2/models/M[/versions/V][/ready|/config|/stats], /v2/models/stats
-      GET  /v1/models[/M], of OpenAI's API
-      POST /v2/repository/index, /v2/repository/models/M/load, /v2/repository/models/M/unload
-gRPC  POST /inference.GRPCInferenceService/METHOD, from Envoy's bridge: messages as bodies
-
-Both return the documents of `deploy.protocol`; gRPC converts them to messages. An inference arrives here only if Envoy
-has no route for it. Triton returns 400 if a server or model is not ready; here it is 503, which load balancers
-understand, and 404 for an unknown model.
+HTTP and gRPC, from Envoy's bridge with messages as bodies, return the documents of `deploy.protocol`. An inference
+arrives here only if Envoy has no route for it. Triton returns 400 if a server or model is not ready; here it is 503,
+which load balancers understand, and 404 for an unknown model.
 """
 
 import inspect
@@ -23,7 +18,7 @@ from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
-from deploy.protocol.description import SERVICE, describe_server, list_models, strip_zeros
+from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.protocol.responses import PROTOBUF
 
@@ -127,6 +122,14 @@ async def models(request: web.Request) -> web.Response:
 async def model(request: web.Request) -> web.Response:
     document, status = list_models(_names(request), request.match_info["model"])
     return web.json_response(document, status=status)
+
+
+@routes.get("/info")
+async def info(request: web.Request) -> web.Response:
+    """Describe the model of clients that name none."""
+    gateway = request.app[GATEWAY]
+    documents = {name: model.metadata for name, model in gateway.fleet.models.items()}
+    return web.json_response(describe_embedder(documents, gateway.settings.default_models))
 
 
 def _names(request: web.Request) -> list[str]:

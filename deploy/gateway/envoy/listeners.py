@@ -71,6 +71,7 @@ def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
     filters = fill_template(
         "listener",
         name,
+        cors=fill_template("listener", "cors") if settings.cors else None,
         keys=_keys(settings),
         rates=_rates(settings),
         open_rate=fill_template("listener", "open_rate", tokens=_make_bucket(OPEN_BURST, OPEN_PER_S)),

@@ -15,7 +15,7 @@ from typing import Any
 from deploy.gateway.envoy.resources import Resource, fill_template
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
 from deploy.gateway.settings import GatewaySettings, Key
-from handlers.protocol.retrieval import error_document
+from handlers.protocol.api_forms import error_document
 
 
 def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
@@ -49,9 +49,13 @@ def _grpc_mappers(
 def _http_mappers(
     filters: list[Resource], status: int, answer: Mapping[str, Any], limits: Mapping[str, Any]
 ) -> Iterator[Resource]:
-    is_api, is_v2 = (
+    is_api, is_v2, is_cohere = (
         {"or_filter": {"filters": [_header(name, how, value) for name in (":path", "x-envoy-original-path")]}}
-        for how, value in (("safe_regex", {"regex": API_PATHS}), ("prefix", "/v2"))
+        for how, value in (
+            ("safe_regex", {"regex": API_PATHS}),
+            ("prefix", "/v2"),
+            ("safe_regex", {"regex": r"/v[12]/embed(\?.*)?"}),
+        )
     )
     api = {**answer, "param": None, **answer.get("api", {})}
     api_mappers = [([*filters, is_api], api)]
@@ -61,8 +65,10 @@ def _http_mappers(
         is_nameless = {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
         api_mappers.insert(0, ([*filters, is_api, is_nameless], {**api, **answer["no_model"]}))
     for matched, each in api_mappers:
-        document = error_document(status, each["type"], each["message"].format(**limits), each["param"])
-        yield _mapper(matched, json.dumps(document), "application/json", each.get("headers", {}))
+        words = (status, each["type"], each["message"].format(**limits), each["param"])
+        for more, form in (([is_cohere], "cohere"), ([], "")):
+            document = error_document(*words, form)
+            yield _mapper([*matched, *more], json.dumps(document), "application/json", each.get("headers", {}))
     message, headers = answer["message"].format(**limits), answer.get("headers", {})
     yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", headers)
     plain = {"code": status, "type": answer["type"], "message": message}

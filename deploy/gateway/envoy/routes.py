@@ -3,7 +3,7 @@
 HTTP   /predictions/M[/V], /v2/models/M[/versions/V]/infer -> nodes; without a version: a canary's share first
        /v1/models/M:predict, /invocations                  -> nodes; /invocations (SageMaker): the model of a setting
        /v1/embeddings, /v1/rerank, ...                     -> nodes, by the model that the Lua filter finds in the body
-       /embed, /rerank without a model                     -> nodes of the only model of that task
+       /embed, /v1/embed, /rerank without a model          -> nodes of the only model of that task, or a setting's
        /, /page/, /summary, /v1/models, /v2/...            -> the control process; health and /ping: Envoy itself
        all others                                          -> 404
 gRPC   ModelInfer, as /predictions/M[/V], which grpc_outer.lua reads from the message -> nodes
@@ -50,6 +50,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         ready_status=200 if fleet.is_ready else 503,
         keys=fill_template("route", "disabled") if settings.keys else None,
         question_bytes=question_bytes,
+        api_prefixes=f"({'|'.join(APIS)})(/.*)?",
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
         no_repository=None if settings.management else fill_template("route", "no_repository"),
     )
@@ -57,14 +58,19 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
     )
     models = fleet.models
-    tasks = {model.name: _task_of(model) for model in models.values()}
+    tasks = {name: model.metadata.get("task", "") for name, model in models.items()}
     # The models of requests that name none, by their path.
-    nameless = {path: find_only(path, tasks) for path in APIS}
+    nameless = {path: find_only(path, tasks, settings.default_models) for path in APIS}
     nameless["/invocations"] = settings.invocations or ("".join(models) if len(models) == 1 else "")
     to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, nameless)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)
     every = [*first, *to_nodes, *fixed]
-    table: Resource = fill_template("route", "table", name=name, replay_bytes=replay_bytes, routes=every)
+    cors = None
+    if settings.cors and name == HTTP:
+        origins = [{"safe_regex": {"regex": ".*"}} if each == "*" else {"exact": each} for each in settings.cors]
+        cors = fill_template("route", "cors", origins=origins)
+        every.insert(0, fill_template("route", "preflight", timeout_s=timeout_s))
+    table: Resource = fill_template("route", "table", name=name, replay_bytes=replay_bytes, cors=cors, routes=every)
     return shut_routes(table, to_nodes=True) if fleet.is_shut else table
 
 
@@ -81,10 +87,6 @@ def shut_routes(table: Resource, *, to_nodes: bool = False) -> Resource:
 
     (host,) = table["virtual_hosts"]
     return {**table, "virtual_hosts": [{**host, "routes": [close(route) for route in host["routes"]]}]}
-
-
-def _task_of(model: ServedModel) -> str:
-    return next((each.metadata.get("task", "") for each in model.versions.values() if each.metadata), "")
 
 
 def _to_nodes(
@@ -145,7 +147,9 @@ def _canary_matches(canary: Canary, match: Resource) -> Iterator[Resource]:
 def _route(settings: GatewaySettings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
     """Route a request to the nodes of a model, with its path rewritten to `path`."""
     api = APIS.get(match["path"])
-    form = "api" if api else "v2" if match["path"].startswith("/v2/") else None
+    form = "v2" if match["path"].startswith("/v2/") else None
+    if api:
+        form = "cohere" if api.startswith("cohere") else "api"
     header = {"header": {"key": "x-api", "value": api}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     route: Resource = fill_template(
         "route",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from deploy.frontend import http
 from deploy.frontend.http import Answer, Message, Refused
 from deploy.frontend.routes import Models, Routes
+from deploy.protocol.errors import RequestError
 from tests.hostile.requests import Request
 from tests.hostile.test_requests import KINDS
 
@@ -40,8 +41,10 @@ async def absent(version: str, headers: Mapping[str, str], body: bytes, path: st
     return Answer(503, b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}')
 
 
-def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **headers: str) -> tuple[int, Any]:
-    sent: list[Message] = []
+def ask(
+    method: str, path: str, body: bytes | None = b"", query: str = "", sent: Any = None, **headers: str
+) -> tuple[int, Any]:
+    sent = [] if sent is None else sent  # the messages of the answer
 
     async def run() -> None:
         async def receive() -> Message:
@@ -76,6 +79,7 @@ def ask(method: str, path: str, body: bytes | None = b"", query: str = "", **hea
         ),
         ("/v1/embeddings", b'{"model":"texts"}', {"path": "/v1/embeddings", "api": "embeddings"}),
         ("/embed", b"{}", {"path": "/embed", "api": "embeddings"}),
+        ("/v1/embed", b"{}", {"path": "/v1/embed", "api": "cohere-v1"}),
         ("/rerank", b'{"model":"texts"}', {"path": "/rerank", "api": "rerank"}),
     ],
 )
@@ -107,6 +111,7 @@ def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
         ("/v3", 404, "type"),
         ("/v1/embeddings", 400, "error"),
         ("/rerank", 400, "error"),
+        ("/v2/embed", 400, "message"),
         ("/v1/models/nobody", 404, "error"),
         ("/v2/health/ready", 503, "status"),
     ],
@@ -121,6 +126,45 @@ def test_head_of_a_request_is_bounded(name: str) -> None:
     for query, header in (("", "x" * 9000), ("a=b&" * 3000, "")):
         status, document = ask("POST", name, b"a", query, x_long=header)
         assert (status, document["type"]) == (431, "HeadTooLarge")
+
+
+def test_one_of_several_models_answers_clients_that_name_none() -> None:
+    async def reranks(version: str, headers: Mapping[str, str], *_: object) -> Answer | None:
+        return Answer(200, json.dumps({"task": "reranking", "max_request_items": 7}).encode())
+
+    def found(path: str, replicas: Any, *preferred: str) -> tuple[str, Any]:
+        models = Models(replicas, None, 1000, preferred)
+        try:
+            return asyncio.run(models.find_only(path)), asyncio.run(models.describe_embedder())["model_type"]
+        except RequestError as error:
+            return "", error.status
+
+    assert found("/embed", {"a": texts, "b": texts, "c": absent}) == ("", 404)
+    assert found("/embed", {"a": texts, "b": texts}, "b", "x") == ("b", {"embedding": {}})
+    assert found("/rerank", {"r": reranks, "s": reranks}, "s") == ("s", {"reranker": {}})
+    assert found("/v1/rerank", {"r": reranks}) == ("", {"reranker": {}})
+    status, info = ask("GET", "/info")
+    assert (status, info["model_id"], info["max_client_batch_size"]) == (200, "texts", None)
+
+
+@pytest.mark.parametrize(("allowed", "origin"), [(("https://a.example",), "https://a.example"), (("*",), "null")])
+def test_pages_of_allowed_origins_may_call(allowed: tuple[str, ...], origin: str, monkeypatch: Any) -> None:
+    assert "access-control-allow-origin" not in headers_sent("POST", origin)
+    monkeypatch.setattr(Routes, "origins", frozenset(allowed))
+    preflight = headers_sent("OPTIONS", origin)
+    assert (preflight["access-control-allow-origin"], preflight["access-control-allow-methods"]) == (
+        origin,
+        "GET, POST",
+    )
+    assert headers_sent("POST", origin)["access-control-allow-origin"] == origin
+    if allowed != ("*",):
+        assert "access-control-allow-origin" not in headers_sent("OPTIONS", "https://b.example")
+
+
+def headers_sent(method: str, origin: str) -> dict[str, str]:
+    sent: list[Message] = []
+    ask(method, "/predictions/texts", b"a", sent=sent, origin=origin)
+    return {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
 
 def test_models_are_described_as_the_gateway_describes_them() -> None:

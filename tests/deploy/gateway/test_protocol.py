@@ -25,6 +25,7 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("DELETE", "/v2/models/classifier", 404, {"error": "DELETE /v2/models/classifier: unknown route"}),
         ("POST", "/v2/repository/models/classifier/unload", 400, {"error": management}),
         ("GET", "/nowhere", 404, {"error": "Not Found"}),
+        ("GET", "/info", 404, {"error": "/info: one model must embed or rerank, or default_models name one"}),
     ):
         assert (path, *scene.ask(method, path)) == (path, status, document)
 

@@ -21,8 +21,7 @@ from uvicorn.server import ServerState
 
 from deploy.models import ROOT
 from deploy.serve.__main__ import _bind
-from deploy.serve.limits import Limits
-from deploy.serve.server import Joined, Protocol
+from deploy.serve.server import Joined, Limits, Protocol
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
@@ -67,17 +66,15 @@ def test_response_does_not_wait_for_the_receipt_of_its_head() -> None:
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_head_and_body_of_an_answer_are_sent_together_and_a_head_without_a_body_is_sent() -> None:
-    transport, head = Mock(), b"HTTP/1.1 200 OK\r\n\r\n"
+def test_head_and_body_of_an_answer_are_sent_together() -> None:
+    transport, first, parts = Mock(), b"HTTP/1.1 100 Continue\r\n\r\n", [b"HTTP/1.1 200 OK\r\n\r\n", b"4"]
     joined = Joined(transport)
-    joined.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    transport.write.assert_called_once()
-    ends: list[Callable[[], None]] = [lambda: joined.write(b"HTTP/1.1"), joined.flush, joined.close]
-    for end in ends:
-        joined.write(head)
+    joined.write(first)
+    for end in (joined.flush, joined.close):
+        for part in parts:
+            joined.write(part)
         end()
-    assert [call.args[0] for call in transport.writelines.mock_calls] == [(head, b"HTTP/1.1"), (head, b""), (head, b"")]
-    transport.write.assert_called_once()
+    assert [call.args[0] for call in transport.writelines.mock_calls] == [[first], parts, parts]
 
 
 def test_no_attack_smuggles_a_request(served: Host) -> None:
@@ -86,8 +83,8 @@ def test_no_attack_smuggles_a_request(served: Host) -> None:
     assert ask(served, 1).text == '{"y":2}'
 
 
-def connect(served: Host) -> socket.socket:
-    host, port = served.url.removeprefix("http://").split(":")
+def connect(served: Host, address: str = "") -> socket.socket:
+    host, port = (address or served.url).removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=60)
 
 
@@ -185,9 +182,10 @@ def test_requests_and_connections_are_limited(serve: Serve) -> None:
     # The first two run, and later ones only once those are answered.
     assert set(statuses) == {200, 503} and statuses.count(200) >= 2
     with ExitStack() as stack:
-        others = [stack.enter_context(connect(served)) for _ in range(20)]
-        with connect(served) as connection, suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
+        for address in (served.grpc, served.url):
+            others = [stack.enter_context(connect(served, address)) for _ in range(20)]
+            with connect(served, address) as connection, suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", address
         for each in others[:1]:
             each.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
             assert each.recv(65536).startswith(b"HTTP/1.1 200 ")

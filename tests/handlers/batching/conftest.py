@@ -11,7 +11,6 @@ from tests.handlers.batching.gated import GatedHandler, Start, start_handler
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a handler with the arguments of `start_handler`."""
     handlers: list[GatedHandler] = []
 
     def make(kind: type[GatedHandler] = GatedHandler, *settings: dict[str, Any], **more: Any) -> GatedHandler:

@@ -31,8 +31,6 @@ MAX_BATCH_DELAY_S = 0.001
 
 
 class Field(NamedTuple):
-    """A field of a form, or the body, as the frontend sends it."""
-
     name: str
     content_type: str
     value: bytes
@@ -68,7 +66,6 @@ class Frontend:
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Start to exchange."""
         self._worker.start()
         self._thread.start()
 
@@ -116,7 +113,6 @@ class Frontend:
         self._left.append(answer)
 
     def send(self, body: Body, **headers: str) -> Answer:
-        """Send one request, and return its response."""
         return self.submit(body, **headers).result(PATIENCE_S)
 
     def _work(self) -> None:
@@ -182,8 +178,6 @@ def field(value: str | bytes) -> bytes:
 
 
 class Received(NamedTuple):
-    """A reply as the worker sends it."""
-
     content_type: str
     status: int
     phrase: str

@@ -30,8 +30,6 @@ wait_for = partial(until, every_s=0.002)
 
 
 class State(NamedTuple):
-    """The load of a worker."""
-
     in_flight: int  # requests without a reply
     waiting_items: int  # that have not started
     running_batches: int
@@ -94,7 +92,6 @@ class GatedHandler(DoublingHandler):
         return super().forward(inputs, items)
 
     def forgets(self) -> bool:
-        """Whether the worker keeps nothing of any request."""
         return state(self) == State(0, 0, 0, 0)
 
     def wait(self, *, running: int = 1, waiting: int = 0) -> None:
@@ -103,8 +100,6 @@ class GatedHandler(DoublingHandler):
 
 
 class ThreadedHandler(GatedHandler):
-    """A GatedHandler that decodes every item on a thread."""
-
     decodes_in_threads = True
 
 
@@ -129,8 +124,6 @@ class Whole:
 
 
 class Stream:
-    """One stream of a Whole."""
-
     def __init__(self, whole: Whole, name: str) -> None:
         self.description, self.input_names = whole.description, whole.input_names
         self._whole, self._name = whole, name
@@ -140,8 +133,6 @@ class Stream:
 
 
 class StreamedHandler(GatedHandler):
-    """A GatedHandler on a Whole."""
-
     def load(self) -> Engine:
         self.whole = Whole(super().load())
         return self.whole

@@ -30,7 +30,6 @@ def model(times: float = 1.0) -> LatencyModel:
 
 
 def draw_arrivals(lengths: Sequence[int], **more: st.SearchStrategy[float]) -> st.SearchStrategy[list[Arrival]]:
-    """Return a strategy for at most 40 requests in 0.3 s."""
     arrival = st.builds(
         Arrival,
         at_s=st.floats(0, 0.3),
@@ -59,6 +58,5 @@ def simulate(
 
 
 def percentile_s(simulated: Simulated, percent: float, priority: int | None = None) -> float:
-    """Return a percentile of the latencies of those served, of one priority or of all."""
     done = sorted(each.latency_s for each in simulated.of("done") if priority in (None, each.arrival.priority))
     return done[int(len(done) * percent / 100)]

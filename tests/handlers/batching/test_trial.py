@@ -54,8 +54,6 @@ class Way:
 
 
 class WayHandler(DoublingHandler):
-    """Serves a Way."""
-
     def __init__(self, taking: Taking, kind: type[Way] = Way) -> None:
         super().__init__()
         self.taking, self.kind, self.made = taking, kind, list[str]()

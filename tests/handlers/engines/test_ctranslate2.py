@@ -1,5 +1,7 @@
 """CTranslate2: each text has its own tokens, limit and end, in any order, on any streams."""
 
+import _ctypes
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +12,13 @@ import torch
 import transformers
 
 from deploy.archives.stagers.translation import convert
+from handlers.checkpoints import load_tokenizer
 from handlers.engines import Divisible, Outputs
-from handlers.engines.ctranslate2 import CTranslate2Engine, compute_type
+from handlers.engines.ctranslate2 import CUBLAS, CTranslate2Engine, _load_cublas, compute_type
 from handlers.engines.decoding import Decoding
-from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.text.config import TranslationConfig
+from handlers.text.translators import read_generation
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
 
@@ -51,7 +54,6 @@ def inputs(checkpoint: Path) -> dict[str, Any]:
 
 
 def rows(outputs: Any) -> list[list[int]]:
-    """Return each answer without its padding."""
     return [[number for number in row.tolist() if number != PAD] for row in outputs["sequences"]]
 
 
@@ -166,8 +168,14 @@ def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected
     assert {name: options[name] for name in expected} == expected
 
 
-def test_gpu_without_cuda_12_is_refused_in_one_line(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_cuda_12_is_refused_in_one_line(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch's libraries are those of CUDA 13; CTranslate2 would find out at its first product."""
     monkeypatch.setattr("handlers.engines.ctranslate2.device_name", lambda _: "cuda")
     with pytest.raises(InvalidConfig, match=r"needs libcublas\.so\.12 on a GPU.*not found; build .* --engine torch"):
         make(device=torch.device("cuda", 0))
+    (tmp_path / "nvidia/cublas/lib").mkdir(parents=True)
+    shutil.copy(_ctypes.__file__, tmp_path / "nvidia/cublas/lib" / CUBLAS)
+    monkeypatch.syspath_prepend(tmp_path)
+    _load_cublas()

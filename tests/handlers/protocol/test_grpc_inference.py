@@ -64,7 +64,6 @@ def failed(request: Request) -> ItemError:
 
 
 def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: Any) -> Any:
-    """A request of one tensor with typed contents, if any."""
     request = service_pb2.ModelInferRequest(model_name="M")
     request.inputs.add(name="text", datatype=datatype, shape=shape, contents=contents or None)
     return request

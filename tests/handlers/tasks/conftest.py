@@ -29,5 +29,4 @@ def tiny_archive(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Translators:
-    """Start a translator."""
     return Translators(tmp_path_factory.mktemp)

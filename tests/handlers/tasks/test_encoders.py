@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,14 @@ def of_text(text: Any, **options: Any) -> dict[str, Any]:
 
 
 BAD: list[Bad] = [
-    (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\."),
-    ("x" * 50_001, 413, "TextTooLong", "50001 characters; max_characters is 50000"),
+    ("qzqz " + "x" * 50_001, 413, "TextTooLong", "max_characters is 50000. Send truncation: true to cut it."),
+    (of_text("qzqz", truncate_prompt_tokens=193), 400, "InvalidOption", "truncate_prompt_tokens: 193; at most 192"),
+    (
+        of_text("qzqz", truncate_prompt_tokens=2),
+        400,
+        "InvalidOption",
+        "truncation: 2 tokens have no room for text",
+    ),
     (of_text(""), 400, "EmptyInput", "text: empty"),
     (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
     ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
@@ -113,6 +120,7 @@ BAD: list[Bad] = [
 ]
 BAD_OPTIONS: dict[str, list[Bad]] = {
     "softmax": [
+        (f"qzqz {LONG}", 413, "TextTooLong", r"text: \d+ tokens; max_length is 192\. Send truncation: true"),
         (" \n\t\u3000", 400, "EmptyInput", "text: empty"),
         (of_text("qzqz", top_k=0), 400, "InvalidOption", "top_k.*greater than or equal to 1"),
         (of_text("qzqz", top_k="qzqz"), 400, "InvalidOption", "top_k.*integer"),
@@ -151,10 +159,12 @@ def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_erro
     handler = start(tiny_archive, name, **settings)
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
-    good = [(text, expected(handler, name, text, **options)) for text in TEXTS]
+    good: list[tuple[Any, Any]] = [(text, expected(handler, name, text, **options)) for text in TEXTS]
     if options is ALL:
         for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
+        # Options are an item's own.
+        good.append((of_text(TEXTS[0], top_k=1), expected(handler, name, TEXTS[0], top_k=1)))
     good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
     bad = BAD + BAD_OPTIONS.get(name, [])
     assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
@@ -171,6 +181,72 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
         assert answer.body == close(expected(handler, name, text, aggregation_strategy=way))
         labels |= {entity.get("entity_group") for entity in answer.body}
     assert {"PER", "LOC", "MISC"} <= labels
+
+
+# Options of a request, and transformers' own for the oracle.
+CUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"truncation": True}, {"max_length": LIMIT}),
+    ({"truncate_prompt_tokens": 9}, {"max_length": 9}),
+    ({"truncation": True, "truncate_prompt_tokens": -1, "truncation_side": "left"}, {"max_length": LIMIT}),
+]
+
+
+@pytest.mark.parametrize("name", ["mean", "softmax", "bytes"])
+def test_long_text_is_cut_as_its_client_asks(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, name)
+    checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"].replace("_", "-")
+    # One more than its limit of characters: a client that allows cutting gets an answer, too.
+    long = f"Anna Berg {LONG} mayor. " + "x" * (50_001 - len(LONG) - 18)
+    rows = [of_text(long, **asked) for asked, _ in CUTS]
+    for (asked, cut), answer in zip(CUTS, serve(handler, rows), strict=True):
+        if name == "bytes" and "truncation_side" in asked:
+            assert (answer.status, answer.body["type"]) == (413, "TextTooLong")  # places count from the start
+            continue
+        oracle = pipeline("feature-extraction" if name == "mean" else task, checkpoint)
+        oracle.tokenizer.truncation_side = asked.get("truncation_side", "right")
+        text = long[:50_000] if oracle.tokenizer.truncation_side == "right" else long[-50_000:]
+        if name == "bytes":
+            ids = oracle.tokenizer(text, truncation=True, return_offsets_mapping=True, **cut)
+            wanted = oracle(text[: ids["offset_mapping"][-2][1]], aggregation_strategy="simple")
+        elif name == "mean":
+            wanted = np.array(oracle(text, tokenize_kwargs={"truncation": True, **cut})[0]).mean(0).tolist()
+        else:
+            wanted = oracle(text, truncation=True, **cut)
+        oracle.tokenizer.truncation_side = "right"
+        assert (answer.status, answer.body) == (200, close(wanted))
+
+
+@pytest.mark.parametrize("name", ["words", "bytes"])
+def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_archive: Archives, name: str) -> None:
+    handler = start(tiny_archive, name, doc_stride=40)
+    text = " ".join(TEXTS) * 2
+    for way in ("simple", "first", "average", "max"):
+        (answer,) = serve(handler, [of_text(text, aggregation=way)])
+        wanted = pipeline("token-classification", str(handler.checkpoint_dir))(
+            text, stride=40, aggregation_strategy=way
+        )
+        assert answer.body == close(wanted)
+    alone, together = (serve(handler, rows)[0] for rows in ([of_text(text)], [of_text(text), *TEXTS, text]))
+    assert together.body == close(alone.body, 1e-5)
+    (tokens,) = serve(handler, [of_text(text, aggregation="none")])
+    assert all(first["end"] <= then["start"] for first, then in pairwise(tokens.body))
+    (refused,) = serve(start(tiny_archive, name, max_windows=2), [text])
+    assert (refused.status, refused.body["message"][-33:]) == (413, "Send truncation: true to cut it.".rjust(33))
+
+
+def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_archive: Archives) -> None:
+    asked = {"parameters": {"aggregation_strategy": "first", "truncate": True}, "options": {"wait_for_model": True}}
+    handler = start(tiny_archive, "words")
+    one, many = serve(handler, [{"body": {"inputs": TEXTS[0], **asked}}, {"body": {"inputs": [*TEXTS], **asked}}])
+    wanted = [expected(handler, "words", text, aggregation_strategy="first") for text in TEXTS]
+    assert (one.body, many.body) == (close(wanted[0]), close(wanted))
+    bad = [{"inputs": ["x", ""]}, {"inputs": "x", "parameters": {"stride": 1}}, {"inputs": "x", "parameters": [1]}]
+    answers = serve(handler, [{"body": body} for body in bad])
+    for answer, words in zip(
+        answers, ("inputs[1]: text: empty", "Options: stride: ", '"parameters" must be'), strict=True
+    ):
+        assert answer.status == 400
+        assert answer.body.get("error", answer.body.get("message")).startswith(words)
 
 
 def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:

@@ -50,8 +50,6 @@ def sent(name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Make the archive's contents of a kind for an engine."""
-
     @cache
     def make(kind: str, engine: Engine = "torch") -> Path:
         folder: Path | str = "random"

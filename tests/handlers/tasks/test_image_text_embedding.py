@@ -31,8 +31,6 @@ Archives = Callable[..., tuple[Path, Path]]
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Make a checkpoint and what its archive holds, once for each kind of model."""
-
     @cache
     def make(kind: str, engine: Engine = "torch") -> tuple[Path, Path]:
         weights = tiny_image_text.checkpoint(tmp_path_factory.mktemp("weights"), kind)
@@ -72,7 +70,6 @@ def oracle(weights: Path, kind: str) -> tuple[Any, Any]:
 
 
 def ask(handler: Any, *documents: Any) -> list[Answer]:
-    """Send documents in one batch to /v1/embeddings."""
     rows = [{"body": json.dumps({"model": "m", **each}).encode()} for each in documents]
     return serve(handler, rows, [{"x-api": "embeddings"} for _ in rows])
 
@@ -135,6 +132,14 @@ def test_clients_of_jina_and_infinity_send_images_and_texts(archives: Archives) 
     np.testing.assert_allclose(vectors(text), texts[:1], atol=1e-4)
     np.testing.assert_allclose(vectors(bare), images[:1], atol=1e-4)
     assert one.body["usage"]["total_tokens"] == PATCHES
+    content = [{"type": "image_url", "image_url": {"url": uri("china")}}], [{"type": "text", "text": TEXTS[0]}]
+    rows = [
+        {"images": [uri("coffee")], "input_type": "image", "embedding_types": ["float"]},
+        {"inputs": [{"content": each} for each in content], "input_type": "search_document"},
+    ]
+    answers = serve(handler, [{"body": json.dumps(row).encode()} for row in rows], [{"x-api": "cohere-v2"}] * 2)
+    found = [vector for answer in answers for vector in answer.body["embeddings"]["float"]]
+    np.testing.assert_allclose(found, [images[0], images[2], texts[0]], atol=1e-4)
     assert text.body["usage"]["total_tokens"] == len(handler.tokenizer(TEXTS[0])["input_ids"])
     # A model of images alone needs no word for them.
     (alone,) = ask(start(archives, "vit"), {"input": [uri("coffee")]})

@@ -33,7 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
-    """Make the archive's contents for an engine."""
     return cache(
         lambda engine: exports.archived(
             "object_detection", checkpoint, tmp_path_factory.mktemp("a"), SETTINGS, engine=engine
@@ -98,7 +97,6 @@ def test_images_in_any_company_are_answered_as_the_pipeline_answers_each_alone(
 
 @pytest.fixture(scope="module")
 def ssdlite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """An archive of torchvision's SSDLite, and the network."""
     file, network = tiny_detector.ssdlite(tmp_path_factory.mktemp("weights"))
     labels = {"index_to_name.json": dict(enumerate(["__background__", *tiny_detector.LABELS]))}
     settings = {**SETTINGS, "arch": tiny_detector.SSDLITE}

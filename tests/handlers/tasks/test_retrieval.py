@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.util.quantization import quantize_embeddings
 
 from handlers.errors import InvalidConfig, ItemError
-from handlers.protocol.retrieval import Embeddings
+from handlers.protocol.api_forms import Embeddings
 from handlers.tasks.reranking import RerankingHandler
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.tasks.text_classification import TextClassificationHandler
@@ -157,6 +158,52 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
     assert "check_embedding_ctx_length=False" in refused.body["error"]["message"]
 
 
+# -- Cohere's form -----------------------------------------------------------------------------------------------------
+
+RANGES = [[-2.0] * SIZE, [2.0 + each / SIZE for each in range(SIZE)]]
+
+
+@pytest.mark.parametrize("ranges", [RANGES, [-1.0, 1.5]])
+def test_bytes_and_bits_are_those_of_sentence_transformers(tiny_archive: Archives, ranges: Any) -> None:
+    handler = start(tiny_archive, EMBEDDER, int8_ranges=ranges)
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    asked = {"texts": [*TEXTS], "input_type": "search_query", "embedding_types": types}
+    (answer,) = ask(handler, "cohere-v2", asked)
+    (floats,) = ask(handler, "embeddings", {"input": [*TEXTS], "input_type": "query"})
+    found, expected = answer.body["embeddings"], vectors(floats).astype(np.float32)
+    np.testing.assert_allclose(found["float"], expected, atol=1e-5)
+    exact: Any = np.array(found["float"], np.float32)
+    bounds = np.array([np.broadcast_to(np.float32(each), SIZE) for each in ranges])
+    for kind in types[1:5]:
+        wanted: Any = quantize_embeddings(exact, kind, ranges=bounds)  # type: ignore[arg-type]
+        assert found[kind] == wanted.tolist(), kind
+        (voyage,) = ask(handler, "embeddings", {"input": [*TEXTS], "output_dtype": kind, "encoding_format": "base64"})
+        decoded = np.frombuffer(base64.b64decode(voyage.body["data"][0]["embedding"]), wanted.dtype)
+        assert decoded.shape == wanted[0].shape
+    assert np.ptp(found["uint8"]) > 50
+    assert [np.frombuffer(base64.b64decode(each), "<f4").tolist() for each in found["base64"]] == exact.tolist()
+    tokens = floats.body["usage"]["total_tokens"]
+    assert answer.body["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+    assert (answer.body["texts"], answer.body["response_type"]) == ([*TEXTS], "embeddings_by_type")
+
+
+def test_coheres_texts_are_cut_unless_its_client_refuses(tiny_archive: Archives) -> None:
+    handler = start(tiny_archive, EMBEDDER)
+    long = "Anna Berg " + "the river rose " * LIMIT + "mayor"
+    left = {"truncation": True, "truncation_side": "left"}
+    cut: dict[str, dict[str, Any]] = {"START": left, "END": {"truncate": True}}
+    for way, own in cut.items():
+        (answer,) = ask(handler, "cohere-v1", {"texts": [long], "truncate": way, "max_tokens": 20})
+        (expected,) = ask(handler, "embeddings", {"input": long, **own, "truncate_prompt_tokens": 20})
+        np.testing.assert_allclose(answer.body["embeddings"], vectors(expected), atol=1e-6)
+        assert expected.body["usage"]["total_tokens"] == 20
+    (tei,) = ask(handler, "embeddings", {"inputs": long, "truncate": True, "truncation_direction": "Left"})
+    (own_left,) = ask(handler, "embeddings", {"inputs": long, **left})
+    assert (tei.status, tei.body) == (200, own_left.body)
+    (whole,) = ask(handler, "cohere-v2", {"texts": [long]})
+    assert (whole.status, whole.body["meta"]["billed_units"]) == (200, {"input_tokens": LIMIT})
+
+
 # -- reranking ---------------------------------------------------------------------------------------------------------
 
 DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
@@ -280,9 +327,11 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
         ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
         ({"input": "x", "output_dimension": 4, "dimensions": 8}, 400, "output_dimension", "differs from dimensions"),
-        ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", 'output_dtype: must be "float"'),
-        ({"input": "x", "truncation": True}, 400, "truncation", "truncation: must be false"),
-        ({"input": "x", "truncate": True}, 400, "truncate", "truncate: must be false"),
+        ({"input": "x", "output_dtype": "int4"}, 400, "output_dtype", "output_dtype: must be one of float"),
+        ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", "output_dtype: int8 and uint8 need ranges"),
+        ({"input": "x", "truncation": "no"}, 400, "truncation", "truncation: Input should be a valid boolean"),
+        ({"input": "x", "truncate": "NONE"}, 400, "truncate", "truncate: Input should be a valid boolean"),
+        ({"input": "x", "truncate_prompt_tokens": 193}, 400, "truncate_prompt_tokens", "193; at most 192"),
         ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
         ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
         ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"),
@@ -304,12 +353,38 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"query": "x", "texts": ["x", ""]}, 400, "texts", "texts[1]: empty"),
         ({"query": "x", "texts": ["x"], "raw_scores": True}, 400, "raw_scores", "raw_scores: must be false"),
         ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
-        ({"query": "x", "documents": ["x"], "truncation": False}, 400, "truncation", "truncation: must be true"),
+        ({"query": "x", "documents": ["x " * 200], "truncation": False}, 413, "documents", "max_length is 192"),
         ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
         ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
         ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc", "max_tokens_per_doc"),
     ],
 }  # fmt: skip
+
+
+BAD_COHERE: list[tuple[Any, int, str]] = [
+    ({}, 400, "texts: must be a list; send one of texts, images, inputs"),
+    ({"texts": ["x", ""]}, 400, "texts[1]: empty"),
+    ({"texts": ["x"], "images": ["x"]}, 400, "send one of"),
+    ({"images": ["data:image/png;base64,x"]}, 400, 'images[0]: must be a string or {"text": ...}'),
+    ({"inputs": [{"content": [{"type": "text", "text": "x"}] * 2}]}, 400, "a vector has one of them"),
+    ({"texts": ["x"], "embedding_types": ["int4"]}, 400, "embedding_types: must be a list of float"),
+    ({"texts": ["x"], "embedding_types": ["uint8"]}, 400, "embedding_types: int8 and uint8 need ranges"),
+    ({"texts": ["x"], "truncate": True}, 400, "truncate: must be NONE, START, END"),
+    ({"texts": ["x " * 200], "truncate": "NONE"}, 413, "texts[0]: 202 tokens; max_length is 192"),
+    ({"texts": ["x"], "max_tokens": 2000}, 400, "max_tokens: 2000; at most 192"),
+    ({"texts": ["x"], "output_dimension": 5}, 400, "output_dimension: must be one of 4, 8"),
+]
+
+
+def test_bad_input_is_refused_in_coheres_form(tiny_archive: Archives) -> None:
+    answers = ask(start(tiny_archive, EMBEDDER), "cohere-v2", *(body for body, *_ in BAD_COHERE))
+    for answer, (body, status, words) in zip(answers, BAD_COHERE, strict=True):
+        assert (answer.status, [*answer.body]) == (status, ["message"]), body
+        assert words in answer.body["message"], answer.body
+    with pytest.raises(InvalidConfig, match="int8_ranges: each list must have 32 numbers"):
+        start(tiny_archive, EMBEDDER, int8_ranges=[[0.0], [1.0, 2.0]])
+    with pytest.raises(InvalidConfig, match="int8_ranges: each least value"):
+        start(tiny_archive, EMBEDDER, int8_ranges=[1.0, 0.0])
 
 
 @pytest.mark.parametrize("api", BAD)

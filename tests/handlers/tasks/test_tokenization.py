@@ -1,9 +1,7 @@
 """Tokenization answers with the tokenizer's own ids, padded and cut as each item's options say."""
 
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import transformers
 
 from deploy.models import model
 from handlers.archive_files import CHECKPOINT
-from handlers.protocol.requests import Payload
 from handlers.tasks.tokenization import TokenizationHandler
 from tests.handlers.open_inference import columns, inquiry
 from tests.handlers.serving import Bad, assert_own_answers, serve, started
@@ -73,26 +70,3 @@ def test_bad_items_fail_alone_and_have_rows_of_nothing(handler: TokenizationHand
     (mixed,) = serve(handler, [inquiry(text=["x", " "])])
     assert columns(mixed)["input_ids"] == [[101, 1060, 102], [-1, -1, -1]]
     assert json.loads(columns(mixed)["error"][1])["type"] == "EmptyInput"
-
-
-def test_threads_with_options_of_their_own_use_the_tokenizer_one_after_the_other(
-    handler: TokenizationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The length that it cuts to is its state."""
-    own, inside, most = handler.tokenizer, 0, 0
-    waits = threading.Event()
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        waits.wait(0.02)
-        inside -= 1
-        return own(*arguments, **named)
-
-    monkeypatch.setattr(handler, "tokenizer", counted)
-    items = [handler.decode(Payload(LONG, {"truncation": True, "max_length": length})) for length in (8, 100, 200, 256)]
-    with ThreadPoolExecutor(4) as pool:
-        prepared = list(pool.map(lambda item: handler.prepare([item])[0], items))
-    assert [len(item.ids) for item in prepared] == [8, 100, 200, 256]  # type: ignore[union-attr]
-    assert most == 1

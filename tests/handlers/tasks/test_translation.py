@@ -11,6 +11,7 @@ import pytest
 from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
+from handlers.text.translators import Original
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING
 from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve
@@ -57,7 +58,6 @@ TARGETS = {"m2m100": "__{}__", "nllb": "{}"}
 
 
 def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None, **arguments: Any) -> str:
-    """Return the output of generate() on the checkpoint."""
     if family in TARGETS:
         token = TARGETS[family].format(tgt_lang)
         arguments["forced_bos_token_id"] = oracle.tokenizer.convert_tokens_to_ids(token)
@@ -94,7 +94,8 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
     items = [m2m100.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
-    tokenizer = m2m100.tokenizer
+    original = Original(m2m100.checkpoint_dir, trust_remote_code=False)
+    tokenizer = original._tokenizer
 
     class Hesitant:
         """Sets a language and takes its time before using it."""
@@ -106,7 +107,8 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
         def __call__(self, *arguments: Any, **named: Any) -> Any:
             return tokenizer(*arguments, **named)
 
-    monkeypatch.setattr(m2m100, "tokenizer", Hesitant())
+    monkeypatch.setattr(original, "_tokenizer", Hesitant())
+    monkeypatch.setattr(m2m100, "model", original)
     with ThreadPoolExecutor(2) as pool:
         prepared = list(pool.map(lambda index: m2m100.prepare([items[index % 2]])[0], range(20)))
     assert prepared == [expected[index % 2] for index in range(20)]
@@ -117,7 +119,7 @@ BAD: list[Bad] = [
     *(
         (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
         for options, code, kind, message in (
-            ({"text": "qzqz " * 60}, 413, "TextTooLong", "max_length is 128."),
+            ({"text": "qzqz " * 200}, 413, "TextTooLong", "max_length is 128."),
             ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
             ({"src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
             ({"other": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),

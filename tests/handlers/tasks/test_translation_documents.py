@@ -29,7 +29,6 @@ def body(answer: Answer, status: int = 200) -> Any:
 
 
 def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]:
-    """The bodies that answer these rows of one batch."""
     return [body(answer, status) for answer in serve(handler, encoded(list(rows)))]
 
 

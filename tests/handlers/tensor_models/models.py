@@ -25,14 +25,12 @@ Body = dict[str, Any]
 
 
 def function(folder: Path, source: str, **settings: Any) -> TensorsHandler:
-    """A worker that serves infer.py."""
     (folder / "function").mkdir(parents=True)
     (folder / "function" / "infer.py").write_text("import numpy as np\n\n" + source, encoding="utf-8")
     return loaded(folder, settings)
 
 
 def scripted(folder: Path, module: torch.nn.Module, said: DeclaredSignature, **settings: Any) -> TensorsHandler:
-    """A worker that runs TorchScript."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.jit.script(module.eval()).save(str(folder / "model.pt"))  # type: ignore[no-untyped-call]
     (folder / SIGNATURE).write_text(said.to_json())
@@ -87,7 +85,6 @@ def inputs(**values: Any) -> Body:
 
 
 def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
-    """A row and headers of the Open Inference Protocol."""
     tensors, parts = [], []
     for name, array in arrays.items():
         tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
@@ -105,7 +102,6 @@ def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **doc
 
 
 def list_of(array: NDArray[Any]) -> Any:
-    """Return an array as JSON represents it."""
     if array.dtype.kind == "O":
         return [each.decode() if isinstance(each, bytes) else each for each in array.tolist()] if array.ndim else array
     written = to_json(array)
@@ -116,13 +112,11 @@ def list_of(array: NDArray[Any]) -> Any:
 
 
 def ask(handler: TensorsHandler, body: Body, headers: Body | None = None) -> Answer:
-    """One request alone."""
     (answer,) = serve(handler, [body], [headers or {}])
     return answer
 
 
 def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[Answer]:
-    """Return the responses to simultaneous bodies and headers, in the handler's mode."""
     if handler.config.scheduling.mode == "classic":
         return serve(handler, [body for body, _ in sent], [headers for _, headers in sent])
     with Frontend(handler) as frontend:
@@ -131,7 +125,6 @@ def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[
 
 
 def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
-    """The same without headers."""
     return answers(handler, [(body, {}) for body in bodies])
 
 
@@ -145,5 +138,4 @@ def columns(answer: Answer) -> dict[str, NDArray[Any]]:
 
 
 def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:
-    """The declaration of an input or an output in a model's file."""
     return Tensor(name, datatype, shape)

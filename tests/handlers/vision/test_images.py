@@ -5,7 +5,9 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from importlib import reload
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms import functional
 
-from handlers.errors import ImageTooLarge, InvalidInput
+from handlers.errors import CorruptInput, ImageTooLarge, InvalidInput
 from handlers.vision import images
 from handlers.vision.config import PixelsConfig
 from handlers.vision.preprocessing import Pixels, Preprocessing
 from tests.photographs import crops, encoded, jpeg, path, photograph, png_chunk
 
 FULL = PixelsConfig(max_pixels=10_000_000, scaled_decode=False)
+# With the formats of trusted clients.
+ALL = replace(FULL, formats=(*FULL.formats, "TIFF", "AVIF"))
 SCALED = PixelsConfig(max_pixels=10_000_000)
 SQUARE = Preprocessing(232, (224, 224), "bilinear", (0.0, 0.0, 0.0), (255.0, 255.0, 255.0), is_rounded=True)
 
@@ -39,8 +43,13 @@ def torchvision_square(image: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(functional.center_crop(resized, [224]))
 
 
+@cache
 def chelsea() -> Image.Image:
     return Image.open(path("chelsea")).convert("RGB")
+
+
+# A file that a test writes when it runs: every process of a run collects all tests.
+later = partial(partial, encoded)
 
 
 @pytest.mark.parametrize("size", [(451, 300), (232, 232), (1201, 333), (17, 900)])
@@ -74,23 +83,59 @@ def animated(image: Image.Image) -> bytes:
     return encoded(image.quantize(256), "GIF", save_all=True, append_images=[Image.new("P", image.size)])
 
 
+def with_alpha() -> Image.Image:
+    image = chelsea().convert("RGBA")
+    image.putalpha(200)
+    return image
+
+
+def grey_tiff(dtype: str, scale: float = 1, **options: Any) -> bytes:
+    return encoded(
+        Image.fromarray((np.asarray(chelsea().convert("L")) * np.float32(scale)).astype(dtype)), "TIFF", **options
+    )
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("uint8", 1), ("<u2", 257), (">u2", 257)])
+def test_grey_tiff_of_8_or_16_bits_is_read_and_others_are_refused(dtype: str, scale: int) -> None:
+    for compression in (None, "tiff_lzw"):
+        found = decode_image(grey_tiff(dtype, scale, compression=compression), ALL)
+        assert np.abs(found.astype(int) - torchvision_square(chelsea().convert("L"))).max() <= 1
+    other = {"uint8": {339: 2}, "<u2": {262: 0}, ">u2": {339: 2}}[dtype]
+    for body in (grey_tiff("float32"), grey_tiff("int32"), grey_tiff(dtype, scale, tiffinfo=other)):
+        with pytest.raises(InvalidInput, match=r"A TIFF must have|Not an image in one") as raised:
+            decode_image(body, ALL)
+        assert raised.value.code == 415
+
+
 @pytest.mark.parametrize(
     ("body", "tolerance"),
     [
-        pytest.param(jpeg(chelsea(), 95), 2.5, id="jpeg"),
-        pytest.param(encoded(chelsea(), "WEBP", lossless=True), 0.5, id="webp"),
-        pytest.param(encoded(chelsea(), "BMP"), 0.5, id="bmp"),
-        pytest.param(animated(chelsea()), 6.0, id="gif-first-frame"),
-        pytest.param(
-            encoded(chelsea().quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55)), 6.0, id="transparent"
+        pytest.param(partial(jpeg, chelsea(), 95), 2.5, id="jpeg"),
+        pytest.param(later(chelsea(), "WEBP", lossless=True), 0.5, id="webp"),
+        pytest.param(later(chelsea(), "BMP"), 0.5, id="bmp"),
+        pytest.param(later(chelsea(), "AVIF", quality=95, speed=8), 2.5, id="avif"),
+        pytest.param(later(with_alpha(), "AVIF", quality=95, speed=8), 2.5, id="avif-alpha"),
+        *(
+            pytest.param(later(image, "TIFF", **options), 2.5, id=f"tiff-{name}")
+            for name, image, options in (
+                ("raw", chelsea(), {}),
+                ("lzw", chelsea(), {"compression": "tiff_lzw"}),
+                ("jpeg", chelsea(), {"compression": "jpeg", "quality": 95}),
+                ("cmyk", chelsea().convert("CMYK"), {}),
+                ("pages", chelsea(), {"save_all": True, "append_images": [chelsea().rotate(90)]}),
+            )
         ),
-        pytest.param(encoded(chelsea().convert("RGBA"), "PNG"), 0.5, id="rgba"),
-        pytest.param(encoded(chelsea().convert("CMYK"), "JPEG", quality=95), 3.0, id="cmyk"),
-        pytest.param(sixteen_bit_rgb(chelsea()), 0.5, id="rgb-16-bit"),
+        pytest.param(partial(animated, chelsea()), 6.0, id="gif-first-frame"),
+        pytest.param(
+            later(chelsea().quantize(255), "PNG", transparency=bytes([255] * 200 + [0] * 55)), 6.0, id="transparent"
+        ),
+        pytest.param(later(chelsea().convert("RGBA"), "PNG"), 0.5, id="rgba"),
+        pytest.param(later(chelsea().convert("CMYK"), "JPEG", quality=95), 3.0, id="cmyk"),
+        pytest.param(partial(sixteen_bit_rgb, chelsea()), 0.5, id="rgb-16-bit"),
     ],
 )
-def test_decode_every_format_and_mode_shows_the_same_cat(body: bytes, tolerance: float) -> None:
-    difference = np.abs(decode_image(body, FULL).astype(int) - torchvision_square(chelsea()))
+def test_decode_every_format_and_mode_shows_the_same_cat(body: Callable[[], bytes], tolerance: float) -> None:
+    difference = np.abs(decode_image(body(), ALL).astype(int) - torchvision_square(chelsea()))
     assert difference.mean() < tolerance
 
 
@@ -116,20 +161,22 @@ def described_png(keyword: str, text: str, *, is_international: bool = False) ->
 @pytest.mark.parametrize(
     "body",
     [
-        encoded(chelsea(), "JPEG", exif=FAR_EXIF, quality=95),
-        described_png("Raw profile type exif", f"\nexif\n  {len(FAR_EXIF)}\n{FAR_EXIF.hex()}\n"),
-        described_png("XML:com.adobe.xmp", XMP.decode(), is_international=True),
-        *(encoded(chelsea().resize((902, 600)), "JPEG", exif=exif(turned), quality=95) for turned in range(1, 9)),
-        encoded(chelsea(), "PNG", exif=exif(6)),
-        encoded(chelsea(), "WEBP", exif=exif(3), lossless=True),
-        encoded(chelsea(), "JPEG", xmp=XMP, quality=95),
+        later(chelsea(), "JPEG", exif=FAR_EXIF, quality=95),
+        partial(described_png, "Raw profile type exif", f"\nexif\n  {len(FAR_EXIF)}\n{FAR_EXIF.hex()}\n"),
+        partial(described_png, "XML:com.adobe.xmp", XMP.decode(), is_international=True),
+        *(later(chelsea().resize((902, 600)), "JPEG", exif=exif(turned), quality=95) for turned in range(1, 9)),
+        later(chelsea(), "PNG", exif=exif(6)),
+        later(chelsea(), "WEBP", exif=exif(3), lossless=True),
+        *(later(chelsea(), "AVIF", exif=exif(turned), quality=95, speed=8) for turned in (3, 6)),
+        later(chelsea(), "TIFF", exif=exif(6)),
+        later(chelsea(), "JPEG", xmp=XMP, quality=95),
     ],
 )
-def test_decode_orientation_of_any_format_stands_upright(body: bytes) -> None:
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(body)))
+def test_decode_orientation_of_any_format_stands_upright(body: Callable[[], bytes]) -> None:
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(sent := body())))
     assert upright is not None
-    for geometry in (FULL, SCALED):
-        pixels, own = images.decode_image(body, geometry, SQUARE)
+    for geometry in (ALL, replace(ALL, scaled_decode=True)):
+        pixels, own = images.decode_image(sent, geometry, SQUARE)
         assert own == upright.size
         assert np.abs(pixels.astype(int) - torchvision_square(upright)).mean() < 2.0
 
@@ -166,6 +213,8 @@ TURNED = {"exif": exif(6)}
             for is_lossless in (0, 1)
         ),
         ("RGB", "WEBP", {"save_all": True, "append_images": [Image.new("RGB", (SIDE, SIDE), "red")]}, 2.0),
+        *(("RGB", "AVIF", {"speed": 10, **more}, 2.0) for more in ({}, TURNED)),
+        ("RGBA", "AVIF", {"speed": 10, "subsampling": "4:4:4"}, 2.0),
         ("RGB", "WEBP", {"lossless": 1, "method": 0, **TURNED}, 2.0),
         *(("RGB", "JPEG", more, 1.0) for more in ({}, TURNED)),
         ("RGB", "JPEG", {"progressive": True, "subsampling": 0, **TURNED}, 1.25),
@@ -177,12 +226,12 @@ def test_decoding_takes_8_bytes_a_pixel_of_max_pixels_or_is_refused(
 ) -> None:
     body = encoded(Image.new(mode, (SIDE, SIDE)), format_, **options)
     # So many times its pixels are allowed, and with a tenth less it is refused where it takes more than others.
-    config = replace(FULL, max_pixels=round(1.02 * pixels * SIDE**2))
+    config = replace(ALL, max_pixels=round(1.02 * pixels * SIDE**2))
     # Other threads of this process may take memory meanwhile, but not each time.
     assert any(taken_bytes(body, config) < 8.2 * config.max_pixels for _ in range(3))
     if pixels > 1:
         with pytest.raises(ImageTooLarge, match="are allowed, 8 for each of max_pixels"):
-            decode_image(body, replace(FULL, max_pixels=round(0.9 * pixels * SIDE**2)))
+            decode_image(body, replace(ALL, max_pixels=round(0.9 * pixels * SIDE**2)))
 
 
 def header_of(width: int, height: int) -> bytes:
@@ -206,6 +255,8 @@ def run_length_encoded(width: int) -> bytes:
         (b"", 400, "empty"),
         (b"not an image", 415, "Not an image in one of the formats"),
         (encoded(Image.new("RGB", (9, 9)), "TIFF"), 415, "Not an image in one of the formats"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99), 415, "HEIC is not accepted; convert the image to one of"),
+        (encoded(chelsea(), "AVIF", speed=10), 415, "AVIF is not accepted; convert the image to one of"),
         (photograph("rocket")[:20_000], 422, "truncated or broken"),
         (photograph("chelsea")[:-20_000] + b"\0" * 20_000, 422, "truncated or broken"),
         (photograph("rocket")[:10], 422, "header is broken"),
@@ -218,6 +269,11 @@ def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code:
     with pytest.raises(InvalidInput, match=message) as raised:
         decode_image(body, FULL)
     assert raised.value.code == code
+
+
+def test_avif_that_is_cut_is_broken() -> None:
+    with pytest.raises(CorruptInput, match="AVIF data is truncated or broken"):
+        decode_image(encoded(chelsea(), "AVIF", speed=10)[:4000], ALL)
 
 
 def test_limit_is_the_models_where_pillow_only_warns() -> None:

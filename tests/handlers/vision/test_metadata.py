@@ -25,7 +25,6 @@ def with_segments(*segments: bytes) -> bytes:
 
 
 def with_chunks(*chunks: bytes) -> bytes:
-    """The chunks between the header and the data."""
     body = encoded(SMALL, "PNG")
     return b"".join([body[:33], *chunks, body[33:]])
 

@@ -23,8 +23,6 @@ from tests import pages
 
 
 class Fake(NamedTuple):
-    """A contender with a sequence of rates."""
-
     name: str
     rates: Iterator[float]
     called: list[str]
@@ -136,6 +134,13 @@ def test_readme_shows_figures_of_results_json() -> None:
         quotients = [each["ours"]["median"] / each["theirs"]["median"] for each in (row, same)]
         # A reader who divides the two figures gets the ratio.
         assert shown == [*medians, *(float(f"{each:.2g}") for each in quotients)]
+    (hosts,) = ({row["measured"]: row for row in table["rows"]} for table in tables if table["part"] == "hosts")
+    kinds = ("start to first response, s", "PSS in MB", "1 client, p50 in ms")
+    by_host = pages.table(pages.read("README.md").partition("| host |")[2].join(["| host |", ""]))
+    for cells, side in zip(by_host, ("theirs", "ours"), strict=False):
+        shown = [float(cell.split()[0]) for cell in cells[3:]]
+        medians = [hosts[f"sentence-embedding, {kind}"][side]["median"] for kind in kinds]
+        assert shown == pytest.approx(medians, rel=0.02)
 
 
 @pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])
@@ -143,4 +148,4 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], caps
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("torchserve-batching: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench: ")

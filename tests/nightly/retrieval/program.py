@@ -1,20 +1,26 @@
-"""Tests of the gateway with the clients of OpenAI, LangChain, LlamaIndex and Cohere; prints the names that pass.
+"""Tests of the gateway with the clients of other servers and of OpenAI, Cohere and Voyage; prints the names that pass.
 
 python -m tests.nightly.retrieval.program http://HOST:PORT, with the packages of clients.lock. The gateway serves
 sentence-embedding and reranking.
 """
 
 import asyncio
+import base64
 import json
+import struct
 import sys
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import cohere
+import huggingface_hub
+import litellm
 import openai
+import voyageai
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from pydantic import SecretStr
 
 MODEL, RERANKING = "sentence-embedding", "reranking"
@@ -108,6 +114,84 @@ class Clients:
         found = self._post("/v1/embeddings", {"model": MODEL, "input": TEXTS, "task": "retrieval.query"})
         assert near(found["data"][0]["embedding"], self.vectors[0])
 
+    def cohere_embeddings(self) -> None:
+        two, one = (kind(api_key="none", base_url=self.root) for kind in (cohere.ClientV2, cohere.Client))
+        types = ["float", "binary", "ubinary", "base64"]
+        asked: Any = {"texts": TEXTS, "input_type": "search_document"}
+        found = two.embed(model=MODEL, embedding_types=types, truncate="NONE", **asked)
+        assert all(map(near, found.embeddings.float_, self.vectors))
+        bits = [[number > 0 for number in vector] for vector in found.embeddings.float_]
+        assert [
+            [bool(byte >> place & 1) for byte in row for place in range(7, -1, -1)] for row in found.embeddings.ubinary
+        ] == bits
+        assert [[byte + 128 for byte in row] for row in found.embeddings.binary] == found.embeddings.ubinary
+        packed = [
+            struct.unpack(f"<{len(self.vectors[0])}f", base64.b64decode(each)) for each in found.embeddings.base64
+        ]
+        assert all(map(near, packed, self.vectors))
+        assert found.meta.billed_units.input_tokens == 21
+        # The first version has no model, and its client sends at most 96 texts at once.
+        many = one.embed(texts=TEXTS * 60, input_type="search_query", truncate="END").embeddings
+        assert all(map(near, many, self.vectors * 60))
+        for kind, more in ((cohere.NotFoundError, {"model": "no"}), (cohere.BadRequestError, {"output_dimension": 8})):
+            try:
+                two.embed(**{"model": MODEL, "embedding_types": ["float"], **asked, **more})
+            except kind as error:
+                assert error.body.keys() == {"message"}
+            else:
+                raise AssertionError(more)
+
+    def litellm(self) -> None:
+        for provider, path in (
+            ("cohere", "/v2/embed"),
+            ("jina_ai", "/v1"),
+            ("voyage", "/v1/embeddings"),
+            ("hosted_vllm", "/v1"),
+        ):
+            found = litellm.embedding(
+                f"{provider}/{MODEL}", input=TEXTS, api_base=self.root + path, api_key="none"
+            ).data
+            assert all(near(each["embedding"], vector) for each, vector in zip(found, self.vectors, strict=True)), (
+                provider
+            )
+        for provider, path in (
+            ("cohere", "/v2/rerank"),
+            ("jina_ai", "/v1/rerank"),
+            ("infinity", ""),
+            ("hosted_vllm", "/v1"),
+        ):
+            ranked = litellm.rerank(
+                f"{provider}/{RERANKING}",
+                query=QUERY,
+                documents=[*TEXTS, QUERY],
+                top_n=2,
+                return_documents=provider != "infinity",
+                api_base=self.root + path,
+                api_key="none",
+            ).results
+            scores = [each["relevance_score"] for each in ranked]
+            assert (len(scores), scores) == (2, sorted(scores, reverse=True)), provider
+
+    def voyage(self) -> None:
+        client = voyageai.Client(api_key="none", base_url=self.v1, max_retries=0)
+        found = client.embed(TEXTS, model=MODEL, input_type="document", truncation=True, output_dimension=384)
+        assert all(map(near, found.embeddings, self.vectors))
+
+    def text_embeddings_inference(self) -> None:
+        model = TextEmbeddingsInference(model_name="any", base_url=self.root)
+        lengths = [sum(number**2 for number in vector) ** 0.5 for vector in self.vectors]
+        units = [[number / length for number in each] for each, length in zip(self.vectors, lengths, strict=True)]
+        assert all(map(near, model.get_text_embedding_batch(TEXTS), units))
+        ranked = self._post("/rerank", {"query": QUERY, "texts": TEXTS})
+        assert sorted(each["index"] for each in ranked) == [0, 1]
+        with urllib.request.urlopen(f"{self.root}/info", timeout=60) as answer:  # noqa: S310
+            assert json.load(answer)["model_id"] == MODEL
+
+    def hugging_face(self) -> None:
+        client = huggingface_hub.InferenceClient(model=f"{self.root}/predictions/{MODEL}", token="none")  # noqa: S106
+        assert all(map(near, client.feature_extraction(TEXTS).tolist(), self.vectors))
+        assert near(client.feature_extraction(TEXTS[0], truncate=True).tolist(), self.vectors[0])
+
     def _post(self, path: str, document: Any) -> Any:
         asked = urllib.request.Request(  # noqa: S310
             self.root + path, json.dumps(document).encode(), {"Content-Type": "application/json; charset=utf-8"}
@@ -124,6 +208,11 @@ CHECKS: tuple[Callable[[Clients], None], ...] = (
     Clients.llama_index,
     Clients.cohere,
     Clients.jina,
+    Clients.cohere_embeddings,
+    Clients.litellm,
+    Clients.voyage,
+    Clients.text_embeddings_inference,
+    Clients.hugging_face,
 )
 
 

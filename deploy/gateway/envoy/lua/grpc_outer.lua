@@ -6,7 +6,7 @@ local INFER = "/inference.GRPCInferenceService/ModelInfer"
 local INVALID_ARGUMENT = "3"
 -- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
--- The maximum length of a model or version name (deploy.gateway.names).
+-- The maximum length of a model or version name (deploy.gateway.management).
 local NAME_BYTES = 1024
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,

@@ -40,6 +40,8 @@ function envoy_on_response(handle)
     if form == "api" then
       body:setBytes('{"error": {"message": "' .. message .. '", "type": "' ..
         (status < "500" and "invalid_request_error" or "server_error") .. '", "param": null, "code": "' .. kind .. '"}}')
+    elseif form == "cohere" then
+      body:setBytes('{"message": "' .. message .. '"}')
     elseif form == "v2" then
       body:setBytes('{"error": "' .. message .. '"}')
     else

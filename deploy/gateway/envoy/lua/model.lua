@@ -91,7 +91,7 @@ function envoy_on_request(handle)
   handle:streamInfo():dynamicMetadata():set(ABOUT, "model", name or "")
   handle:clearRouteCache()
   -- Without a name, the only model of a task has a route.
-  if not name and handle:metadata():get("form") ~= "api" then
+  if not name and not handle:metadata():get("form") then
     handle:respond({[":status"] = "400"}, "")
   end
 end

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import requests
 
 from deploy.gateway.settings import Canary, GatewaySettings, Limits
 from deploy.gateway.state import ServedModel
-from tests.deploy.gateway.envoy.conftest import KEY
+from tests.deploy.gateway.envoy.conftest import KEY, STRICT
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 
 JSON = {"Content-Type": "application/json"}
@@ -22,6 +23,8 @@ PATHS = {
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
+    "/v1/embed": "cohere-v1",
+    "/v2/embed": "cohere-v2",
 }
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
@@ -34,7 +37,11 @@ def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def error(answer: requests.Response) -> tuple[int, str, Any, str]:
-    found = answer.json()["error"]
+    found = answer.json().get("error")
+    if found is None:
+        # Cohere's form.
+        assert answer.json().keys() == {"message"}
+        return answer.status_code, "", "", ""
     assert found.keys() == {"message", "type", "param", "code"}
     return answer.status_code, found["type"], found["param"], found["code"]
 
@@ -60,6 +67,14 @@ def test_request_of_a_client_without_models_goes_to_the_only_model_of_its_task(a
     assert (found["path"], found["headers"]["x-api"]) == ("/predictions/m", "rerank")
     for path in ("/embed", "/v1/rerank"):
         assert error(aliased.ask("POST", path, data=body))[3] == "MissingModel"
+    others = {name: ServedModel(name, versions, "1.0") for name in ("m", "n")}
+    aliased.serve(replace(fleet, registered={**fleet.registered, **others}))
+    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 400)
+    aliased.settings = replace(aliased.settings, default_models=("x", "m"))
+    aliased.serve(replace(fleet, registered={**fleet.registered, **others}))
+    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 200)
+    assert aliased.received("GET", "/info")["by"] == "control"
+    aliased.settings = replace(aliased.settings, default_models=())
     aliased.serve()
     wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 400)
 
@@ -108,8 +123,11 @@ def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gatewa
     ],
 )
 def test_body_that_names_no_model_that_there_is_is_refused(aliased: Gateway, body: str, status: int, code: str) -> None:
-    for path in PATHS:
+    for path, api in PATHS.items():
         answer = aliased.ask("POST", path, data=body.encode(), headers=JSON)
+        if api.startswith("cohere"):
+            assert error(answer)[0] == status
+            continue
         assert error(answer) == (status, "invalid_request_error" if status == 400 else "not_found_error", "model", code)
 
 
@@ -128,6 +146,8 @@ def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, stric
         node.answers["busy"] = (503, JSON, own)
     busy = aliased.ask("POST", "/v2/rerank", data=body, headers={"X-Do": "busy"})
     assert error(busy) == (503, "server_error", None, "ServiceUnavailableException")
+    cohere = aliased.ask("POST", "/v2/embed", data=body, headers={"X-Do": "busy"})
+    assert (cohere.status_code, [*cohere.json()]) == (503, ["message"])
     aliased.restore()
     aliased.serve(canaries={"m": Canary("2.0", 100.0)})
     wait(lambda: aliased.received("POST", "/rerank", data=body)["path"] == "/predictions/m/2.0")
@@ -146,3 +166,18 @@ def test_bodies_beyond_their_limit_are_refused(aliased: Gateway, strict: Gateway
             answer = gateway.ask("POST", "/v1/embeddings", data=body, headers=KEY)
             assert answer.status_code == status, answer.text
         assert error(answer)[3] == "BodyTooLarge"
+
+
+def test_pages_of_allowed_origins_may_call_and_their_preflights_need_no_key(tmp_path: Path, aliased: Gateway) -> None:
+    asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    assert "Access-Control-Allow-Origin" not in aliased.ask("OPTIONS", "/v1/embeddings", headers=asks).headers
+    with Gateway(tmp_path, replace(STRICT, cors=("https://a.example",))) as gateway:
+        allowed = gateway.ask("OPTIONS", "/v1/embeddings", headers=asks)
+        assert (allowed.status_code, allowed.headers["Access-Control-Allow-Origin"]) == (200, "https://a.example")
+        assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
+        foreign = gateway.ask("OPTIONS", "/v1/embeddings", headers={**asks, "Origin": "https://b.example"})
+        assert "Access-Control-Allow-Origin" not in foreign.headers
+        # Errors are readable, too.
+        for key, status in (({}, 401), (KEY, 200)):
+            found = gateway.ask("POST", "/predictions/m", data=b"x", headers={"Origin": "https://a.example", **key})
+            assert (found.status_code, found.headers["Access-Control-Allow-Origin"]) == (status, "https://a.example")
