@@ -6,7 +6,6 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
@@ -42,9 +41,7 @@ class Replica:
         #: Whether a GPU computes, and the requests of a full micro-batch.
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
         self.metadata = self._handler.metadata
-        self._lock, self._is_doubtful = threading.Lock(), False
-        # The requests that have ended since the loop last woke.
-        self._ended: list[asyncio.Future[None]] = []
+        self._is_doubtful = False
         # Whether the loop is about to run a micro-batch.
         self._is_helping = False
         # Of the archive's own package, which is on the path now.
@@ -101,7 +98,8 @@ class Replica:
                     self._is_helping = True
                     loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
-                future.add_done_callback(lambda _: self._end(loop, waiter))
+                # uvloop wakes once for all that a micro-batch ends.
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(_end, waiter))
                 await waiter
             reply = future.result()()
         except asyncio.CancelledError:
@@ -119,17 +117,7 @@ class Replica:
             while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
                 pass
 
-    def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
-        """Wake the loop once for all requests that a micro-batch ends; any thread."""
-        with self._lock:
-            self._ended.append(waiter)
-            is_first = len(self._ended) == 1
-        if is_first:
-            loop.call_soon_threadsafe(self._wake)
 
-    def _wake(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for waiter in ended:
-            if not waiter.done():
-                waiter.set_result(None)
+def _end(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
