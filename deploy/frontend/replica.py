@@ -6,7 +6,6 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
@@ -42,15 +41,14 @@ class Replica:
         #: Whether a GPU computes, and the requests of a full micro-batch.
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
         self.metadata = self._handler.metadata
-        self._lock, self._is_doubtful = threading.Lock(), False
-        # The requests that have ended since the loop last woke.
-        self._ended: list[asyncio.Future[None]] = []
+        self._is_doubtful = False
         # Whether the loop is about to run a micro-batch.
         self._is_helping = False
         # Of the archive's own package, which is on the path now.
+        from handlers.batching import guard  # noqa: PLC0415
         from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
 
-        self._quick_s = QUICK_S
+        self._guard, self._quick_s = guard, QUICK_S
 
     def is_version(self, version: str, path: str) -> bool:
         """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
@@ -100,7 +98,8 @@ class Replica:
                     self._is_helping = True
                     loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
-                future.add_done_callback(lambda _: self._end(loop, waiter))
+                # uvloop wakes once for all that a micro-batch ends.
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(_end, waiter))
                 await waiter
             reply = future.result()()
         except asyncio.CancelledError:
@@ -114,21 +113,11 @@ class Replica:
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
         self._is_helping, core = False, self._core
-        with core.guard.watch(), core.lock:
+        with self._guard.watch(), core.lock:
             while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
                 pass
 
-    def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
-        """Wake the loop once for all requests that a micro-batch ends; any thread."""
-        with self._lock:
-            self._ended.append(waiter)
-            is_first = len(self._ended) == 1
-        if is_first:
-            loop.call_soon_threadsafe(self._wake)
 
-    def _wake(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for waiter in ended:
-            if not waiter.done():
-                waiter.set_result(None)
+def _end(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -154,8 +154,8 @@ def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "torchserve-batching archive: error: "),
-        (["--all", "--weights", "x.pt"], "torchserve-batching archive: error: "),
+        ([], "torchserve-batching: name models or use --all, and not both; see torchserve-batching archive --help\n"),
+        (["--all", "--weights", "x.pt"], "--weights PATH belongs to one model: name only that model; see "),
         (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
         (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
         (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),

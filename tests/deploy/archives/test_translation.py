@@ -89,8 +89,10 @@ def test_archive_for_torch_has_the_weights_and_nothing_that_min_chrf_could_judge
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"encoder_no_repeat_ngram_size": 3}, "its generation_config.json has encoder_no_repeat_ngram_size"),
-        ({"eos_token_id": [0, 5]}, "its generation_config.json has eos_token_id"),
+        (
+            {"encoder_no_repeat_ngram_size": 3, "eos_token_id": [0, 5]},
+            "its generation_config.json has encoder_no_repeat_ngram_size, eos_token_id\n",
+        ),
         # A family that it lacks is no news.
         (None, ""),
     ],

@@ -199,9 +199,9 @@ def test_command_that_stops_a_server_names_its_configuration(config: Path, comma
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["start", "--config", "no-such"], "serve: no configuration no-such: CONFIG is a path, or one of large-"),
-        (["run", "--node-count", "2"], "serve: run watches one node, and there are 2: name it with --node"),
-        (["run", "--node", "node-7"], "serve: no node node-7: there are node-1"),
+        (["start", "--config", "no-such"], "start: no configuration no-such: CONFIG is a path, or one of large-"),
+        (["run", "--node-count", "2"], "run: run watches one node, and there are 2: name it with --node"),
+        (["run", "--node", "node-7"], "run: no node node-7: there are node-1"),
         (["restart"], "restart: no node of this machine runs"),
     ],
 )
