@@ -61,7 +61,7 @@ class DevicePreprocessing(Preprocessing):
             (0, height, resized[1], slice(top, bottom)),
         ):
             places, factors = (torch.from_numpy(each[side]).to(self.device) for each in find_factors(own, wanted))
-            taps = pixels.index_select(axis, places.flatten()).unflatten(axis, places.shape).int()  # type: ignore[no-untyped-call]
+            taps = pixels[(slice(None),) * axis + (places,)].int()
             sums = (taps * factors[(..., *(None,) * (2 - axis))]).sum(axis + 1, dtype=torch.int32)
             pixels = (sums + 2 ** (BITS - 1) >> BITS).to(torch.uint8)
         return pixels
