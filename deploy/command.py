@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable
 
 from torchserve_client.arguments import Parser as CommandParser
+from torchserve_client.arguments import number
 
-__all__ = ["CommandParser", "run_command"]
+__all__ = ["CommandParser", "number", "run_command"]
 
 
 def run_command(name: str, command: Callable[[], object], *failures: type[Exception]) -> int:

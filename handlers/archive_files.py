@@ -63,6 +63,7 @@ class Build:
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, Any] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching
+    made_s: float = 0.0  # when, in Unix time
 
     def to_json(self) -> str:
         """Return the text of build.json, which contains its format and a sum over itself."""

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from handlers import archive_files
-from handlers.batching import measurements
+from handlers.batching import guard, measurements
 from handlers.batching.core import Core
 from handlers.batching.engine import LatencyModel
-from handlers.batching.guard import Guard
 from handlers.batching.trial import Trial
 from handlers.config import check_names, parse
 from handlers.connection_keeper import ConnectionKeeper, frontend_connection
@@ -217,7 +216,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             return self.pipeline.serve(data, context, BATCH_SHARE * self._timeout_s)
         sent = map(context.get_all_request_header, context.request_ids)
         batch = dict(zip(context.request_ids.values(), map(NewRequest, data, sent), strict=True))
-        with Guard().watch():
+        with guard.watch():
             serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self.keeper))
         logger.warning("Frontend disconnected.")
         sys.exit(0)

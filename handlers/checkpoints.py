@@ -6,6 +6,7 @@ config.json -> check_labels -> labels in the order of the model's outputs
 """
 
 import re
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     ):
         raise InvalidConfig("the checkpoint has no tokenizer; save one beside it with tokenizer.save_pretrained")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    return import_transformers().AutoTokenizer.from_pretrained(folder, **options)
+    with warnings.catch_warnings():
+        # Marian's tokenizer recommends a package whose result it does not use.
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        return import_transformers().AutoTokenizer.from_pretrained(folder, **options)
 
 
 def check_labels(labels: dict[int, str] | None, engine: object = None) -> dict[int, str]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from deploy.models import ROOT
 from deploy.run.node import Node
 from deploy.sandbox import free_ports
 from tests.waiting import PATIENCE_S, until
+
+# Their measurements stay out of the user's home.
+CACHE = tempfile.TemporaryDirectory()
 
 
 class Host(NamedTuple):
@@ -52,7 +56,9 @@ def start(archive: Path, *words: object, log: Path | None = None, python: str = 
     line = command(archive, "--port", port, "--grpc-port", grpc_port, *words, python=python)
     with (log or Path(os.devnull)).open("w") as out:
         errors = out if log else None
-        process = subprocess.Popen(line, cwd=ROOT, env={**os.environ}, stdout=out, stderr=errors, text=True)
+        process = subprocess.Popen(
+            line, cwd=ROOT, env={"CACHE_DIR": CACHE.name, **os.environ}, stdout=out, stderr=errors, text=True
+        )
     return Host(process, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
 
 

@@ -21,14 +21,15 @@ SIZES: dict[str, Any] = {
 VISION: dict[str, Any] = {**SIZES, "image_size": SIDE, "patch_size": PATCH}
 SQUARE = {"height": SIDE, "width": SIDE}
 # The shorter side is longer than the crop by an odd number, which transformers and torchvision halve differently.
-CROPPED = {"size": {"shortest_edge": SIDE + 5}, "crop_size": SQUARE}
-PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
-    "clip": transformers.CLIPImageProcessorPil(**CROPPED),
-    "siglip": transformers.SiglipImageProcessorPil(size=SQUARE),
-    "chinese_clip": transformers.ChineseCLIPImageProcessorPil(size=SQUARE, crop_size=SQUARE, do_center_crop=True),
-    "dinov2": transformers.BitImageProcessorPil(**CROPPED),
-    "dinov3_vit": transformers.ViTImageProcessorPil(size=SQUARE),
-    "vit": transformers.ViTImageProcessorPil(size=SQUARE),
+CROPPED: dict[str, Any] = {"size": {"shortest_edge": SIDE + 5}, "crop_size": SQUARE}
+# Model type -> the class of its processor, and its settings.
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip": ("CLIP", CROPPED),
+    "siglip": ("Siglip", {"size": SQUARE}),
+    "chinese_clip": ("ChineseCLIP", {"size": SQUARE, "crop_size": SQUARE, "do_center_crop": True}),
+    "dinov2": ("Bit", CROPPED),
+    "dinov3_vit": ("ViT", {"size": SQUARE}),
+    "vit": ("ViT", {"size": SQUARE}),
 }
 
 
@@ -53,5 +54,6 @@ def checkpoint(folder: Path, kind: str) -> Path:
     torch.manual_seed(5)
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **settings))
     model.save_pretrained(folder)
-    PROCESSORS[kind].save_pretrained(folder)
+    name, of_images = PROCESSORS[kind]
+    getattr(transformers, f"{name}ImageProcessorPil")(**of_images).save_pretrained(folder)
     return exports.dated(folder)

@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
 
 def marian(folder: Path, targets: tuple[str, ...] = ()) -> Path:
     """A Marian model; with `targets`, one of many target languages."""
-    pieces = _sentencepiece(folder / "source.spm")
+    pieces = sentence_pieces(folder / "source.spm")
     (folder / "target.spm").write_bytes((folder / "source.spm").read_bytes())
     words = ["</s>", "<unk>", *(f">>{code}<<" for code in targets), *pieces, "<pad>"]
     _write_vocabulary(folder, words)
@@ -63,7 +63,7 @@ def marian(folder: Path, targets: tuple[str, ...] = ()) -> Path:
 
 def m2m100(folder: Path) -> Path:
     """An M2M100 model of a hundred languages: en, fr, ..."""
-    pieces = _sentencepiece(folder / "sentencepiece.bpe.model")
+    pieces = sentence_pieces(folder / "sentencepiece.bpe.model")
     _write_vocabulary(folder, [*SPECIAL, *pieces])
     # In the order of their ids, as the published tokenizers list them.
     codes = FAIRSEQ_LANGUAGE_CODES["m2m100"]
@@ -174,7 +174,7 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
     return exports.dated(folder)
 
 
-def _sentencepiece(path: Path) -> list[str]:
+def sentence_pieces(path: Path) -> list[str]:
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(SENTENCES * 4), model_writer=file, vocab_size=110, minloglevel=2

@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = _take_folder(sys.argv[1:] if arguments is None else arguments)
     known = find_commands()
     if "_ARGCOMPLETE" in os.environ:
-        import_module("torchserve_batching.completion").complete(known)
+        import_module("torchserve_batching.completion").complete({name: row.words for name, row in known.items()})
     index = next((index for index, word in enumerate(words) if word in known), None)
     before, name, rest = (words, "", []) if index is None else (words[:index], words[index], words[index + 1 :])
     if before == ["--version"]:

@@ -1,7 +1,7 @@
 """The command `torchserve-batching completion bash|zsh`, and the names that it completes."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import yaml
 
@@ -11,16 +11,17 @@ from deploy.places import OWN_LIST
 PROGRAM = "torchserve-batching"
 
 
-def complete(commands: Iterable[str]) -> None:
+def complete(commands: Mapping[str, str]) -> None:
     """Print the completions of the line in the shell's variables, and end the process; nothing without these."""
     import argcomplete  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(PROGRAM)
     parser.add_argument("--dir")
     added = parser.add_subparsers()
-    for name in commands:
+    for name, words in commands.items():
         # The models of the user's list, of which servers may have others.
-        added.add_parser(name).add_argument("models", nargs="*", choices=_list_models() or None)
+        command = added.add_parser(name, help=words)
+        command.add_argument("models", nargs="*", choices=_list_models() or None, help="model")
     argcomplete.autocomplete(parser)
 
 

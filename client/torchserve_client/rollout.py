@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,10 @@ class Rollout:
             path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
             if (version := archives.describe(path).version) != running:
                 raise RolloutFailed(f"{path.name} contains version {version} now, not {running}: pass --archive")
+            _, built_s = archives.read_maker(path) or ("", 0.0)
+            if any(datetime.fromisoformat(each["startTime"]).timestamp() < built_s for each in old["workers"]):
+                problem = f"{path.name} was built after version {running} was registered"
+                raise RolloutFailed(f"{problem}: raise `version`, build it again, and pass --archive")
             version = archives.next_version(running, taken)
             return version, archives.copy_as_version(path, version)
         path = self.model_store / new.archive

@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -17,14 +18,14 @@ from deploy.archives.archive import (
     report,
 )
 from deploy.archives.arguments import PRECISION, parse_arguments
-from deploy.archives.fingerprint import handler_files, read_build
+from deploy.archives.fingerprint import handler_files, read_packed
 from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import UnknownModel, model, models
 from deploy.places import ARCHIVE
 from deploy.progress import printable
 from deploy.rooms import open_room
-from handlers.archive_files import hash_files
+from handlers.archive_files import BUILD, hash_files
 from handlers.errors import InvalidConfig, reason
 from torchserve_client.version import VERSION
 
@@ -96,15 +97,18 @@ def list_outdated(folder: Path) -> int:
     wanted, code = hash_files(handler_files()), 0
     # NAME.mar is a second name of one of the others.
     for path in {path.stat().st_ino: path for path in sorted(folder.glob("*.mar"), reverse=True)}.values():
-        if (build := read_build(path)) is None:
-            print(f"{os.path.relpath(path)}: not built by torchserve-batching, or by a version before 0.2")
+        try:
+            # Of any format.
+            build = json.loads(read_packed(path, BUILD))
+        except (LookupError, ValueError):
+            print(f"{os.path.relpath(path)}: not built by torchserve-batching")
             continue
-        found = {name: value for name, value in build.files.items() if name.startswith("handlers/")}
+        found = {name: value for name, value in build["files"].items() if name.startswith("handlers/")}
         changed = sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name))
         if changed:
-            code, some = 1, ", ".join(changed[:3])
+            code, some, maker = 1, ", ".join(changed[:3]), build.get("made_with") or "an older version"
             print(
-                f"{os.path.relpath(path)}: built with {build.made_with or 'an older version'}, installed is {VERSION}; "
+                f"{os.path.relpath(path)}: built with {maker}, installed is {VERSION}; "
                 f"{len(changed)} modules differ: {some}; CHANGELOG.md says why; to upgrade, build it again"
             )
     return code

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,7 @@ class Recipe:
                 proofs=proofs,
                 fidelity=fidelity,
                 made_with=VERSION,
+                made_s=time.time(),
             )
             (staged / BUILD).write_text(build.to_json())
             arguments = {

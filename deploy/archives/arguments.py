@@ -5,32 +5,29 @@ from pathlib import Path
 from typing import get_args
 
 from deploy.archives.archive import SUFFIXES
+from deploy.command import CommandParser, number
 from deploy.models import MODEL_LIST, Engine
 from deploy.places import ARCHIVE, HOME, MINE, OWN_LIST, ROOT, STORE
 from deploy.rooms import ROOMS, open_room
-from torchserve_client.arguments import number
 
 # deploy.archives.precision.request; None without comparisons.
 PRECISION = open_room("precision")
 
 CHECK = "build nothing; list the archives with handlers of another version, and return 1 if there are any"
 KEEP = "after a build, keep the newest N versions and those that nodes serve (default: all)"
-EXAMPLES = """\
-docs/how-to/bring-a-model.md explains model lists, docs/how-to/int8.md int8.
-
-examples:
-  torchserve-batching archive mobilenet-v2
-  torchserve-batching archive flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino"""
+EXAMPLES = (
+    "torchserve-batching archive mobilenet-v2",
+    "torchserve-batching archive flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino",
+)
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse ends the process if it is wrong."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=ARCHIVE,
         usage=f"{ARCHIVE} (NAME... | --all) [OPTION...]",
-        description="Build TorchServe archives from the models of a list.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Build TorchServe archives from the models of a list: docs/how-to/bring-a-model.md.",
+        examples=EXAMPLES,
     )
     group = parser.add_argument_group("models")
     group.add_argument("names", nargs="*", metavar="NAME", help="build this model of the list")

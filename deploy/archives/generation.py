@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from deploy.archives.tasks import run_items
-from handlers.engines.seq2seq import load_model, load_tokenizer
+from handlers.checkpoints import load_tokenizer
+from handlers.engines.seq2seq import load_model
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
 

@@ -52,12 +52,12 @@ def _fields(content_type: str, body: bytes) -> Fields | None:
     media_type = content_type.partition(";")[0].strip()
     if media_type == "application/x-www-form-urlencoded":
         return _urlencoded(body)
+    # TorchServe does not parse a body whose type is in capitals or lacks the boundary.
+    if media_type != "multipart/form-data":
+        return None
     # As in the gateway, the first counts.
     boundary = dict(reversed(_parameters(content_type))).get("boundary", "").strip('"')
-    # TorchServe does not parse a body whose type is in capitals or lacks the boundary.
-    if media_type != "multipart/form-data" or not boundary:
-        return None
-    return _multipart(body, boundary.encode("latin-1", "replace"))
+    return _multipart(body, boundary.encode("latin-1", "replace")) if boundary else None
 
 
 def _urlencoded(body: bytes) -> Fields:

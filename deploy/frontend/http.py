@@ -133,13 +133,10 @@ class Application:
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
         """Return a request's body."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
-        too_large = Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
-        if stated > most:
-            raise too_large
         parts, size, is_more = [], 0, True
         try:
             async with asyncio.timeout(self.body_s):
-                while is_more:
+                while is_more and max(size, stated) <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Disconnected
@@ -147,8 +144,6 @@ class Application:
                     size += len(parts[-1])
                     self._unread += len(parts[-1])
                     is_more = message.get("more_body", False)
-                    if size > most:
-                        raise too_large
                     if is_more and self._unread > self.most_unread_bytes:
                         busy = "Too many bodies are incomplete."
                         raise Refused(503, "ServiceUnavailableException", busy, {**RETRY, "Connection": "close"})
@@ -157,6 +152,8 @@ class Application:
             raise Refused(408, "RequestTimeout", late, {"Connection": "close"}) from None
         finally:
             self._unread -= size
+        if max(size, stated) > most:
+            raise Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
         return b"".join(parts)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:

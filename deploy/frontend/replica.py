@@ -6,7 +6,6 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
@@ -42,14 +41,14 @@ class Replica:
         #: Whether a GPU computes, and the requests of a full micro-batch.
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
         self.metadata = self._handler.metadata
-        self._lock, self._is_doubtful = threading.Lock(), False
-        # The requests that have ended since the loop last woke.
-        self._ended: list[asyncio.Future[None]] = []
+        self._is_doubtful = False
+        # Whether the loop is about to run a micro-batch.
+        self._is_helping = False
         # Of the archive's own package, which is on the path now.
-        from handlers.errors import ItemError  # noqa: PLC0415
-        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+        from handlers.batching import guard  # noqa: PLC0415
+        from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
 
-        self._item_error, self._request_class, self._slot_class = ItemError, Request, Slot
+        self._guard, self._quick_s = guard, QUICK_S
 
     def is_version(self, version: str, path: str) -> bool:
         """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
@@ -67,7 +66,9 @@ class Replica:
         try:
             return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
         except MalformedForm as error:
-            return self._request(self._item_error(400, MalformedForm.__name__, str(error)))
+            from handlers.errors import ItemError  # noqa: PLC0415
+
+            return self._request(ItemError(400, MalformedForm.__name__, str(error)))
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
@@ -84,15 +85,21 @@ class Replica:
 
     def _request(self, content: Any) -> Any:
         """Return a request of one payload or error."""
-        return self._request_class((), slots=[self._slot_class(content)], arrived_s=time.perf_counter())
+        from handlers.protocol.requests import Request, Slot  # noqa: PLC0415
+
+        return Request((), slots=[Slot(content)], arrived_s=time.perf_counter())
 
     async def _run(self, request: Any) -> Answer:
-        future = self._core.submit(request)
+        (future,) = self._core.submit_all([request])
         try:
             if not future.done():
                 loop = asyncio.get_running_loop()
+                if not self._is_helping:
+                    self._is_helping = True
+                    loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
-                future.add_done_callback(lambda _: self._end(loop, waiter))
+                # uvloop wakes once for all that a micro-batch ends.
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(_end, waiter))
                 await waiter
             reply = future.result()()
         except asyncio.CancelledError:
@@ -103,17 +110,14 @@ class Replica:
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
         return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
 
-    def _end(self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
-        """Wake the loop once for all requests that a micro-batch ends; any thread."""
-        with self._lock:
-            self._ended.append(waiter)
-            is_first = len(self._ended) == 1
-        if is_first:
-            loop.call_soon_threadsafe(self._wake)
+    def _help(self) -> None:
+        """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
+        self._is_helping, core = False, self._core
+        with self._guard.watch(), core.lock:
+            while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
+                pass
 
-    def _wake(self) -> None:
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for waiter in ended:
-            if not waiter.done():
-                waiter.set_result(None)
+
+def _end(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -63,10 +63,7 @@ class Models:
     def __init__(
         self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int, preferred: Sequence[str] = ()
     ) -> None:
-        """Prepare; `invocations` is the model of /invocations, `body_bytes` the most bytes of a body.
-
-        `preferred` models answer requests to the APIs of embedding servers that name none.
-        """
+        """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
         #: Whether the process is about to end, and so not ready.
         self.is_draining = False

@@ -61,12 +61,7 @@ def metadata(name: str, versions: Sequence[str], document: Mapping[str, Any]) ->
 def configuration(
     name: str, document: Mapping[str, Any], *, workers: int = 1, batch_size: int = 0, delay_ms: int = 0
 ) -> dict[str, Any]:
-    """Return Triton's model configuration; max_batch_size is the maximum number of rows of a request.
-
-    Triton's batches are along the first dimension of every tensor, and `dims` omit it. If a model's rows are along
-    another dimension, max_batch_size is 0 and `dims` are complete, which means a model without batching to Triton's
-    clients; `parameters` then contain the true values. `batch_size` and `delay_ms` are TorchServe's.
-    """
+    """Return Triton's configuration; with rows along a later dimension, max_batch_size is 0 and `dims` are complete."""
     rows = document.get("max_batch_size")
     rows = rows if isinstance(rows, int) and rows > 0 else 1
     tensors = {kind: list(document.get(kind, [])) for kind in ("inputs", "outputs")}

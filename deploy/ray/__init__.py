@@ -5,5 +5,5 @@
     client -> HAProxy -> /predictions/M: replica, the archive's core
                       -> the others:     deploy.frontend.routes -> a deployment's handle -> replica
 
-A process of an archive has the package `handlers` of that archive: `app` and `replica` do not import ours.
+A process of an archive has the package `handlers` of that archive: `app` does not import ours.
 """

@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
     names = [str(manifest_of(each)["model"]["modelName"]) for each in archives]
     if len({*names}) < len(names) or settings.invocations not in (None, *names):
         raise InvalidConfig(f"{path.name}: expected different models, and invocations to be one; they are {names}")
-    args = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
+    args: dict[str, Any] = {"models": names, "invocations": settings.invocations, "body_bytes": settings.body_bytes}
     args |= {"preferred": settings.default_models} if settings.default_models else {}
     # It computes nothing, and leaves the processors to the archives' replicas.
     front = {"name": "routes", **SHARED, "max_ongoing_requests": 4096, "ray_actor_options": {"num_cpus": 0}}

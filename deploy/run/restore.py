@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from deploy.run.machine import LocalNode
 from deploy.run.node import RESTORE, STARTED, replace_file
 from deploy.run.properties import parse
-from torchserve_client.archives import describe, find_version
+from torchserve_client.archives import describe, find_version, read_maker
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -43,6 +43,8 @@ class Registration:
     is_default: bool
     response_timeout_s: int
     startup_timeout_s: int
+    # When, in Unix time; 0 if unknown.
+    since_s: float = field(default=0.0, compare=False)
 
 
 class Record:
@@ -73,8 +75,10 @@ class Record:
     def read(self) -> list[Registration]:
         """Return the registrations that are not restored yet, and those of the last snapshot."""
         found = {(each.model, each.version): each for each in self.read_pending()}
+        since_s = self._read_times()
         for each in self._read_last():
-            found.setdefault((each.model, each.version), each)
+            key = (each.model, each.version)
+            found[key] = replace(found.get(key, each), since_s=since_s.get(key, each.since_s))
         return list(found.values())
 
     def read_pending(self) -> list[Registration]:
@@ -101,6 +105,15 @@ class Record:
             self.is_damaged = number > 0
         self.is_damaged = bool(self._files())
         return _read(self._older) if self.is_damaged else []
+
+    def _read_times(self) -> dict[tuple[str, str], float]:
+        """Return when each version of the last snapshot was registered."""
+        times: dict[tuple[str, str], float] = {}
+        for path in self._files():
+            found = parse_snapshot(path.read_text(encoding="utf-8", errors="replace"))
+            keys = times if found is None else {(each.model, each.version) for each in found}
+            times = {key: times.get(key, path.stat().st_mtime) for key in keys}
+        return times
 
     def _files(self) -> list[Path]:
         """Return the snapshots, oldest first, by modification time, since their names contain local time."""
@@ -178,6 +191,9 @@ def _register(local: LocalNode, wanted: Registration) -> str | None:
         if (version := describe(path).version) != wanted.version:
             return f"{wanted.archive} contains version {version} now"
         if wanted.version not in management.versions(wanted.model, is_missing_ok=True):
+            if (maker := read_maker(path)) and maker[1] > wanted.since_s > 0:
+                fix = "raise `version` in the model list, or register it again"
+                return f"{path.name} was built after version {wanted.version} was registered: {fix}"
             management.register(
                 path.name,
                 batch_size=wanted.batch_size,

@@ -2,7 +2,6 @@
 
 __main__   the command: binds the ports, loads the archive, and starts the servers
 process    signals, and the end
-limits     the settings of --config
-server     HTTP by uvicorn with limits, and gRPC
+server     HTTP by uvicorn with the limits of --config, and gRPC
 app        management and metrics beside the routes of deploy.frontend
 """

@@ -7,12 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.command import CommandParser, run_command
+from deploy.command import CommandParser, number, run_command
 from deploy.places import ARCHIVE, HOME, OWN_LIST, PLACE, ROOT, STORE
 from deploy.serve.process import NotServed, Process
+from torchserve_client.archives import read_maker
+from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,8 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = "a file NAME.mar, or a NAME of models.yaml, which is built first; the list's first model by default"
     parser.add_argument("archive", nargs="?", default="", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
-    parser.add_argument("--port", type=int, default=8080, help="port of HTTP; 8080 by default")
-    parser.add_argument("--grpc-port", type=int, help="port of the Open Inference Protocol's gRPC; off by default")
+    port = number(int, 0, 65535)
+    parser.add_argument("--port", type=port, default=8080, help="port of HTTP; 8080 by default")
+    parser.add_argument("--grpc-port", type=port, help="port of the Open Inference Protocol's gRPC; off by default")
     parser.add_argument("--threads", type=int, default=0, help="processor threads; the archive's own by default")
     parser.add_argument("--gpu", type=int, help="number of the GPU; the processor by default")
     parser.add_argument("--config", type=Path, help="YAML of limits: docs/how-to/one-process.md")
@@ -42,18 +46,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Any, process: Process) -> None:
-    from deploy.serve.limits import read_limits  # noqa: PLC0415
+    from deploy.serve.server import Limits, load, run  # noqa: PLC0415
+    from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
 
+    path = options.config
     try:
-        limits = read_limits(options.config)
+        limits = read_settings(Limits, path, read_yaml(path) or {}) if path else Limits()
     except (OSError, ValueError) as error:
         raise NotServed(f"--config: {error}") from None
     listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
         # gRPC binds it itself, after minutes perhaps.
         _bind(options.host, options.grpc_port, "--grpc-port").close()
-    from deploy.serve.server import load, run  # noqa: PLC0415
-
+    # An archive is unpacked for each process, and the next one must know its measurements and crashes.
+    with suppress(RuntimeError):
+        os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))
     try:
         host = load(options, limits)
     except ModuleNotFoundError as error:
@@ -62,7 +69,9 @@ def _serve(options: Any, process: Process) -> None:
         environment = "the environment of requirements.lock, or of the archive's own packages"
         raise NotServed(f"{options.archive.name} needs the package {error.name}: use {environment}") from None
     except Exception as error:
-        raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
+        maker = read_maker(options.archive) or (VERSION,)
+        fix = f"; it was built with {maker[0]}: build it again, or use TorchServe" if maker[0] != VERSION else ""
+        raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}{fix}") from None
     run(host, listener, options, limits, process)
 
 

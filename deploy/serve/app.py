@@ -16,8 +16,7 @@ from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_v
 from deploy.frontend.metrics import Metrics
 from deploy.frontend.replica import Replica
 from deploy.frontend.routes import Models, Routes
-from deploy.serve.limits import Limits
-from deploy.serve.server import RUNNING
+from deploy.serve.server import RUNNING, Limits
 from handlers.protocol.metadata import METADATA_HEADER
 
 # The `type` of the answer of a node that ends (deploy.gateway.management).

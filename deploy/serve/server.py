@@ -9,18 +9,20 @@ import os
 import resource
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import uvicorn
 import uvloop
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deploy.frontend.http import GRPC_METHODS
 from deploy.frontend.metrics import Metrics
 from deploy.frontend.replica import Replica
 from deploy.protocol.description import SERVICE
-from deploy.serve.limits import Limits
 from deploy.serve.process import NotServed, Process
+from deploy.settings_file import Origin
 
 BACKLOG = 2048
 # The key of a request's scope: the tasks of its connection, which end with it.
@@ -35,6 +37,24 @@ CHUNK_BYTES = 8
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Limits:
+    """Limits. A body's bytes are the archive's `max_body_bytes`."""
+
+    connections: Annotated[int, Field(ge=1)] = 1024  # of HTTP, and of gRPC; one more is closed
+    requests: Annotated[int, Field(ge=1)] = 1024  # that run or wait; one more gets 503
+    head_bytes: Annotated[int, Field(ge=1024)] = 8192  # of a request's path, query and headers
+    head_s: Seconds = 30.0  # in which they must come
+    body_s: Seconds = 60.0  # in which a body must come, and in which an answer must be read
+    keep_alive_s: Annotated[int, Field(ge=1)] = 330  # of an idle connection: longer than the gateway's
+    notice_s: Seconds = 5.0  # from SIGTERM, in which new requests are still served
+    drain_s: Seconds = 60.0  # from SIGTERM to the end
+    cors: tuple[Origin, ...] = ()  # origins of web pages that may call from a browser
+
+
 class Series(NamedTuple):
     """The samples of one counter."""
 
@@ -47,31 +67,28 @@ class Series(NamedTuple):
 
 
 class Joined:
-    """A transport that sends an answer's head with its body: one call of the system in place of two."""
+    """A transport that sends a whole answer by one call of the system, in place of one for its head and its body."""
 
     def __init__(self, transport: Any) -> None:
-        self._transport, self._head = transport, b""
+        self._transport, self._parts = transport, list[bytes]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data; a head waits for the body, for `flush` or for the end."""
-        if not self._head and data.startswith(b"HTTP/1.1") and not data.startswith(b"HTTP/1.1 100"):
-            self._head = data
-        elif self._head:
-            head, self._head = self._head, b""
-            self._transport.writelines((head, data))
-        else:
-            self._transport.write(data)
+        """Keep a part of an answer until `flush`; a client waits for 100 Continue."""
+        self._parts.append(data)
+        if data.startswith(b"HTTP/1.1 100"):
+            self.flush()
 
     def flush(self) -> None:
-        """Send a head that has no body."""
-        if self._head:
-            self.write(b"")
+        """Send the answer."""
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.writelines(parts)
 
     def close(self) -> None:
-        """End the connection after all that was written."""
+        """End the connection after the answer."""
         self.flush()
         self._transport.close()
 
@@ -80,6 +97,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     """A connection with limits; its requests are cancelled if it ends."""
 
     limits = Limits()
+    _is_in_head = False
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head, if there are not too many connections."""
@@ -95,10 +113,10 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         """Refuse too many bytes around bodies; bytes between requests begin a head, too."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait(HEAD, self.limits.head_s)
         self._extra += len(data)
         super().data_received(data)
+        if self._is_in_head or self.cycle is None or self.cycle.response_complete:
+            self._wait(HEAD, self.limits.head_s)
         if self._extra > 2 * self.limits.head_bytes:
             self.transport.abort()
 
@@ -108,11 +126,11 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.transport.abort()
             raise RuntimeError
         super().on_message_begin()
-        self.scope[RUNNING] = self._open
-        self._wait(HEAD, self.limits.head_s)
+        self.scope[RUNNING], self._is_in_head = self._open, True
 
     def on_headers_complete(self) -> None:
         """End a head."""
+        self._is_in_head = False
         self._stop(HEAD)
         super().on_headers_complete()
 
@@ -129,7 +147,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Send a head without a body, and read the rest of a refused body, so that its client reads the answer."""
+        """Send the answer, and read the rest of a refused body, so that its client reads the answer."""
         self.transport.flush()
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
@@ -168,11 +186,6 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             timer.cancel()
 
 
-class _Server(uvicorn.Server):  # type: ignore[misc]
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Leave signals to deploy.serve.__main__."""
-
-
 def load(options: Any, limits: Limits) -> Any:
     """Load the archive of the command line; return its `deploy.serve.app.Host`."""
     logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
@@ -201,7 +214,7 @@ async def _run(host: Any, listener: socket.socket, options: Any, limits: Limits,
         host, http=Protocol, ws="none", log_config=None, access_log=False, server_header=False, date_header=False,
         timeout_keep_alive=limits.keep_alive_s, backlog=BACKLOG, proxy_headers=False,
     )  # fmt: skip
-    server, asked, loop = _Server(config), asyncio.Event(), asyncio.get_running_loop()
+    server, asked, loop = uvicorn.Server(config), asyncio.Event(), asyncio.get_running_loop()
     try:
         grpc_server = None if options.grpc_port is None else await _start_grpc(host, options, limits)
         listener.listen(BACKLOG)
@@ -226,11 +239,12 @@ async def _start_grpc(host: Any, options: Any, limits: Limits) -> Any:
 
     from deploy.frontend.grpc import Service  # noqa: PLC0415
 
-    most = host.models.body_bytes + 65536
-    server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
-        maximum_concurrent_rpcs=limits.requests,
-    )
+    options_of_core = {
+        **{"grpc.max_receive_message_length": host.models.body_bytes + 65536, "grpc.so_reuseport": 0},
+        **{"grpc.max_allowed_incoming_connections": limits.connections},
+        **{"grpc.max_connection_idle_ms": 1000 * limits.keep_alive_s},
+    }
+    server = grpc.aio.server(options=[*options_of_core.items()], maximum_concurrent_rpcs=limits.requests)
     service = Service(host.models)
 
     async def check(_: bytes, __: Any) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.batching.guard import Guard
+from handlers.batching import guard
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
@@ -96,7 +96,7 @@ class _Job(NamedTuple):
 
 
 class Decoder:
-    def __init__(self, pipeline: Pipeline, guard: Guard, *, threads: int, is_threaded: bool) -> None:
+    def __init__(self, pipeline: Pipeline, *, threads: int, is_threaded: bool) -> None:
         """`is_threaded`: whether the threads decode every item, however small."""
         self._pipeline = pipeline
         self._is_threaded = is_threaded

@@ -15,11 +15,11 @@ reply on the thread that calls it: `submit(request).result()()`, or with asyncio
     reply = (await asyncio.wrap_future(core.submit(request)))()
 
 handlers.continuous, TorchServe's wire, answers many requests at once and runs small micro-batches on its own thread. So
-it also uses `submit_all`, `help`, `pipeline` and `guard`; with the lock held, it reads `scheduler` and the requests'
+it also uses `submit_all`, `help` and `pipeline`; with the lock held, it reads `scheduler` and the requests'
 `is_complete`. `on_change` is called with the lock held after each change of these.
 
 No thread holds the lock while decoding, running the model, splitting or packing. A bug on one of the threads ends the
-process (Guard).
+process (guard).
 """
 
 import threading
@@ -29,9 +29,9 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from math import ceil
 
+from handlers.batching import guard
 from handlers.batching.arrivals import Arrivals, Decoder
 from handlers.batching.engine import LatencyModel, RunningBatch, Streams
-from handlers.batching.guard import Guard
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.trial import Choice, copy_with_engine
@@ -86,10 +86,9 @@ class Core:
         self._next_check_s = 0.0
         self._expired: Completions = []
         self._is_closed = False
-        self.guard = guard = Guard()
         self._arrivals = Arrivals(self.scheduler, recorder, config)
         threads = available_threads(config.decode_threads)
-        self._decoder = Decoder(self.pipeline, guard, threads=threads, is_threaded=task.decodes_in_threads)
+        self._decoder = Decoder(self.pipeline, threads=threads, is_threaded=task.decodes_in_threads)
         streams = [Pipeline(copy_with_engine(task, part), recorder) for part in choice.arrangement.streams]
         self._threads = [guard.start("watch", self._watch)]
         self._threads += [guard.start("engine", self._run_stream, each) for each in streams or [self.pipeline]]
@@ -218,7 +217,7 @@ class Core:
 
     def _end_item(self, running: RunningBatch, slot: Slot) -> None:
         """Handle an item that the engine has ended before its micro-batch; called on the engine's own thread."""
-        with self.guard.watch():
+        with guard.watch():
             with self.lock:
                 self.scheduler.end_item(running, slot)
                 complete = self._complete([slot])

@@ -12,31 +12,24 @@ from handlers.errors import where
 logger = logging.getLogger(__name__)
 
 
-def _end_process() -> None:
-    os._exit(1)
+def start(name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
+    """Start a thread that ends the worker if it raises."""
 
-
-class Guard:
-    """Calls `die` if a thread raises; by default `die` ends this process."""
-
-    def __init__(self, die: Callable[[], Any] = _end_process) -> None:
-        self._die = die
-
-    def start(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=self._run, args=(work, *arguments), name=name, daemon=True)
-        thread.start()
-        return thread
-
-    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
-        with self.watch():
+    def run() -> None:
+        with watch():
             work(*arguments)
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """End the worker if the block raises."""
-        try:
-            yield
-        except BaseException as error:
-            logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
-            logging.shutdown()
-            self._die()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+@contextmanager
+def watch() -> Iterator[None]:
+    """End the worker if the block raises."""
+    try:
+        yield
+    except BaseException as error:
+        logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
+        logging.shutdown()
+        os._exit(1)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from math import inf
 from typing import NamedTuple, NoReturn
 
+from handlers.batching import guard
 from handlers.batching.core import Core, Write
 from handlers.continuous.frontend import Disconnected, Link, NewRequest
 from handlers.continuous.timing import Timing, WorkerState
@@ -61,7 +62,7 @@ class Exchanges:
     def serve(self, connection: socket.socket) -> NoReturn:
         """Serve the frontend on a connection on which it waits for the answer to a batch, which it then sends again."""
         link = Link(connection)
-        with self._core.guard.watch():
+        with guard.watch():
             try:
                 link.send({})
                 while True:

@@ -176,7 +176,7 @@ class OpenVinoEngine:
         self.model.clone().reshape({name: list(shape) for name, shape in shapes.items()})
 
     def in_precision(self, precision: str) -> "OpenVinoEngine":
-        if self.precisions == (precision,):
+        if [*self.precisions] == [precision]:
             return self
         return OpenVinoEngine(self._graph, precision=cast(Precision, precision), threads=self._threads)
 

@@ -7,7 +7,6 @@ sampled, so that a request gets the same answer in any batch.
 """
 
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -132,28 +131,8 @@ def _prepare(generation: Any) -> list[int]:
     return [ids[0] for ids in bad_words if len(ids) == 1]
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a folder, with its Python code if that is trusted."""
-    with warnings.catch_warnings():
-        # Marian's tokenizer recommends a package whose result it does not use.
-        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        return checkpoints.load_tokenizer(folder, trust_remote_code=trust_remote_code)
-
-
 def load_model(folder: Path, device: torch.device, precision: Precision, *, trust_remote_code: bool = False) -> Any:
     """Load any model of AutoModelForSeq2SeqLM: config.json, model.safetensors and generation_config.json."""
     dtype = dtype_for(device, precision)
     model = checkpoints.load_strictly("AutoModelForSeq2SeqLM", folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return model.to(device)
-
-
-def read_generation(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, int | None]:
-    """Read a checkpoint's GenerationConfig, and the number of its decoder's positions, or None without a limit."""
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    has_own = (folder / "generation_config.json").is_file()
-    generation = (
-        transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-        if has_own
-        else transformers.GenerationConfig.from_model_config(config)
-    )
-    return generation, getattr(config, "max_position_embeddings", None)

@@ -1,12 +1,11 @@
 """Translation: a text becomes a text, by any transformers model of that kind: Marian, M2M100, NLLB, SeamlessM4T, T5."""
 
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Listener, Outputs
 from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
-from handlers.engines.seq2seq import Generator, load_model, load_tokenizer, read_generation, step_items
-from handlers.engines.torch import torch_precision
 from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import OutputTensors, columns
@@ -26,7 +23,11 @@ from handlers.text.detection import AUTO, Detector, SourceLanguage, SourceText, 
 from handlers.text.documents import DEFAULT_LANGUAGE, DividedText, divide_texts, split_text
 from handlers.text.encoders import find_source_limit
 from handlers.text.inputs import AnswerLengths, add_tokens, pad_rows, read_payload
-from handlers.text.languages import Target, read_languages, shorten_code
+from handlers.text.languages import Target, shorten_code
+from handlers.text.translators import Original, Prepared, read_translator
+
+if TYPE_CHECKING:
+    from handlers.engines.seq2seq import Generator
 
 # CTranslate2's streams before a trial of their number.
 LIKELIEST_STREAMS = 2
@@ -51,24 +52,18 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     # Checking a text takes microseconds; tokenising is one call for each source language.
     decodes_in_threads = False
 
-    engine: Generator | CTranslate2Engine
+    engine: "Generator | CTranslate2Engine"
 
-    def load(self) -> Generator | CTranslate2Engine:
+    def load(self) -> "Generator | CTranslate2Engine":
         config = self.config
-        self.tokenizer_lock = threading.Lock()
-        self.tokenizer = load_tokenizer(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
+        self.model = model = read_translator(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
         converted = self.model_dir / CONVERTED
         # In a greedy run of CTranslate2 each answer has its own limit; otherwise a micro-batch has one limit.
         self.ends_each = config.engine == "auto" and converted.is_dir()
-        generation, positions = read_generation(self.checkpoint_dir, trust_remote_code=config.trust_remote_code)
-        engine: Generator | CTranslate2Engine = (
-            self._load_converted(converted, generation) if self.ends_each else self._load_generator()
-        )
+        engine = self._load_converted(converted, model) if self.ends_each else self._load_generator()
         self.is_greedy_only = getattr(engine, "is_greedy_only", False)
         self.vocabulary_size = getattr(engine, "vocabulary_size", inf)
-        is_measured = self.ends_each and self.device.type == "cpu"
-        self.overhead = Overhead(items=STEP_ITEMS if is_measured else step_items(self.device))
-        self.languages = read_languages(self.tokenizer, generation)
+        self.languages = model.languages
         for name, code, codes in (
             ("src_lang", config.src_lang, self.languages.sources),
             ("tgt_lang", config.tgt_lang, self.languages.targets),
@@ -78,25 +73,34 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 raise InvalidConfig(f"{name}: {code} is not a language of this model; known are {known}")
         self.detector = None if config.detector is None else self._load_detector()
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
-        self.lengths = AnswerLengths.read(generation, positions, config.max_new_tokens_limit)
+        self.lengths = AnswerLengths.read(model.generation, model.positions, config.max_new_tokens_limit)
         # None if the limit follows from a text's length.
         self.usual_limit = config.max_new_tokens and min(config.max_new_tokens, self.lengths.limit)
         return engine
 
-    def _load_generator(self) -> Generator:
+    def _load_generator(self) -> "Generator | CTranslate2Engine":
+        from handlers.engines.seq2seq import Generator, load_model, step_items  # noqa: PLC0415
+        from handlers.engines.torch import torch_precision  # noqa: PLC0415
+
         config = self.config
+        self.overhead = Overhead(items=step_items(self.device))
         precision, trusted = torch_precision(config.precision), config.trust_remote_code
         model = load_model(self.checkpoint_dir, self.device, precision, trust_remote_code=trusted)
         return Generator(model, self.device, config.threads, longest_run_s=self.longest_run_s)
 
-    def _load_converted(self, folder: Path, generation: Any) -> CTranslate2Engine:
+    def _load_converted(self, folder: Path, model: Original | Prepared) -> CTranslate2Engine:
         """Load the converted model, on the configured streams or on the likeliest number."""
         config = self.config
+        self.overhead = Overhead(items=STEP_ITEMS)
+        if self.device.type != "cpu":
+            from handlers.engines.seq2seq import step_items  # noqa: PLC0415
+
+            self.overhead = Overhead(items=step_items(self.device))
         wanted = config.scheduling.streams
         return CTranslate2Engine(
             folder,
-            generation,
-            pad_id=self.tokenizer.pad_token_id,
+            model.generation,
+            pad_id=model.pad_id,
             device=self.device,
             precision=config.precision,
             threads=config.threads,
@@ -134,7 +138,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         # A wrong option is an error of the text, not of a sentence.
         self._complete(sent, source, text)
         prefix, text = self.languages.prefix_of(text)
-        language = source.code or getattr(self.tokenizer, "source_lang", None) or DEFAULT_LANGUAGE
+        language = source.code or self.model.source_lang or DEFAULT_LANGUAGE
         options = {**payload.options, "split": "none", "src_lang": source.code}
         return DividedText(split_text(text, shorten_code(language)), options, prefix, source.fields)
 
@@ -192,16 +196,8 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         outcomes: list[SourceText | ItemError] = list(items)
         for source, indices in sources.items():
             texts = [self._target(items[index]).prefix + items[index].text for index in indices]
-            # The language is a state of the tokenizer, and in adaptive mode several threads prepare items.
-            with self.tokenizer_lock:
-                if source is not None:
-                    self.tokenizer.src_lang = source
-                encodings = self.tokenizer(
-                    texts,
-                    truncation=self.config.truncation,
-                    max_length=self.max_length if self.config.truncation else None,
-                )
-            for index, ids in zip(indices, encodings["input_ids"], strict=True):
+            rows = self.model.encode(texts, source, self.max_length if self.config.truncation else None)
+            for index, ids in zip(indices, rows, strict=True):
                 if max(ids, default=0) >= self.vocabulary_size:
                     # The conversion leaves out Marian's padding.
                     outcomes[index] = ItemError.of(InvalidText("text: contains a special token of the model."))
@@ -236,7 +232,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     def collate(self, items: Sequence[SourceText]) -> Arrays:
         """Pad the items to the longest: `input_ids` and `attention_mask`, (B, T) int64, right-padded."""
         length = self._length(max(len(item.ids) for item in items))
-        return pad_rows([item.ids for item in items], length, self.tokenizer.pad_token_id)
+        return pad_rows([item.ids for item in items], length, self.model.pad_id)
 
     def forward(self, inputs: Arrays, items: Sequence[SourceText]) -> Outputs:
         """Translate all items in one run: `sequences`, (B, U) int64."""
@@ -258,7 +254,5 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
 
     def split(self, outputs: Outputs, items: Sequence[SourceText]) -> Sequence[Any]:
         """Turn `sequences`, (B, U), into {"translation_text": ...} for each item."""
-        texts = self.tokenizer.batch_decode(
-            outputs["sequences"], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        texts = self.model.decode(outputs["sequences"])
         return [{"translation_text": text, **item.source.fields} for item, text in zip(items, texts, strict=True)]

@@ -64,12 +64,12 @@ class TextConfig(HandlerConfig):
 class TruncationOptions:
     """Options of a text that may be cut."""
 
-    truncation: bool = Field(default=False, description="Whether to cut a text that is too long.")
+    truncation: bool = Field(default=False, description="Whether to cut a long text.")
     truncate_prompt_tokens: Count | Literal[-1] | None = Field(
-        default=None, description="The tokens to cut a text to; -1 for `max_length`."
+        default=None, description="Tokens to keep; -1 for `max_length`."
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="The side that is cut off; null for the tokenizer's."
+        default=None, description="The side to cut off; null for the tokenizer's."
     )
 
 
@@ -93,8 +93,8 @@ class EmbeddingConfig(RetrievalConfig):
     )
     int8_ranges: Bounds | None = Field(
         default=None,
-        description="The least and the greatest value in int8 and uint8, each a number or one for each dimension; "
-        "values beyond are clipped. None to reject these types.",
+        description="Minimum and maximum of int8 and uint8, each a number or a list by dimension; values beyond are "
+        "clipped.",
     )
 
 
@@ -220,10 +220,9 @@ class WindowsConfig(TextConfig):
 
     doc_stride: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="The number of tokens that neighbouring windows share; None for 128, or half of `max_length` if "
-        "that is less.",
+        description="Tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less.",
     )
-    max_windows: Count = Field(default=32, description="Maximum windows per text, unless `truncation: true` cuts it.")
+    max_windows: Count = Field(default=32, description="Maximum windows per text.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

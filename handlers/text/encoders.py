@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from handlers.archive_files import hash_files
 from handlers.checkpoints import import_transformers, load_tokenizer
@@ -69,7 +70,7 @@ UNCERTAIN_SEGMENTS = (
 )
 
 
-def _hash_sources(folder: Path) -> dict[str, str]:
+def hash_sources(folder: Path) -> dict[str, str]:
     names = {path.name: path for path in folder.iterdir() if path.name != PREPARED and path.suffix != ".safetensors"}
     return hash_files(names)
 
@@ -78,7 +79,7 @@ def prepare_tokenizer(folder: Path, *, has_tokenizer: bool = True) -> None:
     """Write a checkpoint's tokenizer and configuration as transformers loads them, unless it would encode otherwise."""
     tokenizer, config = read_tokenizer(folder, trust_remote_code=False, has_tokenizer=has_tokenizer)
     content = {
-        "sources": _hash_sources(folder),
+        "sources": hash_sources(folder),
         "config": {name: getattr(config, name) for name in CONFIG_NAMES if hasattr(config, name)},
         "parts": {
             part: {name: getattr(own, name, None) for name in names}
@@ -88,13 +89,13 @@ def prepare_tokenizer(folder: Path, *, has_tokenizer: bool = True) -> None:
         "labels": [*(config.id2label or {}).items()],
     }
     if tokenizer is not None:
-        if (backend := _backend_of(tokenizer)) is None:
+        if (backend := backend_of(tokenizer)) is None:
             return
         content |= {"backend": backend, "tokenizer": {name: getattr(tokenizer, name) for name in TOKENIZER_NAMES}}
     (folder / PREPARED).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _backend_of(tokenizer: Any) -> str | None:
+def backend_of(tokenizer: Any) -> str | None:
     """Return the text of a tokenizer of Rust; None if another would be read from it."""
     usual = import_transformers().TokenizersBackend
     if any(getattr(type(tokenizer), name, None) is not getattr(usual, name) for name in METHODS):
@@ -102,14 +103,23 @@ def _backend_of(tokenizer: Any) -> str | None:
     # A call selects the language, and undoes the padding and truncation of tokenizer.json.
     tokenizer(["a"])
     backend = tokenizer.backend_tokenizer.to_str()
-    # Reading rounds some scores of a Unigram model, and texts of equal scores would be divided otherwise.
-    return backend if Tokenizer.from_str(backend).to_str() == backend else None
+    return backend if read_backend(backend).to_str() == backend else None
+
+
+def read_backend(text: str) -> Tokenizer:
+    """Read a tokenizer of Rust, whose own reader rounds the scores of a Unigram model: Python reads them exactly."""
+    backend = Tokenizer.from_str(text)
+    if isinstance(backend.model, Unigram):
+        model = json.loads(text)["model"]
+        vocabulary = [(piece, score) for piece, score in model["vocab"]]
+        backend.model = Unigram(vocabulary, model["unk_id"], model.get("byte_fallback", False))
+    return backend
 
 
 def read_tokenizer(folder: Path, *, trust_remote_code: bool, has_tokenizer: bool = True) -> tuple[Any, Any]:
     """Read a checkpoint's tokenizer and configuration, with transformers unless they are prepared and unchanged."""
     content = {} if trust_remote_code else read_json(folder / PREPARED)
-    if not content or content["sources"] != _hash_sources(folder):
+    if not content or content["sources"] != hash_sources(folder):
         options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
         tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code) if has_tokenizer else None
         return tokenizer, import_transformers().AutoConfig.from_pretrained(folder, **options)
@@ -117,7 +127,7 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool, has_tokenizer: bool
     config = SimpleNamespace(**content["config"], **parts, id2label=dict(content["labels"]))
     if not has_tokenizer:
         return None, config
-    backend = Tokenizer.from_str(content["backend"])
+    backend = read_backend(content["backend"])
     backend.encode_special_tokens = content["tokenizer"]["split_special_tokens"]
     return FastTokenizer(**content["tokenizer"], backend_tokenizer=backend), config
 

@@ -33,11 +33,7 @@ Item = TypeVar("Item", bound=Text[Any])
 
 
 class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
-    """Serves the archive of an encoder:
-
-    checkpoint/       tokenizer and configuration; model.safetensors for torch
-    model.xml, .bin   the exported graph, for OpenVINO
-    """
+    """Serves an encoder: checkpoint/ with its tokenizer, model.xml for OpenVINO, or model.safetensors for torch."""
 
     config_class: ClassVar[Any] = TextConfig
     inputs = frozenset({"text"})

@@ -92,12 +92,15 @@ def read_payload(payload: Payload, most: int, **options: Any) -> str:
 
 
 def read_text(
-    value: Any, name: str, most: int, *, accepts_blank: bool = False, cut: Side | None = None, advice: str = ""
+    value: Any,
+    name: str,
+    max_characters: int,
+    *,
+    accepts_blank: bool = False,
+    cut: Side | None = None,
+    advice: str = "",
 ) -> str:
-    """Check one text; return the text, white space at its ends included: offsets of an answer count from its start.
-
-    One of more than `most` characters is cut on a side; without a side it is an error, which ends with `advice`.
-    """
+    """Check one text, returned with white space at its ends; a longer one is cut on a side or an error."""
     if isinstance(value, bytes | bytearray):
         try:
             value = value.decode("utf-8")
@@ -105,9 +108,9 @@ def read_text(
             raise InvalidText(f"{name}: not valid UTF-8 at byte {error.start}.") from None
     if not isinstance(value, str):
         raise InvalidBody(f"{name}: must be a string.")
-    if len(value) > most and cut is None:
-        raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {most}.{advice}")
-    text: str = value[-most:] if cut == "left" else value[:most]
+    if len(value) > max_characters and cut is None:
+        raise TextTooLong(f"{name}: {len(value)} characters; max_characters is {max_characters}.{advice}")
+    text: str = value[-max_characters:] if cut == "left" else value[:max_characters]
     if not (text if accepts_blank else text.strip()):
         raise EmptyInput(f"{name}: empty.")
     if "\0" in text:

@@ -32,8 +32,7 @@ class PixelsConfig(HandlerConfig):
     max_request_pixels: Count = Field(default=200_000_000, description="Maximum pixels of all images of one request.")
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = Field(
         default=("JPEG", "PNG", "WEBP", "GIF", "BMP"),
-        description="Accepted formats. Two more are for trusted clients: TIFF, of which the first page counts, and "
-        "AVIF, which may decode more pixels than `max_pixels`.",
+        description="Accepted formats; further ones: TIFF (first page), and AVIF, which may exceed `max_pixels`.",
     )
     scaled_decode: bool = Field(
         default=True,

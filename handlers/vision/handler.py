@@ -39,14 +39,7 @@ class DecodedImage:
 
 
 class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
-    """Serves the files of an archive:
-
-    index_to_name.json   class index -> label
-    preprocessing.json   resizing and normalisation of an image, see Preprocessing
-    model.xml, .bin      a network behind pixels as an OpenVINO graph
-    model.pt             of torchvision: state dict, for torch
-    checkpoint/          of transformers: config.json, and model.safetensors for torch
-    """
+    """Serves labels, preprocessing.json, and model.xml for OpenVINO or model.pt and checkpoint/ for torch."""
 
     inputs = frozenset({"b64"})
     reads_options = True

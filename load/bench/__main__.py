@@ -95,6 +95,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         return measure(options)
+    except LoadError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("bench: interrupted; the servers are stopped", file=sys.stderr)
         return INTERRUPTED

@@ -79,6 +79,8 @@ PYTRITON = Peer(
 
 def build_environment(extra: str, lock: Path | None = None) -> None:
     """Build .extras/EXTRA if it differs from its lock."""
+    if not (ROOT / "pyproject.toml").is_file():
+        raise LoadError(f".extras/{extra} is built only in a clone: run the bench there, or name other parts")
     folder, lock = ROOT / ".extras" / extra, lock or Path(__file__).with_name(f"{extra}.lock")
     commands: list[list[str | Path]] = [[ROOT / "deploy" / "extras" / "environment.sh", extra]]
     if lock.exists():  # an environment without this project: PyTriton does not work with NumPy 2

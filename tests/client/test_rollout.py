@@ -72,7 +72,7 @@ class FakeServer(Fake):
             "maxBatchDelay": 5,
             "startupTimeout": 5,
             "responseTimeout": 5,
-            "workers": [{"status": "READY"}] * self.workers,
+            "workers": [{"status": "READY", "startTime": "2026-01-01T00:00:00Z"}] * self.workers,
             "jobQueueStatus": {"pendingRequests": self.pending},
         }
 
@@ -254,6 +254,12 @@ def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
         rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Registration(batch_size=4), 5, None)
     assert (list(server.versions), names(store)) == (["1.0"], {"m"})
+
+
+def test_archive_that_was_built_again_is_not_copied(store: Path) -> None:
+    (store / "m" / "build.json").write_text('{"made_s": 4e9}')
+    with pytest.raises(RolloutFailed, match=r"^m was built after version 1\.0 was registered: raise `version`"):
+        rollouts(store, FakeServer()).run(MODEL, Registration(batch_size=4))
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import kubernetes_validate
 import yaml
 
 from deploy.container.settings import PORT
@@ -126,11 +125,8 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
     assert egress["torchserve-fetch"][0]["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}]
 
 
-def test_job_and_claims_are_those_of_kubernetes_and_the_command_is_the_clients() -> None:
-    files = [KUBERNETES / "jobs" / name for name in ("bulk-scoring.yaml", "claims.yaml")]
-    job, *claims = [each for file in files for each in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
-    for document in (job, *claims):
-        kubernetes_validate.validate(document, "1.37", strict=True)
+def test_command_of_the_job_is_the_clients() -> None:
+    job = yaml.safe_load((KUBERNETES / "jobs" / "bulk-scoring.yaml").read_text(encoding="utf-8"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     options = parser().parse_args(container["args"][1:])
     assert (options.command, str(options.path), str(options.out)) == ("predict", "/inputs", "/answers/answers.jsonl")

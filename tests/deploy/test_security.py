@@ -6,7 +6,7 @@ import zipfile
 import yaml
 
 from deploy.models import ROOT
-from deploy.security.documents import FOLDER, JAR, make_documents
+from docs.vex import FOLDER, JAR, make_documents
 
 # The required fields in the schemas of CycloneDX 1.6 and OpenVEX 0.2.0, of a statement also by its status.
 SBOM, COMPONENT = {"bomFormat", "specVersion", "version", "metadata"}, {"type", "name", "bom-ref", "purl"}
@@ -17,7 +17,7 @@ BY_STATUS = {"not_affected": {"justification", "impact_statement"}, "affected": 
 def test_documents_are_those_of_the_installed_jar_and_valid() -> None:
     made = make_documents()
     read = {name: json.loads((FOLDER / name).read_text(encoding="utf-8")) for name in made}
-    assert read == made, "python deploy/security/documents.py writes them again"
+    assert read == made, "python docs/vex.py writes them again"
     sbom, vex = read.values()
     assert (sbom.keys() >= SBOM, vex.keys() >= VEX, sbom["specVersion"]) == (True, True, "1.6")
     assert all(component.keys() >= COMPONENT for component in sbom["components"])

@@ -29,20 +29,10 @@ GATEWAY = {"http": 8000, "grpc": 8001, "metrics": 8002, "control": 8003, "probe"
 
 
 class Checkout:
-    """A copy of the repository.
-
-    Attributes:
-        folder: where it lies.
-        ports: of its servers: those that its pages name -> its own.
-    """
+    """A copy of the repository."""
 
     def __init__(self, folder: Path, *, has_environment: bool) -> None:
-        """Copy the repository.
-
-        Args:
-            folder: an empty one, with a short path: sockets lie in it.
-            has_environment: whether it borrows this one's .venv; otherwise `make serve` builds its own.
-        """
+        """Copy the repository."""
         self.folder, self._temporary = folder / "repository", folder / "tmp"
         self._temporary.mkdir()
         listed = subprocess.run(
@@ -94,7 +84,6 @@ class Checkout:
         return {**kept, **offline, **temporary, **torch_home, **urls, "PATH": os.pathsep.join(path)}
 
     def server(self, config: str) -> Server:
-        """The server that this configuration of it describes."""
         return Server(self.folder / config, directory=self.folder, temporary=self._temporary)
 
     def run(self, script: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -118,14 +107,12 @@ class Checkout:
             return subprocess.CompletedProcess(text, finished.returncode, out.read(), err.read())
 
     def processes(self) -> list[int]:
-        """Return the ids of its running processes."""
         found = psutil.process_iter(["cmdline"])
         return [each.pid for each in found if any(str(self.folder) in word for word in each.info["cmdline"] or [])]
 
 
 @contextmanager
 def checkout(folder: Path, *, has_environment: bool = True) -> Iterator[Checkout]:
-    """A copy of the repository, whose servers end with the block."""
     made = Checkout(folder, has_environment=has_environment)
     try:
         yield made
@@ -178,11 +165,7 @@ class Reader:
         self._shell = "source .venv/bin/activate\n"
 
     def read(self, block: str) -> str:
-        """Run a block; returns what it printed.
-
-        Raises:
-            AssertionError: it failed, or its output is not as expected.
-        """
+        """Run a block; returns what it printed."""
         ((_, printed),) = [(command, printed) for command, printed in PRINTED.items() if command in block]
         done = self._checkout.run(f"{self._shell}{block}", 600)
         is_right = re.search(printed, done.stdout) and not WENT_WRONG.search(done.stdout)

@@ -18,22 +18,10 @@ PAUSE_S = 0.25
 
 
 class Clients:
-    """Clients between the start and the end of a `with` block.
-
-    Attributes:
-        statuses: number of answers by HTTP status.
-        lost: the errors of requests without an answer.
-    """
+    """Clients between the start and the end of a `with` block."""
 
     def __init__(self, url: str, count: int, bodies: Sequence[bytes], *, interval_s: float = 0.0) -> None:
-        """Describe them; each begins when the block does.
-
-        Args:
-            url: what they POST to.
-            count: how many.
-            bodies: sent in turn.
-            interval_s: seconds between two requests of one client; it sends at once where its last answer came later.
-        """
+        """Describe them; each begins when the block does."""
         self.statuses: Counter[int] = Counter()
         self.lost: list[str] = []
         self._url, self._bodies, self._interval_s = url, bodies, interval_s
@@ -61,7 +49,6 @@ class Clients:
                 self._is_over.wait(max(0.0, due_s - time.monotonic()))
 
     def wait_for(self, count: int, status: int = 200) -> None:
-        """Wait for this number of further answers with this status."""
         wanted, deadline = self.statuses[status] + count, time.monotonic() + TIMEOUT_S
         while self.statuses[status] < wanted:
             assert time.monotonic() < deadline, self.statuses
@@ -73,7 +60,6 @@ class Clients:
         return self
 
     def end(self) -> None:
-        """Stop sending, and wait for the answers that are due."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(TIMEOUT_S)
@@ -84,7 +70,6 @@ class Clients:
 
 
 def capacity_per_s(url: str, bodies: Sequence[bytes], clients: int = 16, duration_s: float = 3.0) -> float:
-    """Measure what is answered when clients always wait."""
     with Clients(url, clients, bodies) as asking:
         asking.wait_for(2 * clients)
         before, began_s = asking.statuses[200], time.monotonic()
@@ -107,5 +92,4 @@ def under_load(
 
 
 def assert_all_answered(clients: Clients) -> None:
-    """Fail unless every request was answered, with 200."""
     assert (set(clients.statuses), clients.lost) == ({200}, []), (clients.statuses, clients.lost[:3])

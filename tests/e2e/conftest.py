@@ -48,15 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Answer(NamedTuple):
-    """A client's answer."""
-
     status: int
     body: Any
     headers: dict[str, str]
 
     @property
     def batch_size(self) -> int:
-        """Items of its micro-batch, as Server-Timing has it."""
         return int(self.headers["Server-Timing"].rpartition("batch;desc=")[2].strip('"'))
 
 
@@ -117,8 +114,6 @@ def gateway(server: Server) -> Iterator[Sandbox]:
 
 
 class Registrations:
-    """Models that tests of one module share."""
-
     def __init__(self, server: Server) -> None:
         self._server = server
         # Name -> what was asked for, and the versions and workers that came of it.
@@ -149,7 +144,6 @@ class Registrations:
             return None
 
     def clear(self) -> None:
-        """Unregister everything."""
         self._known.clear()
         for name in self._server.management.models():
             self._server.management.unregister(name)
@@ -166,7 +160,6 @@ def registrations(server: Server) -> Iterator[Registrations]:
 
 @pytest.fixture
 def nothing_registered(registrations: Registrations) -> None:
-    """For a test of the registrations themselves."""
     registrations.clear()
 
 
@@ -230,7 +223,6 @@ def url(server: Server, name: str) -> str:
 
 
 def send(server: Server, name: str, body: bytes, content_type: str | None = None, timeout_s: float = 60) -> Answer:
-    """Send one request over a new connection."""
     headers = {"Content-Type": content_type} if content_type else {}
     with requests.Session() as session:
         session.trust_env = False
@@ -249,12 +241,10 @@ def send_together(server: Server, name: str, bodies: list[bytes]) -> list[Answer
 
 
 def logged(server: Server) -> str:
-    """Everything that the server and its workers have written."""
     return "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
 
 
 def curl(*arguments: str) -> str:
-    """Run curl as a user does; return the body."""
     finished = subprocess.run(
         ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments],
         capture_output=True,
@@ -266,7 +256,6 @@ def curl(*arguments: str) -> str:
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """Every series of /metrics, its name with its labels -> its value."""
     text = requests.get(f"{server.settings.metrics_url}/metrics", timeout=10).text
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in lines}

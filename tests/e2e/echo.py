@@ -27,7 +27,6 @@ TEXTS = [b"", "räv 뉴스".encode(), b"\xff\x00\xfe", b"a" * 300]
 
 
 def entry(folder: Path) -> ModelEntry:
-    """Write the model's files into an empty folder."""
     parameters, given = ", ".join(DATATYPES), ", ".join(f"'{name}': {name}" for name in DATATYPES)
     (folder / "infer.py").write_text(f"def infer({parameters}):\n    return {{{given}}}\n")
     tensors = {name: {"datatype": name, "shape": SHAPE} for name in DATATYPES}
@@ -55,7 +54,6 @@ def values(name: str, shape: tuple[int, ...], *, is_json: bool = False) -> NDArr
 
 
 def everything(rows: int = 2, positions: int = 4, *, is_json: bool = False) -> dict[str, NDArray[Any]]:
-    """A tensor of each datatype."""
     return {name: values(name, (rows, positions, 2), is_json=is_json) for name in DATATYPES}
 
 

@@ -27,7 +27,6 @@ SERIES = (
 def register(
     server: Server, registrations: Registrations, archive: Callable[..., str]
 ) -> Iterator[Callable[[str], dict[str, object]]]:
-    """Register it as a query says; returns what TorchServe says of it."""
     file = archive(NAME)
     registrations.clear()
 

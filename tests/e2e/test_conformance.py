@@ -6,9 +6,11 @@ tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would
 """
 
 import asyncio
+import contextlib
 import gzip
 import inspect
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +36,8 @@ from tests.e2e import echo
 from tests.e2e.conftest import Registrations, send, worker_pid
 from tests.hosts import Host, run_hosts
 from tests.waiting import until
+from torchserve_client import Client
+from torchserve_client.gateway import Gateway
 
 TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
 TIMEOUT_S = 60
@@ -47,13 +51,7 @@ NO: tuple[object, ...] = (False, {}, {"ready": False})
 
 
 class Clients:
-    """Triton's four clients as one: a call of any of them, waited for where it is a coroutine.
-
-    Attributes:
-        http: http://HOST:PORT.
-        grpc: HOST:PORT.
-        headers: sent with every request.
-    """
+    """Triton's four clients as one: a call of any of them, waited for where it is a coroutine."""
 
     def __init__(self, http: str, grpc_address: str, headers: Mapping[str, str] | None = None) -> None:
         self.http, self.grpc, self.headers = http, grpc_address, dict(headers or {})
@@ -104,17 +102,14 @@ class Clients:
         return requests.post(f"{self.http}{path}", data=data, headers={**self.headers, **named}, timeout=TIMEOUT_S)
 
     def get(self, path: str) -> int:
-        """Ask as curl would; the status."""
         return requests.get(f"{self.http}{path}", headers=self.headers, timeout=TIMEOUT_S).status_code
 
     def rpc(self, method: str, request: bytes) -> bytes:
-        """Call a method by its path with a message as it is; returns its answer's."""
         with grpc.insecure_channel(self.grpc) as channel:
             return bytes(channel.unary_unary(method)(request, timeout=TIMEOUT_S))
 
 
 def form(content: bytes, head: bytes = b"") -> bytes:
-    """Write a form of one part, `data`, with the boundary b."""
     return b'--b\r\nContent-Disposition: form-data; name="data"' + head + b"\r\n\r\n" + content + b"\r\n--b--\r\n"
 
 
@@ -129,7 +124,6 @@ def texts(*sent: str) -> NDArray[np.object_]:
 
 @pytest.fixture(scope="module")
 def models(archive: Callable[..., str], registrations: Registrations) -> tuple[str, ...]:
-    """Register the classic one."""
     registrations.serve(LANGUAGES, archive(LANGUAGES), {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     return MODELS
 
@@ -145,7 +139,6 @@ def hosts(
 
 @pytest.fixture(scope="module")
 def edge(server: Server, models: tuple[str, ...], hosts: list[Host]) -> Iterator[Sandbox]:
-    """A gateway without management and keys that knows every model."""
     nodes = [host.node(f"host-{number}") for number, host in enumerate(hosts)]
     with sandbox.run_gateway([sandbox.make_node(server), *nodes]) as started:
         clients = Clients(started.http, started.grpc)
@@ -180,7 +173,6 @@ def worker(server: Server, models: tuple[str, ...]) -> int:
 
 
 def assert_refused(which: str, call: Callable[[], Any], http: int, rpc: str) -> str:
-    """Hold an exception of a client against the status that it should have; returns its message."""
     with pytest.raises(InferenceServerException) as caught:
         call()
     assert caught.value.status() == (f"StatusCode.{rpc}" if is_grpc(which) else str(http)), caught.value
@@ -425,11 +417,14 @@ def test_tensors_and_embeddings_are_json_whatever_their_type(lab: Clients) -> No
     # Clients of MLServer send these parameters.
     tensors = json.dumps({"inputs": [tensor], "parameters": {"content_type": "str", "headers": {}}}).encode()
     texts_ = json.dumps({"model": EMBEDDING, "input": FRENCH}).encode()
-    for kind in ("application/json", URL_ENCODED, "text/plain;charset=UTF-8", "application/octet-stream"):
+    kinds = ("application/json", URL_ENCODED, "Multipart/Form-Data; boundary=b", "text/plain;charset=UTF-8")
+    for kind in (*kinds, "application/octet-stream"):
         (output,) = lab.post(f"/v2/models/{EMBEDDING}/infer", tensors, Content_Type=kind).json()["outputs"]
         assert output["shape"] == [1, SIZE], kind
         (vector,) = lab.post("/v1/embeddings", texts_, Content_Type=kind).json()["data"]
         np.testing.assert_allclose(vector["embedding"], output["data"], atol=2e-2)
+    with Client(lab.http) as client:
+        np.testing.assert_allclose(client.embed(EMBEDDING, [FRENCH]), [output["data"]], atol=2e-2)
     wanted = {"inputs": [tensor], "outputs": [{"name": "output__0", "parameters": {"classification": 2}}]}
     refused = lab.post(f"/v2/models/{EMBEDDING}/infer", wanted)
     assert (refused.status_code, "classification" in refused.json()["error"]) == (400, True)
@@ -473,7 +468,6 @@ def test_what_is_not_supported_or_not_let_through_is_refused(lab: Clients, which
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of a protobuf message that holds less than 128 bytes."""
     return bytes([number << 3 | 2, len(content)]) + content
 
 
@@ -530,3 +524,25 @@ def test_management_lists_loads_and_unloads_where_it_is_let_through(
 def test_nothing_that_was_sent_has_ended_a_process_or_envoy(hosts: list[Host], edge: Sandbox) -> None:
     assert [host.process.poll() for host in hosts] == [None] * 2
     assert psutil.pid_exists(int((edge.state_dir / "envoy.pid").read_text()))
+
+
+def test_host_that_drains_or_dies_takes_only_its_model_away(lab: Clients, hosts: list[Host], edge: Sandbox) -> None:
+    """The last test: its host does not come back."""
+
+    def counted(model: str) -> set[str]:
+        text = requests.get(edge.metrics, timeout=TIMEOUT_S).text
+        return {*re.findall(rf'(handler_\w+)\{{node="[^"]+",ModelName="{model}"', text)}
+
+    def statuses() -> list[int]:
+        return [lab.post(f"/predictions/{name}", DOCUMENT).status_code for name in (EMBEDDING, LANGUAGES)]
+
+    # Adaptive hosts count what the classic worker counts, and more.
+    until(lambda: len(counted(EMBEDDING)) > 30 and counted(EMBEDDING) >= counted(LANGUAGES))
+    with contextlib.closing(Gateway(edge.control)) as control:
+        for is_draining, status in ((True, 503), (False, 200)):
+            control.drain("host-0", is_draining=is_draining)
+            until(lambda status=status: statuses() == [status, 200])  # type: ignore[misc]
+    hosts[0].kill()
+    until(lambda: statuses() == [503, 200])
+    assert lab.post(f"/predictions/{EMBEDDING}", DOCUMENT).headers["Retry-After"] >= "1"
+    until(lambda: lab.get(f"/v2/models/{EMBEDDING}/ready") == 503)

@@ -1,7 +1,9 @@
 """The gateway in front of a real TorchServe: what it finds by itself, what it outlives, and what it loses: nothing."""
 
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import requests
 
 from deploy import sandbox
-from deploy.gateway.supervisor import HANG_S
+from deploy.gateway.supervisor import HANG_S, is_listening
+from deploy.run.node import Node
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e.clients import Clients
@@ -33,7 +36,6 @@ def session() -> Iterator[requests.Session]:
 
 
 def status(session: requests.Session, url: str) -> int:
-    """Return the status of a GET; 0 without a response."""
     try:
         return session.get(url, timeout=30).status_code
     except requests.ConnectionError:
@@ -60,7 +62,6 @@ def control_of(gateway: Sandbox) -> psutil.Process | None:
 
 
 def kill_control(gateway: Sandbox) -> None:
-    """Kill the control process of a gateway."""
     control = control_of(gateway)
     assert control is not None
     control.send_signal(signal.SIGKILL)
@@ -184,6 +185,9 @@ def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
         started = own.command("start")
         assert (started.returncode, started.stderr) == (0, "")
         assert (own.state_dir / "envoy.pid").read_text() == envoy
+        # Envoy accepts endpoints of the new one: a drain is refused otherwise.
+        drain = partial(session.put, f"{own.control}/control/nodes/node-1", json={"draining": True}, timeout=30)
+        until(lambda: drain().ok)
         # A control process that hangs is killed and started again; an Envoy that dies meanwhile is back before.
         hung = control_of(own)
         assert hung is not None
@@ -198,3 +202,37 @@ def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
         assert own.command("stop").stdout == "gateway: stopped\n"
         assert own.command("stop").stdout == "gateway: not running\n"
         assert not psutil.pid_exists(int(envoy))
+
+
+def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
+    # Nothing listens there: the gateway starts all the same.
+    inference, management, metrics = (f"http://127.0.0.1:{port}" for port in sandbox.free_ports(3))
+    node = Node(name="node-1", inference=inference, management=management, metrics=metrics)
+    with sandbox.run_gateway([node]) as own:
+        again = own.command("start")
+        assert (again.returncode, "already running" in again.stdout, own.http in again.stdout) == (0, True, True)
+        before = int(own.http.rpartition(":")[2])
+        ports = dict(zip(sandbox.GATEWAY_PORTS, sandbox.free_ports(5), strict=True))
+        with socket.create_server(("127.0.0.1", 0)) as other_server:
+            taken = other_server.getsockname()[1]
+            own.configure(ports={**ports, "http": taken})
+            refused = own.command("start")
+        assert f"127.0.0.1:{taken}" in refused.stderr and "`ports`" in refused.stderr
+        assert (refused.returncode, is_listening("127.0.0.1", before)) == (1, True)
+        own.configure(ports=ports)
+        again = own.command("start")
+        assert (again.returncode, again.stderr) == (0, "")
+        assert "its ports have changed" in again.stdout
+        assert f"http://127.0.0.1:{ports['http']} " in again.stdout
+        assert (is_listening("127.0.0.1", ports["http"]), is_listening("127.0.0.1", before)) == (True, False)
+        other = own.config.with_name("other.yaml")
+        other.write_text(own.config.read_text())
+        own.config, first = other, own.config
+        refused = own.command("start")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"already running with {first} (pid " in refused.stderr
+        assert "torchserve-batching gateway stop" in refused.stderr
+        own.config = other.with_name("none.yaml")
+        missing = own.command("start")
+        assert (missing.returncode, str(own.config) in missing.stderr) == (1, True)
+        own.config = first

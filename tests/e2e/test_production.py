@@ -21,7 +21,6 @@ CONFIG = "config.production.properties"
 
 @pytest.fixture
 def site(model_store: Path, tmp_path: Path) -> Iterator[Checkout]:
-    """A checkout whose production serves mobilenet-v2."""
     with checkout(tmp_path) as made:
         shutil.copy(model_store / f"{MOBILENET}.mar", made.store)
         edit(made, "resnet-152", MOBILENET)
@@ -86,10 +85,6 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     assert "TorchServe: not running" in site.run("make stop CONFIG=production").stdout
 
 
-def misspell_entry(site: Checkout) -> None:
-    edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
-
-
 def break_worker(site: Checkout) -> None:
     """An archive whose configuration no worker takes."""
     path, folder = site.store / f"{MOBILENET}.mar", site.folder / "unpacked"
@@ -104,7 +99,10 @@ def break_worker(site: Checkout) -> None:
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
-        (misspell_entry, rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it"),
+        (
+            lambda site: edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":'),
+            rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it",
+        ),
         (break_worker, r"mobilenet-v2: .*changed: model-config\.yaml"),
     ],
 )

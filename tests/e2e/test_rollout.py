@@ -45,8 +45,6 @@ def rollout(server: Server, model_store: Path, registrations: Registrations) -> 
 
 @pytest.fixture
 def release(model_store: Path, variant: Callable[..., str]) -> Callable[..., str]:
-    """A folder of the model store that holds another version of mobilenet-v2."""
-
     def make(name: str, version: str, **config: object) -> str:
         variant(name, handler=config)
         path = model_store / name / "MAR-INF" / "MANIFEST.json"

@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression
 
 from deploy.models import ROOT, ModelEntry
 from deploy.run.server import Server
+from load.expect import matches
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url, vary
 from tests.hosts import run_hosts
@@ -32,11 +33,11 @@ ONE_PROCESS = "one-process"
 # Bounds of examples/tabular/model/bands.json.
 BANDS = (120, 200)
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
+BAD_IMAGES = {b"canary": (415, "UnsupportedMedia"), photograph("chelsea")[:30_000]: (422, "CorruptInput")}
 BAD_TEXTS = {b"canary \xff\xfe": (400, "InvalidText"), b" \n": (400, "EmptyInput")}
 
 
 def documents(**fields: Sequence[str]) -> tuple[bytes, ...]:
-    """JSON bodies, one for each value of the fields."""
     return tuple(
         json.dumps(dict(zip(fields, values, strict=True))).encode() for values in zip(*fields.values(), strict=True)
     )
@@ -44,17 +45,7 @@ def documents(**fields: Sequence[str]) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A task's model, and what it is sent.
-
-    Attributes:
-        model: of examples/models.yaml.
-        good: bodies with answers that differ from each other.
-        bad: bodies -> the status and type of their error.
-        checkpoint: writes weights into a folder, where no package carries trained ones.
-        settings: of the handler.
-        known: answers, where the model is trained, as `read` has them.
-        read: what is compared of an answer.
-    """
+    """A task's model, and what it is sent."""
 
     model: str
     good: Sequence[bytes]
@@ -92,22 +83,13 @@ CASES = {
     "image_classification": Case(
         MOBILENET,
         [photograph(name) for name in MOBILENET_TOP_1],
-        {
-            b"canary": (415, "UnsupportedMedia"),
-            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b"": (400, "EmptyInput"),
-            b'{"canary": "AAAA"}': (400, "InvalidBody"),
-        },
+        {**BAD_IMAGES, b"": (400, "EmptyInput"), b'{"canary": "AAAA"}': (400, "InvalidBody")},
         known=[*MOBILENET_TOP_1.values()],
     ),
     "object_detection": Case(
         "object-detection",
         [photograph(name) for name in MOBILENET_TOP_1],
-        {
-            b"canary": (415, "UnsupportedMedia"),
-            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b'{"b64": "AAAA", "threshold": 2}': (400, "InvalidOption"),
-        },
+        {**BAD_IMAGES, b'{"b64": "AAAA", "threshold": 2}': (400, "InvalidOption")},
         tiny_detector.detector,
         {"threshold": 0.5, "scaled_decode": False},
         read=lambda body: [each["score"] for each in body],
@@ -116,11 +98,7 @@ CASES = {
         "image-segmentation",
         # Of one shape, so that they share a micro-batch.
         [jpeg(Image.open(path(name)).resize((300, 200))) for name in MOBILENET_TOP_1],
-        {
-            b"canary": (415, "UnsupportedMedia"),
-            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
-            b'{"b64": "AAAA", "masks": "polygons"}': (400, "InvalidOption"),
-        },
+        {**BAD_IMAGES, b'{"b64": "AAAA", "masks": "polygons"}': (400, "InvalidOption")},
         tiny_segmenter.lraspp,
         {"resize_size": 128},
         read=lambda body: [each["score"] for each in body["segments"]],
@@ -129,8 +107,7 @@ CASES = {
         "image-text-embedding",
         [*(photograph(name) for name in MOBILENET_TOP_1), b'{"text": "plum cake"}', b'{"text": "the letter"}'],
         {
-            b"canary": (415, "UnsupportedMedia"),
-            photograph("chelsea")[:30_000]: (422, "CorruptInput"),
+            **BAD_IMAGES,
             b'{"text": "canary", "dimensions": 5}': (400, "InvalidOption"),
             b'{"text": "canary", "b64": "AAAA"}': (400, "InvalidBody"),
         },
@@ -187,27 +164,22 @@ CASES = {
 }  # fmt: skip
 
 
-def alike(first: Any, second: Any) -> bool:
-    """Whether two answers are the same but for their last digits."""
-    if isinstance(first, float) and isinstance(second, float):
-        return abs(first - second) < ALIKE
-    if isinstance(first, dict) and isinstance(second, dict):
-        # Probabilities that are nearly equal may change places.
-        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(alike, first, second))
-    return bool(first == second)
-
-
 @pytest.mark.parametrize("task", CASES)
 def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
-    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str
+    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{task}-{ONE_PROCESS}"
     folder = vary(model_store, name, built(archive, task, tmp_path), fp32(task), ADAPTIVE)
+    # Python logs each module that it imports.
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     with run_hosts(folder, log=tmp_path / "log") as (host,):
         check(host.as_server(), task, {ONE_PROCESS: name})
-    assert "canary" not in (tmp_path / "log").read_text()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert "canary" not in "".join(line for line in lines if not line.startswith("import time:"))
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "deploy.serve.process" in imported
+    # Only these tokenizers need transformers.
+    assert task == "translation" or not {"torch", "torchvision", "transformers", "ts"} & imported
     shutil.rmtree(folder)
 
 
@@ -253,7 +225,7 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
     *_, adaptive = names.values()
     alone = [case.read(send(server, adaptive, body).body) for body in case.good]
     for answer, other in itertools.pairwise(alone):
-        assert not alike(answer, other)
+        assert not matches(answer, other, ALIKE)
     if case.known:
         assert [next(iter(answer)) if isinstance(answer, dict) else answer for answer in alone] == case.known
     for mode, name in names.items():
@@ -262,7 +234,7 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
         together = dict(zip(order, send_together(server, name, [bodies[index] for index in order]), strict=True))
         for index, expected in enumerate(alone):
             assert together[index].status == 200, together[index]
-            assert alike(case.read(together[index].body), expected), (mode, index)
+            assert matches(expected, case.read(together[index].body), ALIKE), (mode, index)
         if mode == "classic":
             assert max(together[index].batch_size for index in range(len(alone))) > 1
         for index, (status, kind) in enumerate(case.bad.values(), len(alone)):

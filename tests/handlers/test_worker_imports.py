@@ -44,4 +44,4 @@ def test_worker_imports_no_heavy_module_that_its_task_has_no_use_for() -> None:
     # A module that is blocked during the import of TorchServe's base class must not log a line that looks like a fault.
     assert "OpenVINO is not enabled" not in finished.stderr
     assert not HEAVY & alone
-    assert HEAVY & together <= {"openvino", "transformers"}
+    assert HEAVY & together <= {"openvino"}

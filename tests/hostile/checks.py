@@ -1,7 +1,6 @@
 """Checks that hold for every answer, whatever was sent."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -76,14 +75,3 @@ def _wrong_message(message: Any) -> Iterator[str]:
         yield "no message, or one that is too long"
     elif CANARIES.search(message):
         yield "a message that quotes the payload"
-
-
-def is_same(left: Any, right: Any) -> bool:
-    """Whether two answers are equal, but for what padding moves in a score."""
-    if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, abs_tol=TOLERANCE, rel_tol=TOLERANCE)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(is_same(*pair) for pair in zip(left, right, strict=True))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(is_same(value, right[name]) for name, value in left.items())
-    return bool(left == right)

@@ -31,19 +31,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as TorchServe hands it over.
-
-    Attributes:
-        parts: the fields of its form, or the one body.
-        headers: those of the request, but for Content-Type.
-    """
+    """A request as TorchServe hands it over."""
 
     parts: tuple[Part, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def body(value: bytes, content_type: str = "", **headers: str) -> Request:
-    """Make a request of one body."""
     return Request((Part("body", content_type, value),), headers)
 
 
@@ -122,20 +116,13 @@ values = st.recursive(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The requests of a task's clients.
-
-    Attributes:
-        items: the fields of an item as JSON, valid or at a limit.
-        options: the fields beside them.
-        tensor: the name of the item's tensor.
-    """
+    """The requests of a task's clients."""
 
     items: st.SearchStrategy[dict[str, Any]]
     options: st.SearchStrategy[dict[str, Any]]
     tensor: str
 
     def requests(self) -> st.SearchStrategy[Request]:
-        """Draw requests in every form that there is, half of them changed."""
         made = st.one_of(self._bodies(), self._documents(), self._forms(), self._inference(), self._grpc())
         headers = st.dictionaries(st.sampled_from(sorted(HEADERS)), st.integers(0, 99), max_size=2).map(
             lambda drawn: {name: HEADERS[name][index % len(HEADERS[name])] for name, index in drawn.items()}
@@ -233,7 +220,6 @@ class Kind:
 
 
 def changed(request: Request) -> st.SearchStrategy[Request]:
-    """Cut, flip, insert or repeat bytes of the first part of a request."""
     part, more = request.parts[0], request.parts[1:]
 
     def change(place: int, how: str) -> Request:

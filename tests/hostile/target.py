@@ -37,8 +37,6 @@ Staged = tuple[BatchHandler[Any, Any], Path, dict[str, Any]]
 
 
 class Reply(NamedTuple):
-    """The answer to one client, and the seconds of its batch."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -46,20 +44,12 @@ class Reply(NamedTuple):
 
 
 class Target:
-    """A started handler."""
-
     def __init__(self, task: str, folder: Path) -> None:
-        """Stage a tiny model of a task into an empty folder, and load it."""
         handler, staged, settings = STAGED[task](folder)
         self._handler = started(handler, staged, settings)
 
     def answer(self, requests: Sequence[Request], *, decodes: bool) -> list[Reply]:
-        """Answer requests as one batch.
-
-        Args:
-            requests: as many replies come, in their order.
-            decodes: whether TorchServe parses JSON bodies itself, its `decode_input_request`.
-        """
+        """Answer requests as one batch."""
         context = self._handler.worker_context
         processors, rows, ids = Service.retrieve_data_for_inference(
             [_handed_over(number, request, decodes=decodes) for number, request in enumerate(requests)]

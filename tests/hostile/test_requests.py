@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.hostile.checks import CANARIES, is_same, problems
+from load.expect import matches
+from tests.hostile.checks import CANARIES, TOLERANCE, problems
 from tests.hostile.requests import CANARY, Kind, Request, body, request_of, strings, values
 from tests.hostile.target import Target
 from tests.tiny_models import TEXTS
@@ -65,7 +66,7 @@ def wrong(target: Target, task: str, request: Request) -> list[str]:
         before, reply, after = target.answer([neighbour, request, neighbour], decodes=decodes)
         found += problems(reply)
         for beside in (before, after):
-            if beside.status != 200 or not is_same(json.loads(alone.body), json.loads(beside.body)):
+            if beside.status != 200 or not matches(json.loads(alone.body), json.loads(beside.body), TOLERANCE):
                 found.append(f"a neighbour's answer changed ({beside.status})")
     return found
 

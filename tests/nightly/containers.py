@@ -44,16 +44,9 @@ def config_of(folder: Path, store: Path, models: dict[str, object], replaced: di
 
 
 class Pod:
-    """One node's process.
-
-    Attributes:
-        address: where it listens, with `port`.
-        folder: of its configuration and its run folder.
-        output: what it printed.
-    """
+    """One node's process."""
 
     def __init__(self, address: str, port: int, store: Path, models: dict[str, object], replaced: dict[str, str]):
-        """Describe it; starts nothing."""
         self.address, self.port = address, port
         # A short path: workers have sockets in it.
         self.folder = Path(tempfile.mkdtemp(prefix="pod-"))
@@ -78,7 +71,6 @@ class Pod:
             )  # fmt: skip
 
     def probe(self, path: str = "/ready", timeout_s: float = 5.0) -> int:
-        """The status of a kubelet's probe; 0 without an answer."""
         with requests.Session() as session:
             session.trust_env = False
             try:
@@ -100,11 +92,9 @@ class Pod:
 
     @property
     def server(self) -> Server:
-        """Its TorchServe."""
         return Server(self.run / "config.properties", directory=self.run, temporary=self.run / "tmp")
 
     def terminate(self) -> int:
-        """SIGTERM; its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(END_S)
 
@@ -124,7 +114,6 @@ class Pod:
             return None
 
     def close(self) -> None:
-        """Leave nothing of it."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -134,7 +123,6 @@ class Hosts:
     """The addresses of HOST, for processes in a mount namespace that has this file as /etc/hosts."""
 
     def __init__(self, path: Path) -> None:
-        """Resolve it to nothing."""
         self._path = path
         self.addresses: list[str] = []
         self.write()

@@ -36,13 +36,7 @@ DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "
 
 
 class Family(NamedTuple):
-    """A family.
-
-    Attributes:
-        tokenizer: `words` as BERT"s, `bytes` as RoBERTa"s, `plain` as GPT-2"s, with nothing around a text, and
-            `unpadded`, the same without a token for padding.
-        config: what the configuration has beside SIZES.
-    """
+    """A family."""
 
     tokenizer: str
     config: Mapping[str, Any] = MappingProxyType({})
@@ -93,13 +87,7 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 
 
 def save(name: str, auto_class: str, folder: Path) -> None:
-    """Write the checkpoint of a family with seeded weights.
-
-    Args:
-        name: of FAMILIES.
-        auto_class: the class of transformers that has its head.
-        folder: to write it to.
-    """
+    """Write the checkpoint of a family with seeded weights."""
     family = FAMILIES[name]
     tokenizer = _tokenizer(family.tokenizer)
     given = {

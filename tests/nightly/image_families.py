@@ -88,7 +88,6 @@ HEADS = {"deit": "DeiTForImageClassification", "levit": "LevitForImageClassifica
 
 
 def settings(name: str) -> dict[str, str]:
-    """Return the settings that an archive of the model needs."""
     return {"arch": name} if name in TORCHVISION else {}
 
 

@@ -23,14 +23,11 @@ PATIENCE_S = 60.0
 
 
 def panels() -> dict[str, list[str]]:
-    """The dashboard's panels: title -> its queries."""
     found = json.loads(DASHBOARD.read_text())["panels"]
     return {each["title"]: [target["expr"] for target in each["targets"]] for each in found if each["type"] != "row"}
 
 
 class Prometheus:
-    """One that runs."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         self._session = requests.Session()
@@ -48,7 +45,6 @@ class Prometheus:
         return [(series["metric"], float(series["value"][1])) for series in result]
 
     def value(self, expression: str) -> float:
-        """Ask for one number."""
         ((_, value),) = self.query(expression)
         return value
 
@@ -84,7 +80,6 @@ def configuration(folder: Path, gateway: str, interval_s: int = 1) -> Path:
 
 @contextmanager
 def started(folder: Path, gateway: str) -> Iterator[Prometheus]:
-    """Scrape a gateway, host:port, every second."""
     config = configuration(folder, gateway)
     (port,) = free_ports(1)
     with (folder / "prometheus.log").open("w") as log:

@@ -85,7 +85,6 @@ class Subject:
     kills: list[tuple[float, float]] = field(default_factory=list)  # when; when another one was READY, or infinite
 
     def shows(self, number: int, answer: Any, tolerances: float = 1.0) -> bool:
-        """Return whether an answer is that of a canary."""
         return matches(self.answers[number], answer, tolerances * TOLERANCES[self.example])
 
     def choose(self, seed: int) -> None:
@@ -121,7 +120,6 @@ def candidates(example: str, chance: random.Random) -> list[Input]:
 
 
 def fault(exchange: Exchange, kills: Sequence[tuple[float, float]]) -> str | None:
-    """Name the fault of a request; None if it has none."""
     if exchange.status == NO_ANSWER:
         return f"unanswered: {exchange.error}"
     if exchange.verdict in (Verdict.SWAPPED, Verdict.WRONG):
@@ -163,7 +161,6 @@ class Soak:
         self._steady_s = (0.0, 0.0)
 
     async def run(self) -> list[str]:
-        """Go through the phases, and return what was found."""
         capacities = await asyncio.gather(*map(self._capacity, self._subjects))
         beside = [asyncio.create_task(self._leave()), asyncio.create_task(self._watch())]
         await asyncio.gather(*map(self._load, self._subjects, capacities), self._phases())
@@ -207,7 +204,6 @@ class Soak:
             subject.recording.close()
 
     def _kill(self, subject: Subject) -> tuple[float, float]:
-        """Kill a model's worker and wait until another one is READY."""
         pid, killed_s = self._worker(subject.name), time.perf_counter()
         subject.kills.append((killed_s, inf))
         if pid is not None:
@@ -244,7 +240,6 @@ class Soak:
             await asyncio.sleep(self._chance.expovariate(4.0))
 
     async def _watch(self) -> None:
-        """Look at every process once a second."""
         while True:
             pids = {JAVA: self._server.pid()}
             pids |= {each.name: await asyncio.to_thread(self._worker, each.name) for each in self._subjects}
@@ -257,7 +252,6 @@ class Soak:
             await asyncio.sleep(1.0)
 
     def _grown(self) -> Iterator[str]:
-        """Yield what has grown."""
         for (name, _), looks in self._looks.items():
             steady = np.array([look[:2] for look in looks if self._steady_s[0] <= look[0] <= self._steady_s[1]])
             if len(steady) > 1:

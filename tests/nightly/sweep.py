@@ -42,7 +42,6 @@ class Table(NamedTuple):
     rows: Mapping[str, Sequence[Build]]
 
     def read(self) -> dict[str, list[str]]:
-        """Read the file's cells by row."""
         rows: dict[str, list[str]] = json.loads(FILE.read_text(encoding="utf-8"))[self.name]["rows"]
         return rows
 
@@ -65,6 +64,7 @@ def cell(build: Build) -> str:
         if build.task.startswith("image_"):
             (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
         saved = build.save(weights) or weights
+        is_layout = (saved / "modules.json").is_file()
         model = ModelEntry("tiny", build.task, "1", own)
         origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")
         try:
@@ -78,6 +78,8 @@ def cell(build: Build) -> str:
         )
     if build.task == "translation":
         return ("CTranslate2, greedy" if "beams" in label else "CTranslate2") if label else "torch"
+    # Folders of sentence-transformers are compared with that library.
+    assert is_layout == ("of sentence-transformers" in said["said"])
     exact = ", exact" if said["settings"] else ""
     return f"{'torch' if engine == 'torch' else 'OpenVINO'}{exact}, {said['largest_error']:.0e}"
 

@@ -31,7 +31,6 @@ LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
 
 @pytest.fixture(scope="module")
 def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mobilenet-v2 as a folder, that takes whatever the server lets through."""
     folder = tmp_path_factory.mktemp("model_store")
     shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
     path = folder / MOBILENET / "model-config.yaml"
@@ -73,7 +72,6 @@ def hold() -> Iterator[Callable[[int], int]]:
 
 
 def padded(size: int) -> bytes:
-    """A photograph, and nothing after it."""
     return photograph("coffee").ljust(size, b"\0")
 
 

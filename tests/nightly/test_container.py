@@ -44,7 +44,6 @@ SHARE = 0.6
 
 @pytest.fixture(scope="module")
 def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model store of what is served here, and no more."""
     folder = tmp_path_factory.mktemp("store")
     os.link(model_store / f"{MOBILENET}.mar", folder / f"{MOBILENET}.mar")
     return folder
@@ -117,14 +116,7 @@ def test_node_ends_with_one_line_where_java_dies_or_hangs_and_comes_back_in_the_
 
 @dataclass
 class Site:
-    """Nodes behind a gateway that finds them by a name.
-
-    Attributes:
-        gateway: one edge.
-        hosts: what the name resolves to.
-        make: describes another node, at a new address.
-        pods: those that run, in the order of their starts.
-    """
+    """Nodes behind a gateway that finds them by a name."""
 
     gateway: sandbox.Sandbox
     hosts: Hosts
@@ -145,8 +137,6 @@ class Site:
         return pod
 
     def wait_routed(self, nodes: int) -> None:
-        """Wait until requests reach so many nodes, and the edge knows no other."""
-
         def found() -> list[bool]:
             known = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
             return [each["is_routed"] for each in known]

@@ -18,7 +18,8 @@ import pytest
 from deploy.gateway.supervisor import HANG_S
 from deploy.models import ROOT
 from load.results import NO_ANSWER
-from tests.nightly.test_failure_modes import READY_S, Fleet, fleet, observed
+from tests.e2e.machine import READY_S
+from tests.nightly.test_failure_modes import Fleet, fleet, observed
 from tests.waiting import until
 
 __all__ = ["fleet"]
@@ -28,7 +29,6 @@ LOOKS_S = 3.0
 
 
 def kill(fleet: Fleet, name: str) -> None:
-    """Kill a process, and wait for the one in its place."""
     before = fleet.process(name)
 
     def is_new() -> bool:

@@ -7,7 +7,6 @@ what clients saw is printed; docs/how-to/production.md has one. The disks are sm
 """
 
 import asyncio
-import os
 import resource
 import shutil
 import signal
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,11 +23,7 @@ import psutil
 import pytest
 import requests
 
-from deploy.models import ROOT
 from deploy.run.lifecycle import start_node
-from deploy.run.machine import Layout, LocalNode, local_nodes
-from deploy.run.properties import relocate_config
-from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports, make_settings
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
 from load.inputs import Inputs
@@ -37,10 +31,9 @@ from load.results import NO_ANSWER, Recording, Summary, Verdict
 from load.schedules import Poisson
 from tests.e2e.clients import capacity_per_s
 from tests.e2e.conftest import MOBILENET
+from tests.e2e.machine import READY_S, Machine
 from tests.photographs import photograph
-from tests.waiting import until
 
-READY_S = 120.0
 # Of what both nodes can do, while one of two cores may be busy with a start.
 SHARE = 0.6
 # Requests of a batch, and workers: the same on every node.
@@ -55,26 +48,9 @@ HANG_S, SHORT_S = 30.0, 10.0
 GAP_S = 15.0
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """Two nodes behind a gateway.
-
-    Attributes:
-        nodes: as `make serve NODES=2` starts them.
-        gateway: in front of them; its supervisor starts them again.
-        rate_per_s: of the load.
-        answers: right ones, as JSON parses them.
-    """
-
-    nodes: list[LocalNode]
-    gateway: Sandbox
-    rate_per_s: float = 0.0
+class Fleet(Machine):
+    rate_per_s = 0.0
     answers: tuple[object, ...] = ()
-
-    @property
-    def url(self) -> str:
-        """Of predictions."""
-        return f"{self.gateway.http}/predictions/{MOBILENET}"
 
     def process(self, name: str) -> psutil.Process:
         """Find a process by what it is; worker and Java are those of the first node."""
@@ -87,18 +63,6 @@ class Fleet:
         if name == "java":
             return java
         return next(each for each in java.children() if "model_service_worker" in " ".join(each.cmdline()))
-
-    def wait_ready(self) -> None:
-        """Wait until both nodes get requests, as the control process and Envoy see it."""
-
-        def is_ready() -> bool:
-            with suppress(requests.RequestException, ValueError):
-                nodes = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
-                is_routed = len(nodes) == len(self.nodes) and all(each["is_routed"] for each in nodes)
-                return is_routed and requests.get(f"{self.gateway.http}/v2/health/ready", timeout=10).ok
-            return False
-
-        until(is_ready, READY_S)
 
 
 @contextmanager
@@ -119,39 +83,18 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for disk in ("nodes", "gateway"):
             stack.enter_context(small_disk(folder / disk))
-        store = folder / "store"
-        store.mkdir()
-        os.link(model_store / f"{MOBILENET}.mar", store / f"{MOBILENET}.mar")
-        config = folder / "config.properties"
-        text = (ROOT / "config.properties").read_text(encoding="utf-8")
-        for before, after in QUEUE.items():
-            assert before in text
-            text = text.replace(before, after)
-        config.write_text(relocate_config(text, ROOT, make_settings(store)), encoding="utf-8")
-        layout = Layout(config, 2)
-        layout.write(folder / "nodes")
-        nodes = local_nodes(layout, folder / "nodes")
-        for node in nodes:
+        made = Fleet(folder, model_store / f"{MOBILENET}.mar", MOBILENET, QUEUE, limits={"unresponsive_s": 10.0})
+        for node in made.nodes:
             stack.callback(node.server.stop)
             start_node(node)
             node.server.register(MOBILENET, f"{MOBILENET}.mar", **REGISTRATION)
-        ports = dict(zip(GATEWAY_PORTS, free_ports(len(GATEWAY_PORTS)), strict=True))
-        document = {
-            "nodes": [asdict(node.node()) for node in nodes],
-            "ports": ports,
-            "limits": {"unresponsive_s": 10.0},
-        }
-        gateway = Sandbox(folder / "gateway", document, ())
-        # In the nodes' folder, as `make gateway` has it: its supervisor starts them again.
-        gateway.nodes_file = folder / "nodes" / "nodes.json"
-        stack.callback(gateway.command, "stop")
-        done = gateway.command("start")
-        assert done.returncode == 0, done.stderr
-        made = Fleet(nodes, gateway)
+        stack.callback(made.gateway.command, "stop")
+        made.command("start")
         made.wait_ready()
-        answers = tuple(requests.post(made.url, data=body, timeout=READY_S).json() for body in BODIES)
+        made.answers = tuple(requests.post(made.url, data=body, timeout=READY_S).json() for body in BODIES)
+        made.rate_per_s = SHARE * capacity_per_s(made.url, BODIES)
         print("\n| failure | clients saw | crossed | longest without an answer | slowest answer |")
-        yield replace(made, rate_per_s=SHARE * capacity_per_s(made.url, BODIES), answers=answers)
+        yield made
 
 
 def killed(fleet: Fleet, name: str) -> None:

@@ -8,18 +8,36 @@ A further table is an entry of TABLES, and a further row one of tests.nightly.fa
 """
 
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import tiny_seq2seq
 from tests.nightly import image_families
 from tests.nightly.families import FAMILIES, save
 from tests.nightly.sweep import MISSING, Build, Table, cell, is_worse
 from tests.nightly.test_sentence_layouts import LAYOUTS, layout
-from tests.nightly.translators import TRANSLATORS
 
 # A column's task, and the class of transformers that has its head.
 TASKS = {"text_classification": "AutoModelForSequenceClassification", "sentence_embedding": "AutoModel"}
+# Families with languages, and what the archive says of them.
+LANGUAGES = {"src_lang": "eng", "tgt_lang": "fra"}
+TRANSLATORS: dict[str, tuple[Callable[[Path], Path], Mapping[str, Any]]] = {
+    "marian": (tiny_seq2seq.marian, {}),
+    "marian:languages": (partial(tiny_seq2seq.marian, targets=("fra", "deu")), {"tgt_lang": "fra"}),
+    "m2m_100": (tiny_seq2seq.m2m100, {"src_lang": "en", "tgt_lang": "fr"}),
+    "nllb": (tiny_seq2seq.nllb, {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}),
+    "seamless_m4t": (tiny_seq2seq.seamless, LANGUAGES),
+    "seamless_m4t_v2": (partial(tiny_seq2seq.seamless, is_v2=True), LANGUAGES),
+    **{kind.lower(): (partial(tiny_seq2seq.t5, kind=kind), {}) for kind in ("T5", "MT5", "UMT5")},
+    **{
+        kind.lower(): (partial(tiny_seq2seq.bart, kind=kind), {})
+        for kind in ("Bart", "MBart", "Pegasus", "Mvp", "PLBart", "Blenderbot", "PegasusX", "LED")
+    },
+}
 TABLES = [
     Table(
         "encoders",
@@ -60,7 +78,6 @@ def test_family_is_served_as_the_file_reports_or_better(table: Table, row: str, 
 
 
 def main(names: list[str]) -> None:
-    """Write rows of the file."""
     for table in TABLES:
         found = table.read()
         for row, builds in table.rows.items():

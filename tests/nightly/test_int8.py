@@ -6,13 +6,12 @@ NNCF's environment is built where it is not there; a build with it takes half a 
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import requests
 import torch
 import torchvision
 import yaml
@@ -23,7 +22,6 @@ from deploy.archives.__main__ import main
 from deploy.archives.fingerprint import read_build
 from deploy.archives.precision.comparisons import LEAD
 from deploy.models import ROOT
-from deploy.run.server import Server
 from handlers.archive_files import GRAPH, INT8_GRAPH, load_proofs
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.probabilities import softmax
@@ -33,7 +31,7 @@ from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
 from handlers.vision.preprocessing import Preprocessing, to_levels
 from tests import held_out, trained
-from tests.e2e.conftest import Answer, alone, send_together, url
+from tests.e2e.conftest import alone
 
 NAME, CROPS, WINDOW = "mobilenet-int8", 60, 8
 MOBILENET = ROOT / "examples" / "mobilenet-v2"
@@ -110,47 +108,6 @@ def test_int8_is_as_near_to_torch_in_fp32_as_its_proof_says(built: Built) -> Non
     assert change == pytest.approx(proof.largest_change, abs=0.005)
     # And it is int8: fp32 is two orders nearer.
     assert distance("fp32")[1] < change / 10
-
-
-def test_served_int8_is_as_near_to_fp32_as_its_proof_says_in_either_mode(
-    built: Built, model_store: Path, server: Server, serve: Callable[..., str]
-) -> None:
-    made = []
-
-    def served(name: str, **handler: Any) -> str:
-        """Serve a copy with other settings: a folder may be edited."""
-        made.append(Path(shutil.copytree(built.path, model_store / name)))
-        path = made[-1] / "model-config.yaml"
-        config = yaml.safe_load(path.read_text())
-        if handler.get("scheduling", {}).get("mode") == "adaptive":
-            config |= {"continuousBatching": True, "minWorkers": 1, "maxWorkers": 1}
-        path.write_text(yaml.safe_dump({**config, "handler": {**config["handler"], **handler}}))
-        manifest = made[-1] / "MAR-INF" / "MANIFEST.json"
-        manifest.write_text(manifest.read_text().replace(NAME, name))
-        return serve(archive=name, name=name, batch_size=WINDOW)
-
-    def probabilities(name: str) -> list[dict[str, float]]:
-        answers: list[Answer] = send_together(server, name, held_out.crops(CROPS).held_out[:24])
-        assert [answer.status for answer in answers] == [200] * 24
-        return [answer.body for answer in answers]
-
-    def change(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
-        pairs = zip(ours, theirs, strict=True)
-        return max(abs(value - others[label]) for each, others in pairs for label, value in each.items())
-
-    try:
-        proof = load_proofs(built.path)["int8"]
-        exact = probabilities(served("mobilenet-fp32", precision="fp32"))
-        adaptive = {"mode": "adaptive", "latency_target_ms": 60_000}
-        for mode, scheduling in (("classic", {"mode": "classic"}), ("adaptive", adaptive)):
-            name = served(f"mobilenet-int8-{mode}", scheduling=scheduling)
-            # Some of the proof's own crops, in other micro-batches.
-            assert 0.005 < change(exact, probabilities(name)) < (proof.largest_change or 0) + 0.01
-            told = requests.get(url(server, name), headers={"X-Model-Metadata": "1"}, timeout=60).json()
-            assert (told["precision"], told["proofs"]["int8"]) == ("int8", proof.to_json())
-    finally:
-        for each in made:
-            shutil.rmtree(each)
 
 
 def test_int8_calibrated_on_black_images_is_refused_with_its_figures_and_the_old_archive_stays(

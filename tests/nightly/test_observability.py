@@ -37,8 +37,6 @@ CLIENTS, ROUNDS, PAUSE_S = 4, 60, 0.05
 
 
 class Scene:
-    """A gateway before one TorchServe, scraped each second."""
-
     def __init__(self, server: Server, gateway: sandbox.Sandbox, prometheus: Prometheus) -> None:
         self.server, self.gateway, self.prometheus = server, gateway, prometheus
         self.sent: Counter[str] = Counter()
@@ -61,7 +59,6 @@ class Scene:
         )
 
     def items(self, name: str) -> float:
-        """Items of the last minutes, as the handlers counted them."""
         return self.prometheus.value(f'sum(increase(handler_items_total{{ModelName="{name}"}}[5m]))')
 
     def requests(self, name: str) -> float:
@@ -69,8 +66,6 @@ class Scene:
         return self.prometheus.value(f'model:requests:rate5m{{model="{name}"}} * 300')
 
     def load(self) -> None:
-        """Clients that send to both models in turn, and wait in between."""
-
         def client(_: int) -> None:
             for number in range(ROUNDS):
                 assert self.send(MODELS[number % 2]) == 200
@@ -81,7 +76,6 @@ class Scene:
         self.sent.update(dict.fromkeys(MODELS, CLIENTS * ROUNDS // 2))
 
     def trouble(self) -> None:
-        """Cause refusals, late answers, and items that are not texts."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(lambda _: self.send(ADAPTIVE, X_Timeout_Ms="1"), range(160)))
             list(pool.map(lambda number: self.send(MODELS[number % 2], b"\xff\xfe"), range(20)))

@@ -26,18 +26,10 @@ MODEL = "language-id"
 SHORT = ("--measurement-interval", "1500", "--max-trials", "5", "--stability-percentage", "999")
 # Name of a run -> its protocol and its options.
 LOADS = {
-    "one client": ("http", ()),
-    "one client by gRPC": ("grpc", ()),
     "a range of concurrency": ("http", ("--concurrency-range", "1:4:3")),
-    "a range of rates": ("grpc", ("--request-rate-range", "20:40:20")),
-    "a rate, Poisson": ("http", ("--request-rate-range", "20", "--request-distribution", "poisson")),
-    "a search within a latency": (
-        "grpc",
-        ("--concurrency-range", "1:8", "--binary-search", "--latency-threshold", "5000"),
-    ),
+    "a range of rates": ("grpc", ("--request-rate-range", "20:40:20", "--request-distribution", "poisson")),
     "asynchronous": ("grpc", ("--async", "--concurrency-range", "4")),
-    "several rows": ("http", ("-b", "4")),
-    "JSON tensors": ("http", ("--input-tensor-format", "json", "--output-tensor-format", "json")),
+    "several rows in JSON": ("http", ("-b", "4", "--input-tensor-format", "json", "--output-tensor-format", "json")),
 }
 
 

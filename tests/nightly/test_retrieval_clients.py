@@ -1,5 +1,6 @@
 """The clients of other servers' APIs, in a separate environment, unchanged against the gateway."""
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from load.bench.peer_process import build_environment
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts
 from tests.waiting import until
+from torchserve_client.cli import main
 
 HERE = Path(__file__).parent / "retrieval"
 PYTHON = ROOT / ".extras" / "retrieval-clients" / "bin" / "python"
@@ -62,10 +64,16 @@ def run(module: str, *arguments: str, vocabulary: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_clients_and_examples_run_unchanged(url: str, vocabulary: Path) -> None:
+def test_clients_examples_and_our_command_run_unchanged(
+    url: str, vocabulary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("tests.nightly.retrieval.program", url, vocabulary=vocabulary) == NAMES
     best, other, tokens = run("examples.client.openai_embeddings", f"{url}/v1", vocabulary=vocabulary)
     assert float(best.split()[0]) > float(other.split()[0])
     assert tokens == "30 tokens"
     found = run("examples.client.langchain_search", f"{url}/v1", vocabulary=vocabulary)
     assert found == ["The last ferry leaves at seven in the evening."]
+    assert main(["--url", url, "embed", "sentence-embedding", "A text."]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 384
+    assert main(["--url", url, "rerank", "reranking", "When?", "At seven.", "Plum cake.", "--top-n", "1"]) == 0
+    assert capsys.readouterr().out.endswith(("  At seven.\n", "  Plum cake.\n"))

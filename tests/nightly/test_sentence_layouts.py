@@ -48,7 +48,6 @@ LAYOUTS: dict[str, Callable[[], list[torch.nn.Module]]] = {
 
 
 def layout(folder: Path, name: str) -> Path:
-    """Save a layout of LAYOUTS on a tiny transformer."""
     base, saved = folder / "base", folder / "saved"
     checkpoint(base, "bert", "sentence_embedding")
     if name.startswith("t5"):

@@ -1,6 +1,5 @@
-"""The environment of serve.lock serves archives as the main environment does, and has no PyTorch."""
+"""The environment of serve.lock serves each task's archive as the main environment does, and has no PyTorch."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -9,17 +8,12 @@ import requests
 
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
+from load.expect import matches
+from tests.e2e.test_tasks import CASES
 from tests.hosts import is_ready, start
 from tests.waiting import until
 
 PYTHON = ROOT / ".extras" / "serve" / "bin" / "python"
-TEXT = json.dumps({"text": "Anna Berg kept the inn by the harbour."}).encode()
-# Example -> a request's body and its type.
-REQUESTS = {
-    "mobilenet-v2": ((ROOT / "examples" / "mobilenet-v2" / "espresso.jpg").read_bytes(), "image/jpeg"),
-    "sentence-embedding": (TEXT, "application/json"),
-    "language-id": (TEXT, "application/json"),
-}
 # Mebibytes of the environment.
 MOST_MIB = 900
 
@@ -36,29 +30,23 @@ def test_environment_is_small_and_has_no_torch() -> None:
     assert sum(path.stat().st_size for path in files) < MOST_MIB << 20
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_archive_is_served_as_in_the_main_environment(name: str, tmp_path: Path) -> None:
-    archive = Recipe(model(name), engine="auto", export_path=tmp_path).build().path
-    body, kind = REQUESTS[name]
+@pytest.mark.parametrize("task", CASES)
+def test_archive_is_served_as_in_the_main_environment(task: str, tmp_path: Path) -> None:
+    case = CASES[task]
+    weights = str(case.checkpoint(tmp_path)) if case.checkpoint else None
+    archive = Recipe(model(case.model), weights, engine="auto", export_path=tmp_path / "store").build().path
     hosts = [start(archive), start(archive, python=str(PYTHON))]
     try:
         for host in hosts:
             until(lambda host=host: is_ready(host))  # type: ignore[misc]
-        answers = [
-            requests.post(f"{host.url}/predictions/{name}", body, headers={"Content-Type": kind}, timeout=60)
-            for host in hosts
-        ]
+        answers = [[_ask(f"{host.url}/predictions/{case.model}", body) for body in case.good] for host in hosts]
     finally:
         for host in hosts:
             host.kill()
-    assert [each.status_code for each in answers] == [200, 200]
-    flat = [_numbers(each.json()) for each in answers]
-    assert flat[0] and flat[1] == pytest.approx(flat[0], abs=1e-6)
+    for theirs, ours in zip(*answers, strict=True):
+        assert theirs.status_code == 200, theirs.text
+        assert matches(theirs.json(), ours.json(), 1e-6)
 
 
-def _numbers(answer: object) -> dict[str, float]:
-    """Return every number of an answer by its place."""
-    if isinstance(answer, int | float):
-        return {"": float(answer)}
-    parts = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()
-    return {f"{key}.{place}": number for key, part in parts for place, number in _numbers(part).items()}
+def _ask(url: str, body: bytes) -> requests.Response:
+    return requests.post(url, body, headers={"Content-Type": ""}, timeout=60)

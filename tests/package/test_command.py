@@ -51,6 +51,7 @@ def test_table_lists_every_command_once_without_missing_packages(
         (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
         (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),
         (["serve"], 1, "serve: no models.yaml in "),
+        (["serve", "m.mar", "--port", "99999"], 2, "'99999' is not a whole number of 0 or more and at most 65535; "),
         (["serve", "nothing.mar"], 1, "serve: no archive nothing.mar; torchserve-batching archive builds archives"),
         (["rollout", "m", "--to", "../1"], 2, "argument --to: '../1' is not a valid name: use 1 to 128 letters"),
         (["--management-url", "http://127.0.0.1:9", "describe"], 2, "torchserve-batching: "),
@@ -61,3 +62,12 @@ def test_command_line_that_is_wrong_is_one_line(words: list[str], code: int, lin
     printed = (done.stdout + done.stderr).splitlines()
     assert (done.returncode, line.rstrip() in printed[-1], len(printed)) == (code, True, 1), printed
     assert not list(tmp_path.iterdir())
+
+
+def test_variables_of_ray_are_lines_of_a_shell(tmp_path: Path) -> None:
+    script = f'eval "$({sys.executable} -m torchserve_batching ray env)"; test -x $RAY_SERVE_HAPROXY_BINARY_PATH; env'
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    shell = ["bash", "-euc", script]
+    done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    wanted = {f"PYTHONPATH={ROOT}:{ROOT}", "RAY_SERVE_HAPROXY_RETRY_ON=conn-failure empty-response"}
+    assert wanted <= set(done.stdout.splitlines())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
+from deploy.sandbox import free_ports
 from tests.pages import blocks
 from torchserve_batching.init import PROJECT, main
 from torchserve_batching.testing import run_task
@@ -34,7 +35,7 @@ def test_tutorial_runs_as_written(tmp_path: Path) -> None:
     (bin_folder / "torchserve-batching").chmod(0o755)
     (bin_folder / "python").symlink_to(sys.executable)
     (tmp_path / "work").mkdir()
-    port = _free_port()
+    (port,) = free_ports(1)
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     script = "\n".join(blocks(PAGE, "sh")).replace("8080", str(port))
@@ -44,13 +45,6 @@ def test_tutorial_runs_as_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (line for block in blocks(PAGE, "json") for line in block.splitlines()):
         assert line in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
-
-
-def _free_port() -> int:
-    from deploy.sandbox import free_ports  # noqa: PLC0415
-
-    (port,) = free_ports(1)
-    return port
 
 
 def test_project_is_not_written_over_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

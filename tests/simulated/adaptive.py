@@ -22,8 +22,6 @@ from tests.simulated.traffic import Clients, Machine, Outcome
 
 @dataclass
 class Simulated:
-    """The results of a simulation."""
-
     outcomes: list[Outcome]  # in the order of arrival
     # Start of each micro-batch, and the indices into `outcomes` of its items.
     micro_batches: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
@@ -38,8 +36,6 @@ class Simulated:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Request(Request):
-    """A request with the index of its outcome."""
-
     index: int
     how: str = "done"
 
@@ -57,8 +53,6 @@ class _Running:
 
 
 class AdaptiveWorker:
-    """One simulation."""
-
     def __init__(self, clients: Clients, scheduler: Scheduler, machine: Machine, timing: Timing | None = None) -> None:
         """`timing` is needed with a frontend."""
         self._clients, self._scheduler, self._machine, self._timing = clients, scheduler, machine, timing
@@ -75,7 +69,6 @@ class AdaptiveWorker:
         self._is_awaited = True
 
     def run(self) -> Simulated:
-        """Run until nothing is left to happen."""
         for arrival in sorted(self._clients.arrivals, key=lambda arrival: arrival.at_s):
             self._comes(Outcome(arrival))
         while self._events:

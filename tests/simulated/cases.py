@@ -23,7 +23,6 @@ Table = Sequence[tuple[int, float]]
 
 
 def between(table: Table, tokens: int) -> float:
-    """Interpolate a table linearly, and extrapolate it by the nearest line."""
     right = min(max(1, bisect_left(table, (tokens, 0.0))), len(table) - 1)
     (x0, y0), (x1, y1) = table[right - 1], table[right]
     return max(1e-6, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
@@ -46,7 +45,6 @@ class Case:
 
     @property
     def kinds(self) -> list[Arrival]:
-        """Requests of one item, one for each length."""
         return [Arrival(0.0, length=length, decode_s=self.decode_s) for length in self.lengths]
 
     def adaptive(

@@ -21,8 +21,6 @@ class Arrival:
 
 @dataclass
 class Outcome:
-    """The outcome of a request."""
-
     arrival: Arrival
     ends: list[str] = field(default_factory=list)  # one entry, unless the simulation has a bug
     ended_s: float = inf
@@ -31,14 +29,11 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """Seconds from arrival to answer."""
         return self.ended_s - self.arrival.at_s
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a simulated worker."""
-
     arrivals: Sequence[Arrival]  # independent of responses
     after: Callable[[Outcome], Sequence[Arrival]] = lambda _: ()  # requests that follow a response
 
@@ -56,7 +51,6 @@ def closed_loop(clients: int, until_s: float, kinds: Iterable[Arrival]) -> Clien
 
 
 def poisson(rate_per_s: float, seconds: float, seed: int, kinds: Iterable[Arrival]) -> list[Arrival]:
-    """Return independent arrivals at that rate, one kind after the other."""
     chosen, sent = random.Random(seed), iter(cycle(kinds))
     arrivals, now_s = [], chosen.expovariate(rate_per_s)
     while now_s < seconds:
@@ -67,8 +61,6 @@ def poisson(rate_per_s: float, seconds: float, seed: int, kinds: Iterable[Arriva
 
 @dataclass(frozen=True)
 class Machine:
-    """The durations of a machine."""
-
     wide_s: Callable[[int], float]  # seconds of a micro-batch by its padded tokens, on the whole engine
     narrow_s: Callable[[int], float]  # on one of `streams` streams while the others are busy
     streams: int = 1

@@ -27,14 +27,15 @@ from deploy.archives.sources import Source
 from deploy.archives.tasks import find_named_file, load_task, run_items
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
+from handlers.checkpoints import load_tokenizer
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
 from handlers.engines.decoding import foreign_settings
-from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
+from handlers.text.translators import prepare_translator, read_generation
 from handlers.warm_up import decode_items
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
@@ -92,6 +93,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
                 )
             return
         _store(source, config, exact / CONVERTED, folder / CONVERTED, is_greedy_only=bool(found))
+        if config.trust_remote_code or not prepare_translator(folder / CHECKPOINT):
+            print(f"{model.name}: its tokenizer needs transformers where it is served", file=sys.stderr)
         label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
         if found:
             label["beams"] = 1

@@ -78,10 +78,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
 def _compare_wide(
     run: Run, given: Sequence[Arrays], alone: Sequence[Arrays], signature: Signature, changed: Collection[str]
 ) -> None:
-    """Compare rows of which one has wide, negative or huge numbers, unless the model refuses it; rounding may reorder.
-
-    Such a row may decide for all of them: `if x.max() > 1: x = x / 255`.
-    """
+    """Compare rows with one of wide, negative or huge numbers, which may decide for all, as in `if x.max() > 1`."""
     wide = dict(make_others(given[0], signature))[WIDE]
     for change in SWAYS:
         row = {name: change(array) if array.dtype.kind == "f" else array for name, array in wide.items()}

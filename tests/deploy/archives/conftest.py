@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import yaml
 
@@ -15,9 +16,15 @@ def without_steps(text: str) -> str:
     return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
 
 
-class ArchiveSh:
-    """Runs archive.sh's program in this process."""
+def write_onnx(path: Path, graph: str, **saving: Any) -> Path:
+    """Write a graph, of the newest version of the format that the package onnx knows."""
+    opsets = '"": 17, "ai.onnx.ml": 3, "com.microsoft": 1'
+    model = onnx.parser.parse_model(f"<ir_version: {onnx.IR_VERSION}, opset_import: [{opsets}]>\ng {graph}")
+    onnx.save_model(model, str(path), **saving)
+    return path
 
+
+class ArchiveSh:
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.store = folder / "store"

@@ -37,12 +37,7 @@ def save_state(path: Path) -> None:
     ("handler", "name", "write", "words"),
     [
         ("image_classification", "w.pth", save_state, "w.pth is not a whole file of PyTorch or safetensors"),
-        (
-            "image_classification",
-            "w.safetensors",
-            save_state,
-            "w.safetensors is not a whole file of PyTorch or safeten",
-        ),
+        ("image_classification", "w.safetensors", save_state, "w.safetensors is not a whole file of PyTorch or"),
         ("tensors", "m.onnx", scaled_onnx, "ONNX Runtime cannot read it: "),
         ("tensors", "m.pt2", scaled_pt2, "own: m.pt2: it is not a whole program of torch.export.save"),
         ("language_id", "m.ftz", lambda path: path.write_bytes(bytes(64)), "m.ftz: not a whole fastText model"),
@@ -98,11 +93,7 @@ def test_broken_labels_are_refused_by_name(text: bytes, words: str, tmp_path: Pa
     ("names", "labels", "words"),
     [
         # As in TorchServe's own file for ImageNet, which has two cranes and two maillots.
-        (
-            [["n1", "crane"], ["n2", "tench"], ["n3", "crane"]],
-            ["crane (n1)", "tench", "crane (n3)"],
-            "WordNet ids added",
-        ),
+        ([["n1", "crane"], ["n2", "tench"], ["n3", "crane"]], ["crane (n1)", "tench", "crane (n3)"], "WordNet ids"),
         ([["n0", "rose"], ["n0", "tulip"], ["n0", "rose"]], ["rose (0)", "tulip", "rose (2)"], "numbers added"),
         (["rose", "tulip", "rose"], ["rose (0)", "tulip", "rose (2)"], "numbers added: rose (0), rose (2)"),
         (["rose", "tulip", "lily"], ["rose", "tulip", "lily"], ""),

@@ -15,8 +15,6 @@ FILES = {"model.xml": b"<net/>", "deep/model.bin": b"0123456789"}
 
 
 class Maker:
-    """Makes the files of an entry and counts how often."""
-
     def __init__(self) -> None:
         self.count = 0
 
@@ -37,7 +35,6 @@ Target = Callable[[], Path]
 
 @pytest.fixture
 def target(tmp_path: Path) -> Target:
-    """Make a new empty folder each time."""
     return lambda: Path(tempfile.mkdtemp(dir=tmp_path))
 
 

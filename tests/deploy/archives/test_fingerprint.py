@@ -55,7 +55,6 @@ def before(copy: Path) -> dict[str, Hashes]:
 
 @contextmanager
 def edited(path: Path, text: str) -> Iterator[None]:
-    """Have another text in a file."""
     content, status = path.read_bytes(), path.stat()
     path.write_text(text)
     try:

@@ -19,7 +19,6 @@ ADAPTIVE = {"handler": {"scheduling": {"mode": "adaptive"}}}
 
 
 def mode_of(config: dict[str, Any]) -> str:
-    """The mode that a worker takes of such a model-config.yaml."""
     scheduling = {"scheduling": (config.get("handler") or {}).get("scheduling", {})}
     return mode.resolve_mode(parse(HandlerConfig, scheduling), config).scheduling.mode
 

@@ -68,22 +68,16 @@ def test_check_lists_archives_with_other_handlers(archives: ArchiveSh, capfd: py
     with zipfile.ZipFile(path) as whole:
         content = {name: whole.read(name) for name in whole.namelist()}
     build = json.loads(content["build.json"])
-    del build["sum"], build["format"]
+    # Of the first format, which has neither.
+    del build["sum"], build["format"], build["made_with"]
     build["files"]["handlers/base.py"] = "0" * 64
-    build["made_with"] = "0.2.0"
-    content["build.json"] = write_build(build)
+    content["build.json"] = json.dumps(build).encode()
     with zipfile.ZipFile(path, "w") as changed:
         for name, data in content.items():
             changed.writestr(name, data)
     assert program.main(check) == 1
     (line,) = capfd.readouterr().out.splitlines()
-    assert "built with 0.2.0, installed is" in line and "1 modules differ: handlers/base.py" in line
-
-
-def write_build(build: dict[str, object]) -> bytes:
-    from handlers.archive_files import Build  # noqa: PLC0415
-
-    return Build(**build).to_json().encode()  # type: ignore[arg-type]
+    assert "built with an older version, installed is" in line and "1 modules differ: handlers/base.py" in line
 
 
 def test_entries_are_all_checked_before_the_first_is_built(archives: ArchiveSh) -> None:

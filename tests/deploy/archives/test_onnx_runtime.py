@@ -1,17 +1,14 @@
 """ONNX files that OpenVINO cannot run exactly: built, loaded and asked, beside the reference implementation of ONNX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import yaml
-from numpy.typing import NDArray
 from onnx import TensorProto as Types
-from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from sklearn.feature_extraction.text import CountVectorizer
 
@@ -22,58 +19,26 @@ from handlers.errors import InvalidConfig
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
-from tests.deploy.archives.conftest import ArchiveSh
+from tests.deploy.archives.conftest import ArchiveSh, write_onnx
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
 from tests.tensor_files import exported, one_node, scaled_onnx
 
 pytestmark = pytest.mark.builds
 
-F32, F64 = np.float32, np.float64
-FEATURES = {"X": (Types.FLOAT, [None, 4])}
-CLASSES = {"label": (Types.INT64, [None]), "probabilities": (Types.FLOAT, [None, 3])}
-LINEAR = {"coefficients": [0.1 * n - 0.5 for n in range(12)], "intercepts": [0.0, 0.5, -0.2]}
-NODES, FEATURE = [0, 1, 2, 3, 4], [0, 0, 1, 0, 0]
-TREE = {
-    **{
-        "nodes_treeids": [0] * 5,
-        "nodes_nodeids": NODES,
-        "nodes_featureids": FEATURE,
-        "nodes_values": [0.5, 0, 0.3, 0, 0],
-    },
-    **{"nodes_modes": ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 3, 0, 0]},
-    **{"nodes_falsenodeids": [2, 0, 4, 0, 0], "class_treeids": [0] * 3, "class_nodeids": [1, 3, 4]},
-    **{"class_ids": [0, 1, 2], "class_weights": [1.0] * 3, "classlabels_int64s": [0, 1, 2], "post_transform": "NONE"},
-}
-
-
-def ml(operation: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(operation, inputs, outputs, domain="ai.onnx.ml", **attributes)
-
-
-def linear(**labels: Any) -> onnx.NodeProto:
-    more = {"post_transform": "SOFTMAX", "multi_class": 1}
-    return ml("LinearClassifier", ["X"], ["label", "probabilities"], **LINEAR, **more, **labels)
-
-
-def write(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, Any]],
-    outputs: Mapping[str, Any],
-    constants: dict[str, NDArray[Any]] | None = None,
-    **saving: Any,
-) -> Path:
-    """Write a file, of the newest version of the format that the package onnx knows."""
-    taken = [helper.make_tensor_value_info(name, *each) for name, each in inputs.items()]
-    given = [
-        helper.make_tensor_value_info(name, *each) if isinstance(each, tuple) else helper.make_value_info(name, each)
-        for name, each in outputs.items()
-    ]
-    arrays = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
-    opsets = [helper.make_opsetid(domain, n) for domain, n in (("", 17), ("ai.onnx.ml", 3), ("com.microsoft", 1))]
-    model = helper.make_model(helper.make_graph(nodes, "graph", taken, given, arrays), opset_imports=opsets)
-    onnx.save_model(model, str(path), **saving)
-    return path
+F32 = np.float32
+NOISE = np.random.default_rng(0)
+X = np.random.default_rng(0).normal(size=(5, 4))
+COEFFICIENTS = [round(0.1 * n - 0.5, 1) for n in range(12)]
+LINEAR = (
+    f"ai.onnx.ml.LinearClassifier <coefficients = {COEFFICIENTS}, intercepts = [0.0, 0.5, -0.2], multi_class = 1,"
+    ' post_transform = "SOFTMAX", %s> (X)'
+)
+# scaled -> label, probabilities: two splits.
+TREE = """ai.onnx.ml.TreeEnsembleClassifier <nodes_treeids = [0, 0, 0, 0, 0], nodes_nodeids = [0, 1, 2, 3, 4],
+    nodes_featureids = [0, 0, 1, 0, 0], nodes_values = [0.5, 0.0, 0.3, 0.0, 0.0],
+    nodes_modes = ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"], nodes_truenodeids = [1, 0, 3, 0, 0],
+    nodes_falsenodeids = [2, 0, 4, 0, 0], class_treeids = [0, 0, 0], class_nodeids = [1, 3, 4], class_ids = [0, 1, 2],
+    class_weights = [1.0, 1.0, 1.0], classlabels_int64s = [0, 1, 2], post_transform = "NONE"> (scaled)"""
 
 
 def built(archive_sh: ArchiveSh, config: Any = None, *arguments: str, weights: str = "m.onnx") -> list[str]:
@@ -89,81 +54,60 @@ def worker(archive_sh: ArchiveSh) -> TensorsHandler:
 
 # -- what ONNX Runtime runs ------------------------------------------------------------------------------------------
 
-NOISE = np.random.default_rng(0)
-X = np.random.default_rng(0).normal(size=(5, 4))
-CITIES = {"city": np.array([["x"], ["y"], ["é"]], object), "age": np.array([[1], [2], [3]], F32)}
-COLUMNS = [
-    ml("LabelEncoder", ["city"], ["number"], keys_strings=["x", "é"], values_floats=[1.0, 2.0], default_float=-1.0),
-    helper.make_node("Concat", ["number", "age"], ["both"], axis=1),
-    ml("LinearRegressor", ["both"], ["variable"], coefficients=[0.1, 0.2], intercepts=[1.0], targets=1),
-]
-OF_COLUMNS = {"city": (Types.STRING, [None, 1]), "age": (Types.FLOAT, [None, 1])}
-SCALER = ml("Scaler", ["X"], ["scaled"], offset=[0.1, 0.2, 0.3, 0.4], scale=[1.0, 2.0, 1.0, 0.5])
-FOREST = ml("TreeEnsembleClassifier", ["scaled"], ["label", "probabilities"], **TREE)
-WHOLE = (Types.INT64, ["rows"])
-USERS = np.array([5, 123456789, 2**40 + 3, -(2**24) - 1])
-LOG = [helper.make_node("Log", ["X"], ["log"]), helper.make_node("Relu", ["log"], ["y"])]
 UNREAD = "OpenVINO cannot read it: "
+IN_FP32 = "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64"
 # Seconds since 1970, of which FP32 has steps of 128.
-TIMES = [helper.make_node("Sub", ["x", "mean"], ["late"]), helper.make_node("Div", ["late", "hour"], ["y"])]
-LATE = [
-    helper.make_node("Sub", ["wide", "mean"], ["late"]),
-    helper.make_node("Cast", ["late"], ["narrow"], to=Types.FLOAT),
-    helper.make_node("Relu", ["narrow"], ["y"]),
-]
 SECONDS = np.array([[1.7e9 + 60], [1.7e9 + 90], [1.7e9 + 3600]])
-
-CASES: dict[str, tuple[list[onnx.NodeProto], Any, Any, Any, dict[str, Any], str]] = {
-    "classes": ([linear(classlabels_ints=[7, 8, 9])], FEATURES, CLASSES, {}, {"X": X.astype(F32)}, UNREAD),
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "names": (
-        [linear(classlabels_strings=["a", "b", "ç"])],
-        FEATURES,
-        {**CLASSES, "label": (Types.STRING, [None])},
-        {},
+        "(float[n, 4] X) => (string[n] label, float[n, 3] probabilities) { label, probabilities = %s }"
+        % (LINEAR % 'classlabels_strings = ["a", "b", "ç"]'),
         {"X": X.astype(F32)},
         UNREAD,
     ),
-    "tree": ([SCALER, FOREST], FEATURES, CLASSES, {}, {"X": X.astype(F32)}, UNREAD),
-    "columns": (COLUMNS, OF_COLUMNS, {"variable": (Types.FLOAT, [None, 1])}, {}, CITIES, UNREAD),
+    "tree": (
+        f"""(float[n, 4] X) => (int64[n] label, float[n, 3] probabilities) {{
+            scaled = ai.onnx.ml.Scaler <offset = [0.1, 0.2, 0.3, 0.4], scale = [1.0, 2.0, 1.0, 0.5]> (X)
+            label, probabilities = {TREE} }}""",
+        {"X": X.astype(F32)},
+        UNREAD,
+    ),
+    "columns": (
+        """(string[n, 1] city, float[n, 1] age) => (float[n, 1] variable) {
+            number = ai.onnx.ml.LabelEncoder
+                <keys_strings = ["x", "é"], values_floats = [1.0, 2.0], default_float = -1.0> (city)
+            both = Concat <axis = 1> (number, age)
+            variable = ai.onnx.ml.LinearRegressor <coefficients = [0.1, 0.2], intercepts = [1.0], targets = 1> (both)
+        }""",
+        {"city": np.array([["x"], ["y"], ["é"]], object), "age": np.array([[1], [2], [3]], F32)},
+        UNREAD,
+    ),
     "mod": (
-        [helper.make_node("Mod", ["user", "k"], ["bucket"])],
-        {"user": WHOLE},
-        {"bucket": WHOLE},
-        {"k": np.array(1000)},
-        {"user": USERS},
+        "(int64[rows] user) => (int64[rows] bucket) <int64 k = {1000}> { bucket = Mod (user, k) }",
+        {"user": np.array([5, 123456789, 2**40 + 3, -(2**24) - 1])},
         "outputs.bucket: OpenVINO computes other values than ONNX Runtime, on whole numbers from 16777216 on in user",
     ),
     "times": (
-        TIMES,
-        {"x": (Types.DOUBLE, [None, 1])},
-        {"y": (Types.DOUBLE, [None, 1])},
-        {"mean": np.array([1.7e9]), "hour": np.array([3600.0])},
+        """(double[n, 1] x) => (double[n, 1] y) <double[1] mean = {1.7e9}, double[1] hour = {3600}> {
+            late = Sub (x, mean) y = Div (late, hour) }""",
         {"x": SECONDS},
-        "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64",
+        IN_FP32,
     ),
     "whole times": (
-        [helper.make_node("Cast", ["x"], ["wide"], to=Types.DOUBLE), *LATE],
-        {"x": (Types.INT64, [None, 1])},
-        {"y": (Types.FLOAT, [None, 1])},
-        {"mean": np.array([1.7e9])},
+        """(int64[n, 1] x) => (float[n, 1] y) <double[1] mean = {1.7e9}> {
+            wide = Cast <to = 11> (x) late = Sub (wide, mean) narrow = Cast <to = 1> (late) y = Relu (narrow) }""",
         {"x": SECONDS.astype(np.int64)},
-        "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64",
+        IN_FP32,
     ),
     # OpenVINO's whole numbers end at 2**31.
     "floats made whole": (
-        [helper.make_node("Cast", ["x"], ["y"], to=Types.INT64)],
-        {"x": (Types.FLOAT, [None, 1])},
-        {"y": (Types.INT64, [None, 1])},
-        {},
+        "(float[n, 1] x) => (int64[n, 1] y) { y = Cast <to = 7> (x) }",
         {"x": np.array([[3e9], [5e9], [-3.0]], F32)},
         "outputs.y: OpenVINO computes other values than ONNX Runtime, on whole numbers from 4293918720 on in x",
     ),
     # Of the logarithm of a negative number, OpenVINO's Relu makes 0.
     "nan": (
-        LOG,
-        FEATURES,
-        {"y": (Types.FLOAT, [None, 4])},
-        {},
+        "(float[n, 4] X) => (float[n, 4] y) { log = Log (X) y = Relu (log) }",
         {"X": np.abs(X).astype(F32)},
         "outputs.y: OpenVINO computes other values than ONNX Runtime, on a row of negative and large numbers",
     ),
@@ -174,8 +118,8 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Any, Any, Any, dict[str, Any], str]
 def test_onnx_file_that_openvino_does_not_run_exactly_answers_as_the_reference(
     case: str, archive_sh: ArchiveSh
 ) -> None:
-    nodes, inputs, outputs, constants, rows, why = CASES[case]
-    path = write(archive_sh.folder / "m.onnx", nodes, inputs, outputs, constants)
+    graph, rows, why = CASES[case]
+    path = write_onnx(archive_sh.folder / "m.onnx", graph)
     lines = built(archive_sh)
     assert lines[0].startswith(f"m: ONNX Runtime runs it: m.onnx: {why}")
     assert lines[2].endswith(": ONNX Runtime runs the file as it is")
@@ -195,11 +139,9 @@ def test_onnx_file_that_openvino_does_not_run_exactly_answers_as_the_reference(
 
 
 def test_row_that_onnx_runtime_refuses_fails_alone(archive_sh: ArchiveSh) -> None:
-    table = {"table": np.arange(20, dtype=F32).reshape(10, 2)}
-    inputs = {"at": WHOLE, "text": (Types.STRING, ["rows"])}
-    nodes = [helper.make_node("Gather", ["table", "at"], ["y"]), helper.make_node("Identity", ["text"], ["same"])]
-    outputs = {"y": (Types.FLOAT, ["rows", 2]), "same": (Types.STRING, ["rows"])}
-    write(archive_sh.folder / "m.onnx", nodes, inputs, outputs, table)
+    table = ", ".join(map(str, range(20)))
+    graph = "(int64[rows] at, string[rows] text) => (float[rows, 2] y, string[rows] same) <float[10, 2] table = {%s}>"
+    write_onnx(archive_sh.folder / "m.onnx", graph % table + "{ y = Gather (table, at) same = Identity (text) }")
     built(archive_sh)
     handler = worker(archive_sh)
     sent = ({"at": at, "text": "é"} for at in (9, 77, -10, -11, 0))
@@ -216,25 +158,13 @@ def test_texts_are_counted_on_machines_without_the_files_locale_unless_its_lower
     archive_sh: ArchiveSh,
 ) -> None:
     """As skl2onnx writes a vectorizer; sklearn counts the words, too."""
-    words = ["ölaf", "привет", "fox"]
-    counted: dict[str, Any] = {
-        "mode": "TF",
-        "min_gram_length": 1,
-        "max_gram_length": 1,
-        "max_skip_count": 0,
-        "ngram_counts": [0],
-    }
     for language in ("xx", "tr"):
-        lower: dict[str, Any] = {"case_change_action": "LOWER", "locale": f"{language}_XX.UTF-8"}
-        nodes = [
-            helper.make_node("StringNormalizer", ["text"], ["lower"], **lower),
-            helper.make_node("Unsqueeze", ["lower", "last"], ["rows"]),
-            helper.make_node(
-                "TfIdfVectorizer", ["rows"], ["y"], pool_strings=words, ngram_indexes=[0, 1, 2], **counted
-            ),
-        ]
-        texts = {"text": (Types.STRING, ["rows"])}
-        write(archive_sh.folder / "m.onnx", nodes, texts, {"y": (Types.FLOAT, ["rows", 3])}, {"last": np.array([1])})
+        graph = f"""(string[rows] text) => (float[rows, 3] y) <int64[1] last = {{1}}> {{
+            lower = StringNormalizer <case_change_action = "LOWER", locale = "{language}_XX.UTF-8"> (text)
+            rows = Unsqueeze (lower, last)
+            y = TfIdfVectorizer <mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0,
+                ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_strings = ["ölaf", "привет", "fox"]> (rows) }}"""
+        write_onnx(archive_sh.folder / "m.onnx", graph)
         archive_sh.write_list("m", "tensors", "m.onnx")
         if language == "tr":
             assert "Failed to construct locale with name:tr_XX.UTF-8" in archive_sh.refused("m")
@@ -242,15 +172,15 @@ def test_texts_are_counted_on_machines_without_the_files_locale_unless_its_lower
         archive_sh("m")
         sent = ["FOX", "ÖLAF", "ПРИВЕТ", "fox", "İ"]
         got = columns(ask(worker(archive_sh), *inference({"text": np.array(sent, object)})))
-        np.testing.assert_array_equal(got["y"], CountVectorizer(vocabulary=words).transform(sent).toarray())
+        np.testing.assert_array_equal(
+            got["y"], CountVectorizer(vocabulary=["ölaf", "привет", "fox"]).transform(sent).toarray()
+        )
 
 
 # -- inputs that all rows share --------------------------------------------------------------------------------------
 
 
 class Tempered(torch.nn.Module):
-    """A temperature beside the rows."""
-
     def forward(self, x: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
         return (x / temperature).softmax(1)
 
@@ -263,9 +193,8 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
         dynamic = {"x": {0: torch.export.Dim.DYNAMIC}, "temperature": None}
         exported(folder / "m.pt2", Tempered(), torch.rand(2, 4), torch.tensor(1.0), dynamic=dynamic)
     else:
-        nodes = [helper.make_node("Div", ["x", "temperature"], ["d"]), helper.make_node("Softmax", ["d"], ["output"])]
-        inputs = {"x": (Types.FLOAT, ["n", 4]), "temperature": (Types.FLOAT, [])}
-        write(folder / "m.onnx", nodes, inputs, {"output": (Types.FLOAT, ["n", 4])})
+        nodes = "d = Div (x, temperature) output = Softmax (d)"
+        write_onnx(folder / "m.onnx", f"(float[n, 4] x, float temperature) => (float[n, 4] output) {{ {nodes} }}")
     built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
     handler = worker(archive_sh)
     assert handler.engine.description.startswith(engine)
@@ -286,17 +215,13 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
     ],
 )
 def test_scalar_input_needs_a_value_that_it_can_have(constants: Any, words: str, archive_sh: ArchiveSh) -> None:
-    inputs = {"x": (Types.INT8, ["n", 4]), "s": (Types.INT8, [])}
-    nodes = [helper.make_node("Add", ["x", "s"], ["y"])]
-    write(archive_sh.folder / "m.onnx", nodes, inputs, {"y": (Types.INT8, ["n", 4])})
+    write_onnx(archive_sh.folder / "m.onnx", "(int8[n, 4] x, int8 s) => (int8[n, 4] y) { y = Add (x, s) }")
     archive_sh.write_list("m", "tensors", "m.onnx", {"constants": constants})
     assert archive_sh.refused("m").startswith(f"m: m.onnx: {words}")
 
 
 def test_weight_that_the_file_lists_among_its_inputs_may_be_set(archive_sh: ArchiveSh) -> None:
-    inputs = {"x": (Types.FLOAT, ["n", 2]), "s": (Types.FLOAT, [])}
-    nodes = [helper.make_node("Mul", ["x", "s"], ["y"])]
-    write(archive_sh.folder / "m.onnx", nodes, inputs, {"y": (Types.FLOAT, ["n", 2])}, {"s": np.array(2, F32)})
+    write_onnx(archive_sh.folder / "m.onnx", "(float[n, 2] x, float s = {2}) => (float[n, 2] y) { y = Mul (x, s) }")
     for config, wanted in ((None, [[2, 4]]), ({"constants": {"s": 5}}, [[5, 10]])):
         built(archive_sh, config)
         assert ask(worker(archive_sh), instances([1, 2])).body == {"predictions": wanted}
@@ -325,20 +250,17 @@ def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archiv
     )
 
 
-MAPS = helper.make_sequence_type_proto(
-    helper.make_map_type_proto(Types.INT64, helper.make_tensor_type_proto(Types.FLOAT, []))
-)
-ZIPPED = [linear(classlabels_ints=[0, 1, 2]), ml("ZipMap", ["probabilities"], ["maps"], classlabels_int64s=[0, 1, 2])]
-ONE_ROW = {"label": (Types.INT64, [1]), "probabilities": (Types.FLOAT, [1, 3])}
+ZIPPED = "label, probabilities = %s maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (probabilities)"
+ZIPPED %= LINEAR % "classlabels_ints = [0, 1, 2]"
 
 
 def test_maps_are_left_out_of_answers_by_name_or_refused_with_the_way_out(archive_sh: ArchiveSh) -> None:
-    write(archive_sh.folder / "m.onnx", ZIPPED, FEATURES, {"label": CLASSES["label"], "maps": MAPS})
-    assert (
-        "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False" in built(archive_sh)[0]
-    )
+    maps = "seq(map(int64, float)) maps"
+    write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => (int64[n] label, {maps}) {{ {ZIPPED} }}")
+    said = "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False"
+    assert said in built(archive_sh)[0]
     assert worker(archive_sh).metadata.outputs[0].name == "label"
-    write(archive_sh.folder / "m.onnx", ZIPPED, FEATURES, {"maps": MAPS})
+    write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => ({maps}) {{ {ZIPPED} }}")
     refusal = archive_sh.refused("m")
     assert refusal.startswith("m: m.onnx: OpenVINO cannot read it: ")
     assert "; convert the model with zipmap=False" in refusal
@@ -346,15 +268,15 @@ def test_maps_are_left_out_of_answers_by_name_or_refused_with_the_way_out(archiv
 
 def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
     path = archive_sh.folder / "m.onnx"
-    write(path, [linear(classlabels_ints=[0, 1, 2])], {"X": (Types.FLOAT, [1, 4])}, ONE_ROW)
+    nodes = "label, probabilities = " + LINEAR % "classlabels_ints = [0, 1, 2]"
+    write_onnx(path, f"(float[1, 4] X) => (int64[1] label, float[1, 3] probabilities) {{ {nodes} }}")
     archive_sh.write_list("m", "tensors", "m.onnx")
     assert "; max_batch_items: 1 serves rows one by one; if rows" in archive_sh.refused("m")
     built(archive_sh, {"max_batch_items": 1})
     assert ask(worker(archive_sh), instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
-    mod = CASES["mod"]
-    write(path, *mod[:4])
+    write_onnx(path, CASES["mod"][0])
     assert archive_sh.refused("m", "--engine", "openvino").endswith("; --engine onnxruntime may run it, without int8")
-    write(path, [helper.make_node("Foo", ["X"], ["y"], domain="com.microsoft")], FEATURES, {"y": (Types.FLOAT, None)})
+    write_onnx(path, "(float[n, 4] X) => (float[] y) { y = com.microsoft.Foo (X) }")
     refusal = archive_sh.refused("m")
     assert "OpenVINO cannot read it: " in refusal
     assert "ONNX Runtime cannot read it: Fatal error: com.microsoft:Foo(-1) is not a registered function" in refusal

@@ -97,7 +97,7 @@ def test_head_of_another_name_is_refused_with_the_names_of_its_tensors(tmp_path:
     [
         (
             lambda network: dict.fromkeys(("model", "ema"), network.state_dict()),
-            "contains several networks: model, ema; save",
+            "contains several networks: model, ema",
         ),
         (
             lambda network: prefixed(network.state_dict(), "a.") | prefixed(network.state_dict(), "b."),

@@ -28,16 +28,15 @@ def configured(**changes: object) -> Callable[[Path], object]:
     return change
 
 
-def without_head(folder: Path) -> None:
-    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
-
-
 def labelled(*indices: int) -> dict[int, str]:
     return {index: f"label {index}" for index in indices}
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no head": (without_head, "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass"),
+    "no head": (
+        lambda folder: transformers.AutoModel.from_pretrained(folder).save_pretrained(folder),
+        "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass",
+    ),
     "two labels": (configured(id2label=labelled(0, 1)), "config.json names 2 labels, the model has 6 outputs"),
     "gaps": (configured(id2label=labelled(0, 1, 2, 3, 4, 9)), "id2label has 6 labels, but none for 5"),
     "too few layers": (configured(num_hidden_layers=1), "config.json has fewer layers than the weights"),

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 from handlers.errors import InvalidConfig
-from tests.deploy.archives.conftest import ArchiveSh
+from tests.deploy.archives.conftest import ArchiveSh, write_onnx
 from tests.tensor_files import (
     SCRIPT_INPUTS,
     Negative,
@@ -27,7 +27,6 @@ from tests.tensor_files import (
     infer_py,
     ir,
     one_node,
-    onnx_file,
     pt2_of_bessel,
     said,
     scaled_onnx,
@@ -197,13 +196,8 @@ mixed = partial(one_node, operation="Softmax", axis=0)
 
 def over_largest(path: Path) -> Path:
     """Divides by the largest number of all rows, if it is more than 1."""
-    nodes = [
-        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
-        helper.make_node("Max", ["largest", "one"], ["most"]),
-        helper.make_node("Div", ["x", "most"], ["y"]),
-    ]
-    x = {name: (TensorProto.FLOAT, ["rows", 3]) for name in "xy"}
-    return onnx_file(path, nodes, {"x": x["x"]}, {"y": x["y"]}, {"one": np.array(1, np.float32)})
+    nodes = "largest = ReduceMax <keepdims = 0> (x) most = Max (largest, one) y = Div (x, most)"
+    return write_onnx(path, f"(float[rows, 3] x) => (float[rows, 3] y) <float one = {{1}}> {{ {nodes} }}")
 
 
 class Counting(torch.nn.Module):
@@ -226,14 +220,11 @@ def counting(path: Path) -> Path:
 
 def states_second(path: Path) -> Path:
     """Has rows along the second dimension of its states, as Silero VAD has."""
-    nodes = [
-        helper.make_node("Split", ["state", "sizes"], ["h", "c"], axis=0),
-        helper.make_node("Squeeze", ["h", "first"], ["flat"]),
-        helper.make_node("Add", ["x", "flat"], ["y"]),
-    ]
-    inputs = {"x": (TensorProto.FLOAT, ["rows", 3]), "state": (TensorProto.FLOAT, [2, "rows", 3])}
-    constants = {"sizes": np.array([1, 1]), "first": np.array([0])}
-    return onnx_file(path, nodes, inputs, {"y": inputs["x"]}, constants)
+    nodes = "h, c = Split <axis = 0> (state, sizes) flat = Squeeze (h, first) y = Add (x, flat)"
+    constants = "<int64[2] sizes = {1, 1}, int64[1] first = {0}>"
+    return write_onnx(
+        path, f"(float[rows, 3] x, float[2, rows, 3] state) => (float[rows, 3] y) {constants} {{ {nodes} }}"
+    )
 
 
 def trained(path: Path) -> Path:
@@ -244,18 +235,10 @@ def trained(path: Path) -> Path:
 
 def swayed(path: Path) -> Path:
     """Decides for all rows by their mean."""
-    row = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 3])]
-    branches: dict[str, Any] = {
-        f"{name}_branch": helper.make_graph([helper.make_node(kind, ["x"], ["y"])], name, [], row)
-        for name, kind in (("then", "Neg"), ("else", "Abs"))
-    }
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
-        helper.make_node("Greater", ["mean", "zero"], ["is_large"]),
-        helper.make_node("If", ["is_large"], ["out"], **branches),
-    ]
-    sizes = (TensorProto.FLOAT, ["rows", 3])
-    return onnx_file(path, nodes, {"x": sizes}, {"out": sizes}, {"zero": np.array(0, np.float32)})
+    then, other = (f"{kind} () => (float[rows, 3] y) {{ y = {kind} (x) }}" for kind in ("Neg", "Abs"))
+    mean = "mean = ReduceMean <keepdims = 0> (x) is_large = Greater (mean, zero)"
+    nodes = f"{mean} out = If (is_large) <then_branch = {then}, else_branch = {other}>"
+    return write_onnx(path, f"(float[rows, 3] x) => (float[rows, 3] out) <float zero = {{0}}> {{ {nodes} }}")
 
 
 eight_rows = partial(scaled_pt2, min=1, max=8)

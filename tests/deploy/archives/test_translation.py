@@ -26,7 +26,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: Any) -> Path:
-    """A model of the list; returns its folder."""
     folder = archive_sh.write_list("tiny", "translation", config={"threads": 1, "max_new_tokens": 12, **settings})
     if samples is not None:
         (folder / "samples.txt").write_text("\n".join(["# a line that is no sample", *samples, ""]))
@@ -34,7 +33,6 @@ def entry(archive_sh: ArchiveSh, samples: list[str] | None = None, **settings: A
 
 
 def made(folder: Path) -> Path:
-    """An empty folder for a checkpoint."""
     (folder / "checkpoint").mkdir()
     return folder / "checkpoint"
 
@@ -91,8 +89,10 @@ def test_archive_for_torch_has_the_weights_and_nothing_that_min_chrf_could_judge
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"encoder_no_repeat_ngram_size": 3}, "its generation_config.json has encoder_no_repeat_ngram_size"),
-        ({"eos_token_id": [0, 5]}, "its generation_config.json has eos_token_id"),
+        (
+            {"encoder_no_repeat_ngram_size": 3, "eos_token_id": [0, 5]},
+            "its generation_config.json has encoder_no_repeat_ngram_size, eos_token_id\n",
+        ),
         # A family that it lacks is no news.
         (None, ""),
     ],

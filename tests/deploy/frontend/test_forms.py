@@ -19,6 +19,7 @@ def part(name: str, value: bytes, more: str = "") -> bytes:
 TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
     ("", b"abc", {"body": (b"abc", "")}),
     ("application/json", b"{}", {"body": (b"{}", "application/json")}),
+    (URL_ENCODED, b"%ff=1&a=2", {"\ufffd": (b"1", ""), "a": (b"2", "")}),
     (URL_ENCODED, b"data=a+b%21&top_k=2", {"data": (b"a b!", ""), "top_k": (b"2", "")}),
     # JSON that `curl -d` sends as a form: Netty drops a last field without "=".
     (URL_ENCODED, b'{"text": 1}', {}),

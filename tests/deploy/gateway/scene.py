@@ -43,13 +43,7 @@ class StillEnvoy(Envoy):
 
 
 class Scene:
-    """A control process, whose two nodes both serve `classifier` 1.0, and a client of it.
-
-    Attributes:
-        first, second: the nodes.
-        envoy: the stand-in of Envoy.
-        url, metrics_url: the control port's and the metrics port's.
-    """
+    """A control process, whose two nodes both serve `classifier` 1.0, and a client of it."""
 
     def __init__(self, folder: Path, real: Envoy | None = None, **settings: Any) -> None:
         self.folder, self.settings = folder, GatewaySettings(**settings)
@@ -58,8 +52,6 @@ class Scene:
         self.open()
 
     def open(self) -> None:
-        """Start the control process."""
-
         async def start() -> None:
             self.gateway = Gateway(
                 self.settings, [self.first.node, self.second.node], self.real or self.envoy, self.folder
@@ -73,8 +65,6 @@ class Scene:
         wait(lambda: self.version.metadata is not None)
 
     def shut(self) -> None:
-        """Stop the control process."""
-
         async def stop() -> None:
             for runner in self._runners:
                 await runner.cleanup()
@@ -108,7 +98,6 @@ class Scene:
         return fleet
 
     def look(self) -> None:
-        """Poll the nodes now."""
         run(self.gateway.poll())
 
     def register(self, *versions: dict[str, Any], on_both: bool = True) -> None:
@@ -118,7 +107,6 @@ class Scene:
         self.look()
 
     def ask(self, method: str, path: str, document: object = None, **words: Any) -> tuple[int, Any]:
-        """Return status and JSON; None without a body."""
         answer = requests.request(method, self.url + path, json=document, timeout=TIMEOUT_S, **words)
         return answer.status_code, answer.json() if answer.content else None
 

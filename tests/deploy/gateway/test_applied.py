@@ -1,6 +1,7 @@
 """Settings that cannot be applied, and files that Envoy rejects."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import requests
 
 from deploy import sandbox
+from deploy.gateway.control import gateway as control
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import make_endpoints
 from deploy.gateway.envoy.listeners import bootstrap
@@ -56,6 +58,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
         try:
             wait(lambda: statuses() == [200, 200, 200])
             run(scene.gateway.write())
+            monkeypatch.setattr(control, "CONFIRM_S", 1.0)
             monkeypatch.setattr(files, "make_routes", rejected_routes)
             status, document = scene.ask("PUT", "/control/models/classifier", {"withdrawn": True})
             assert (status, "has no effect yet: Envoy has not accepted routes-" in document["error"]) == (503, True)
@@ -75,6 +78,7 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             wait(lambda: statuses() == [404, 200, 200])
             assert scene.ask("PUT", "/control/models/classifier", {"withdrawn": False})[0] == 200
             wait(lambda: statuses() == [200, 200, 200])
+            monkeypatch.setattr(control, "CONFIRM_S", 1.0)
             monkeypatch.setattr(files, "make_endpoints", rejected_endpoints)
             status, document = scene.ask("PUT", "/control/nodes/node-1", {"draining": True})
             assert (status, "Envoy has not accepted endpoints.json" in document["error"]) == (503, True)
@@ -117,9 +121,9 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
             gateway.config.chmod(mode)
             gateway.config.write_text(text)
             wait(lambda: statuses() == expected)  # noqa: B023
-            for command in ("check", "start"):
-                done = gateway.command(command)
-                assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (1, True, 1), done.stderr
+            with ThreadPoolExecutor(2) as pool:
+                for done in pool.map(gateway.command, ("check", "start")):
+                    assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (1, True, 1), done.stderr
             wait(lambda: words in (gateway.state_dir / "gateway.log").read_text())  # noqa: B023
             metrics = requests.get(f"{gateway.metrics}/gateway", timeout=TIMEOUT_S).text
             assert "gateway_settings_unapplied{} 1" in metrics
@@ -136,9 +140,9 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
     node.close()
 
 
-def test_500_models_need_no_more_watches_than_10_and_a_revoked_key_is_refused() -> None:
+def test_many_models_need_no_more_watches_than_few_and_a_revoked_key_is_refused() -> None:
     """The kernel allows 128 inotify instances by default."""
-    node = StandIn("node-1", [f"m{number}" for number in range(10)])
+    node = StandIn("node-1", [f"m{number}" for number in range(3)])
     keys = [{"client": name, "key": name * 16} for name in "ab"]
     # Few health checks: all models of the stand-in have them.
     with sandbox.run_gateway([node.node], keys=keys, limits={"unresponsive_s": 600}) as gateway:
@@ -153,10 +157,10 @@ def test_500_models_need_no_more_watches_than_10_and_a_revoked_key_is_refused() 
             folder = Path(f"/proc/{Envoy(gateway.state_dir).pid()}/fd")
             return sum(path.readlink().name == "anon_inode:inotify" for path in folder.iterdir())
 
-        wait(lambda: statuses(10) == {200})
+        wait(lambda: statuses(3) == {200})
         before = count_watches()
-        node.models = models_of([f"m{number}" for number in range(500)])
-        wait(lambda: statuses(500) == {200}, 2 * TIMEOUT_S)
+        node.models = models_of([f"m{number}" for number in range(30)])
+        wait(lambda: statuses(30) == {200})
         assert (count_watches(), gateway.command("check").returncode) == (before, 0)
         gateway.configure(keys=keys[1:])
         wait(lambda: (statuses(1), statuses(1, "b")) == ({401}, {200}))

@@ -25,7 +25,6 @@ envoy_cluster_upstream_rq_time_count{} 1
 
 
 def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Read an exposition by Prometheus' own parser."""
     families = list(text_string_to_metric_families(text))
     # One family stands together, whatever the nodes.
     assert len(families) == len({family.name for family in families})

@@ -95,7 +95,6 @@ LIMITS = "limits:\n  body_bytes: 1000\n  attempts: 2\n"
 
 
 def is_closed(settings: GatewaySettings, whole: GatewaySettings) -> bool:
-    """Return whether no client may do more than with the whole settings."""
     return settings.tls == whole.tls and settings.limits == whole.limits and {*settings.keys} <= {*whole.keys} != set()
 
 

@@ -38,8 +38,18 @@ def _no_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert not (tmp_path / "code-has-run").exists()
 
 
+@pytest.fixture
+def few_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a network goes through a few of torchvision's."""
+    networks = {
+        torchvision.models: ["alexnet", "resnet18"],
+        torchvision.models.detection: ["fasterrcnn_mobilenet_v3_large_fpn", "ssdlite320_mobilenet_v3_large"],
+        torchvision.models.segmentation: ["fcn_resnet50", "lraspp_mobilenet_v3_large"],
+    }
+    monkeypatch.setattr(torchvision.models, "list_models", lambda package: networks[package])
+
+
 def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tuple[Any, dict[str, Any], Path]:
-    """Move an archive; returns the entry, its settings and its folder."""
     found, _ = write_entry(path, name, Path("my/models.yaml"), is_stock=is_stock)
     entry = model(found, Path("my/models.yaml"))
     return entry, entry.config(), entry.folder
@@ -48,7 +58,7 @@ def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tupl
 @pytest.mark.builds
 @pytest.mark.parametrize("form", ["eager", "scripted"])
 def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform(
-    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], few_networks: None
 ) -> None:
     network = resnet18()
     files: dict[str, Any] = {"index_to_name.json": LABELS, "model-config.yaml": "batchSize: 8\nmaxWorkers: 2\n"}
@@ -86,7 +96,9 @@ def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base:
 
 
 @pytest.mark.builds
-def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(tmp_path: Path) -> None:
+def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(
+    tmp_path: Path, few_networks: None
+) -> None:
     detection, segmentation = torchvision.models.detection, torchvision.models.segmentation
     path = network_archive(tmp_path, "object_detector", detection, "ssdlite320_mobilenet_v3_large", "SSD")
     _, config, folder = move(path, "things")
@@ -139,56 +151,38 @@ NO_HEAD = {"fc.weight": torch.empty(9, 0), "fc.bias": torch.empty(9, 0)}
 FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x)\n"
 
 
+def classifier(folder: Path, state: Any, **files: str) -> Path:
+    names = {"modelFile": "model.py"} if "model.py" in files else {}
+    content: dict[str, Any] = {"w.pth": saved(state, folder / "w.pth"), **files}
+    return archive(folder / "old.mar", "image_classifier", content, serializedFile="w.pth", **names)
+
+
+def faster_rcnn(folder: Path) -> Path:
+    detection = torchvision.models.detection
+    return network_archive(folder, "object_detector", detection, "fasterrcnn_mobilenet_v3_large_fpn", "FasterRCNN")
+
+
+UNKNOWN = "not those of a network in torchvision.models; add --stock"
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (faster_rcnn, "fasterrcnn_mobilenet_v3_large_.*: it chooses boxes inside the network.*--stock"),
         (
-            lambda folder: network_archive(
-                folder,
-                "object_detector",
-                torchvision.models.detection,
-                "fasterrcnn_mobilenet_v3_large_fpn",
-                "FasterRCNN",
-            ),
-            "fasterrcnn_mobilenet_v3_large_.*: it chooses boxes inside the network.*--stock",
-        ),
-        (
-            lambda folder: archive(
-                folder / "old.mar",
-                "image_classifier",
-                {"w.pth": saved(resnet18().state_dict(), folder / "w.pth"), "model.py": FORWARD},
-                serializedFile="w.pth",
-                modelFile="model.py",
-            ),
+            lambda to: classifier(to, resnet18().state_dict(), **{"model.py": FORWARD}),
             "model.py defines forward.*--stock",
         ),
-        (
-            lambda folder: archive(
-                folder / "old.mar",
-                "image_classifier",
-                {"w.pth": saved({"a.b": torch.zeros(1)}, folder / "w.pth"), "resnet.py": ""},
-                serializedFile="w.pth",
-            ),
-            "not those of a network in torchvision.models; add --stock",
-        ),
-        (
-            # Head without numbers, which would be nine classes.
-            lambda folder: archive(
-                folder / "old.mar",
-                "image_classifier",
-                {"w.pth": saved(resnet18().state_dict() | NO_HEAD, folder / "w.pth")},
-                serializedFile="w.pth",
-            ),
-            "not those of a network in torchvision.models; add --stock",
-        ),
-        (lambda folder: archive(folder / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
-        (lambda folder: archive(folder / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
+        (lambda to: classifier(to, {"a.b": torch.zeros(1)}, **{"resnet.py": ""}), UNKNOWN),
+        # Head without numbers, which would be nine classes.
+        (lambda to: classifier(to, resnet18().state_dict() | NO_HEAD), UNKNOWN),
+        (lambda to: archive(to / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
+        (lambda to: archive(to / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
     ],
 )
 def test_archive_that_cannot_be_moved_is_one_line_with_the_way_out_and_nothing_is_written(
-    tmp_path: Path, make: Callable[[Path], Path], reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make: Callable[[Path], Path], reason: str, few_networks: None
 ) -> None:
-    monkeypatch.setattr(torchvision.models, "list_models", lambda package: NETWORKS[package])
     with pytest.raises(InvalidConfig, match=reason) as error:
         move(make(tmp_path), "old")
     assert "\n" not in str(error.value) and not Path("my").exists()
@@ -254,12 +248,6 @@ def test_control_characters_of_an_archive_are_escaped_in_its_error(
     assert main(["--from", str(archive(tmp_path / "old.mar", "\x1b]0;title\x07\u202e", {}))]) == 1
     printed = capsys.readouterr().err
     assert r"handler \x1b]0;title\x07\u202e: not a handler" in printed and printed.rstrip("\n").isprintable()
-
-
-NETWORKS = {
-    torchvision.models: ["resnet18", "alexnet"],
-    torchvision.models.detection: ["fasterrcnn_mobilenet_v3_large_fpn", "ssd300_vgg16"],
-}
 
 
 def iris(tmp_path: Path, handler: str = IRIS, **more: str) -> Path:

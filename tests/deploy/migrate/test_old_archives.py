@@ -27,12 +27,12 @@ MANIFEST = json.dumps({"model": {"modelName": "m", "handler": "h.py", "configFil
 FILES = {"MAR-INF/MANIFEST.json": MANIFEST, "model-config.yaml": "batchSize: 4", "h.py": "1/0", "data/words.txt": "a"}
 
 
-def zipped(path: Path, files: dict[str, str], edit: Callable[[zipfile.ZipInfo], None] = lambda _: None) -> Path:
+def zipped(path: Path, files: dict[str, str], **attributes: int) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
         for name, text in files.items():
             info = zipfile.ZipInfo(name)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            edit(info)
+            for attribute, value in {"compress_type": zipfile.ZIP_DEFLATED, **attributes}.items():
+                setattr(info, attribute, value)
             target.writestr(info, text)
     return path
 
@@ -64,14 +64,6 @@ def test_archives_of_each_format_are_unpacked_and_not_run(
     assert found.read_text("h.py") == "1/0"
 
 
-def linked(info: zipfile.ZipInfo) -> None:
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-
-
-def compressed(info: zipfile.ZipInfo) -> None:
-    info.compress_type = zipfile.ZIP_LZMA
-
-
 # 9 ** 8 keys, in 495 bytes.
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
 
@@ -82,25 +74,22 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n -
         (lambda path: zipped(path, FILES | {"../../out": "x"}), "leaves the folder"),
         (lambda path: zipped(path, FILES | {"/etc/cron.d/x": "x"}), "leaves the folder"),
         (lambda path: zipped(path, FILES | {"a\\..\\b": "x"}), "leaves the folder"),
-        (lambda path: zipped(path, FILES, linked), "is a link"),
+        (lambda path: zipped(path, FILES, external_attr=(stat.S_IFLNK | 0o777) << 16), "is a link"),
         (lambda path: tarred(path, FILES, tarfile.SYMTYPE), "is a link or a device"),
         (lambda path: tarred(path, FILES, tarfile.CHRTYPE), "is a link or a device"),
         (lambda path: zipped(path, FILES | {"zeros": "0" * 3_000_000}), "'zeros' grows from .* to 3000000 bytes"),
         (lambda path: zipped(path, FILES | {f"{n}": "0" * 2**20 for n in range(9)}), "archive grows from .* bytes"),
         (lambda path: tarred(path, FILES | {f"{n}": "0" * 2**20 for n in range(9)}), "archive grows from .* bytes"),
         (lambda path: tarred(path, {"0" * 2_000_000: ""}), "has a header of 2000.* bytes; at most 1048576 are read"),
-        (lambda path: zipped(path, FILES, compressed), "has compression 14; expected DEFLATE or none"),
+        (
+            lambda path: zipped(path, FILES, compress_type=zipfile.ZIP_LZMA),
+            "has compression 14; expected DEFLATE or none",
+        ),
         (lambda path: path.write_bytes(lzma.compress(tarred(path, FILES).read_bytes())) and path, "not a gzip file"),
         (lambda path: zipped(path, FILES | {"model-config.yaml": MERGES}), "model-config.yaml: more than 50 levels or"),
-        (
-            lambda path: zipped(path, FILES | {"model-config.yaml": "a: {<<: {b: 1}}"}),
-            r"a merge \(<<\): write its keys",
-        ),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": "a: {<<: {b: 1}}"}), r"a merge \(<<\): write its"),
         (lambda path: zipped(path, FILES | {"model-config.yaml": "a: &a [*a]"}), "or an alias of itself"),
-        (
-            lambda path: zipped(path, FILES | {"model-config.yaml": "maxWorkers: 1:30"}),
-            "a number in base 60 or of over",
-        ),
+        (lambda path: zipped(path, FILES | {"model-config.yaml": "maxWorkers: 1:30"}), "a number in base 60 or of"),
         (lambda path: zipped(path, FILES | {"model-config.yaml": "a: 0x" + "f" * 9999}), "or of over 40 digits: write"),
         (lambda path: zipped(path, FILES | {"model-config.yaml": "a: 2001-99-99"}), "ValueError: month must be in"),
         (lambda path: zipped(path, FILES | {f"{n}": "" for n in range(30)}), "at most 20 files"),

@@ -16,8 +16,8 @@ from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
 from deploy.run.server import STOP_TIMEOUT_S, Share
 from deploy.serve import __main__ as serve
-from deploy.serve.limits import Limits
 from deploy.serve.process import LATE_S
+from deploy.serve.server import Limits
 
 UNITS = ROOT / "deploy" / "run" / "systemd"
 

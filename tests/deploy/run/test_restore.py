@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from deploy.run.restore import Record, Registration, parse_snapshot
+from deploy.run.machine import LocalNode
+from deploy.run.restore import Record, Registration, parse_snapshot, restore
 
 # As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.
 SNAPSHOT = r"""#Saving snapshot
@@ -40,8 +42,6 @@ def made(model: str, **more: Any) -> Registration:
 
 
 class Node:
-    """The folders of a node, and a TorchServe that writes snapshots."""
-
     def __init__(self, folder: Path) -> None:
         local: Any = SimpleNamespace(folder=folder / "node-1", server=SimpleNamespace(logs=folder / "logs"))
         self.record, self.folder = Record(local), folder / "node-1"
@@ -130,3 +130,30 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Node) -> None:
     node.record.remove()
     assert not node.record.exists()
     assert node.record.begin() == []
+
+
+def test_archive_that_was_built_after_its_version_was_registered_is_not_restored(node: Node, tmp_path: Path) -> None:
+    def restored(built_ns: int) -> str:
+        with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
+            archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "1.0"}}')
+            archive.writestr("build.json", json.dumps({"made_s": built_ns / 1e9}))
+        ((line, is_registered),) = restore(LocalNode("node-1", tmp_path, server), [again])
+        assert is_registered is (": restored, " in line)
+        return line
+
+    described = {"minWorkers": 0, "maxWorkers": 0, "modelVersion": "1.0"}
+    calls = {"versions": lambda *_, **_more: [], "register": lambda *_, **_more: None, "describe": lambda *_: described}
+    management = SimpleNamespace(**calls)
+    settings = SimpleNamespace(model_store="")
+    server: Any = SimpleNamespace(directory=tmp_path, settings=settings, management=management, logs=tmp_path)
+    served = made("a", min_workers=0, max_workers=0)
+    # The second to the fifth nanosecond: registered, unregistered, registered again, beside another one.
+    for versions in ((served,), (), (served,), (served, made("b"))):
+        node.serves(*versions)
+    node.record.finish([node.record.begin()[0]])
+    # A later start tries it again.
+    (again,) = node.record.begin()
+    assert restored(5).startswith(
+        "node-1: a 1.0 is not restored: a.mar was built after version 1.0 was registered: raise"
+    )
+    assert restored(3).startswith("node-1: a 1.0: restored, ")

@@ -8,7 +8,7 @@ import yaml
 
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
-from tests.hosts import Host, is_ready, start
+from tests.hosts import Host, is_ready, run_hosts, start
 from tests.waiting import until
 
 INFER = """
@@ -32,6 +32,13 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sample.json").write_text('{"x": 1}')
     entry = ModelEntry("colours", "tensors", "1.0", folder, {"path": "infer.py"})
     return Recipe(entry, engine="auto", export_path=tmp_path_factory.mktemp("store")).build().path
+
+
+@pytest.fixture(scope="module")
+def served(archive: Path) -> Iterator[Host]:
+    """A process with the default limits, which no test ends."""
+    with run_hosts(archive) as (host,):
+        yield host
 
 
 @pytest.fixture

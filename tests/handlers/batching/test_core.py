@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from concurrent.futures import CancelledError, Future
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from deploy.frontend.replica import Replica
 from handlers.batching.arrivals import Arrivals
 from handlers.batching.core import Core
 from handlers.batching.engine import LatencyModel, Streams
@@ -63,6 +65,29 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
     assert (good, bad[0], empty[0], listed) == ((200, b"4.0"), 422, 400, (200, b'{"predictions":[8.0,12.0]}'))
     assert split_on == {threading.main_thread()}
     assert handler.forgets()
+
+
+@pytest.mark.parametrize("quick_s", [0.0, TIMEOUT_S])
+def test_host_runs_quick_micro_batches_on_its_event_loop_and_leaves_others_to_threads(
+    quick_s: float, start: Start
+) -> None:
+    handler, ran_on = start(GatedHandler), set[bool]()
+    forward = handler.forward
+    loaded = SimpleNamespace(name="double", version="1.0", handler=handler)
+
+    def noting(_: object, *given: Any) -> Any:
+        ran_on.add(threading.current_thread() is threading.main_thread())
+        return forward(*given)
+
+    async def ask_all() -> list[tuple[int, bytes]]:
+        return [each[:2] for each in await asyncio.gather(*(replica.predict(HEADERS, b"%d" % n) for n in range(8)))]
+
+    with patch("deploy.frontend.replica.LoadedArchive", return_value=loaded):
+        replica = Replica("", threads=0, gpu=None, metrics=None)
+    with patch.object(GatedHandler, "forward", noting):
+        replica._quick_s = quick_s
+        assert asyncio.run(ask_all()) == [(200, b"%.1f" % (2 * number)) for number in range(8)]
+    assert (True in ran_on) == (quick_s > 0)
 
 
 def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:

@@ -12,12 +12,13 @@ import torch
 import transformers
 
 from deploy.archives.stagers.translation import convert
+from handlers.checkpoints import load_tokenizer
 from handlers.engines import Divisible, Outputs
 from handlers.engines.ctranslate2 import CUBLAS, CTranslate2Engine, _load_cublas, compute_type
 from handlers.engines.decoding import Decoding
-from handlers.engines.seq2seq import load_tokenizer, read_generation
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.text.config import TranslationConfig
+from handlers.text.translators import read_generation
 from tests import tiny_seq2seq
 from tests.tiny_seq2seq import SENTENCES
 

@@ -159,10 +159,12 @@ def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_erro
     handler = start(tiny_archive, name, **settings)
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
-    good = [(text, expected(handler, name, text, **options)) for text in TEXTS]
+    good: list[tuple[Any, Any]] = [(text, expected(handler, name, text, **options)) for text in TEXTS]
     if options is ALL:
         for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
+        # Options are an item's own.
+        good.append((of_text(TEXTS[0], top_k=1), expected(handler, name, TEXTS[0], top_k=1)))
     good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
     bad = BAD + BAD_OPTIONS.get(name, [])
     assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))

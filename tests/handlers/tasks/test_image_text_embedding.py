@@ -18,7 +18,8 @@ from handlers.errors import InvalidConfig
 from handlers.image_text.families import read_family
 from handlers.tasks.image_text_embedding import ImageTextEmbeddingHandler
 from tests import exports, tiny_image_text
-from tests.handlers.serving import Answer, assert_own_answers, serve, started
+from tests.handlers.serving import assert_own_answers, serve, started
+from tests.handlers.tasks.test_retrieval import ask, vectors
 from tests.photographs import encoded, path, photograph
 from tests.tiny_models import TEXTS
 
@@ -69,16 +70,6 @@ def oracle(weights: Path, kind: str) -> tuple[Any, Any]:
     return image_embeds.numpy(), text_embeds.numpy()
 
 
-def ask(handler: Any, *documents: Any) -> list[Answer]:
-    rows = [{"body": json.dumps({"model": "m", **each}).encode()} for each in documents]
-    return serve(handler, rows, [{"x-api": "embeddings"} for _ in rows])
-
-
-def vectors(answer: Answer) -> Any:
-    assert answer.status == 200, answer.body
-    return np.array([each["embedding"] for each in answer.body["data"]])
-
-
 def uri(name: str) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(photograph(name)).decode()
 
@@ -111,6 +102,7 @@ def test_clients_of_jina_and_infinity_send_images_and_texts(archives: Archives) 
     handler = start(archives, "clip", is_matryoshka=True)
     mixed, modality, one, cut, packed, text, bare = ask(
         handler,
+        "embeddings",
         {
             "input": [{"image": uri("coffee")}, {"text": TEXTS[0]}, TEXTS[3], uri("china")],
             "normalized": True,
@@ -142,7 +134,7 @@ def test_clients_of_jina_and_infinity_send_images_and_texts(archives: Archives) 
     np.testing.assert_allclose(found, [images[0], images[2], texts[0]], atol=1e-4)
     assert text.body["usage"]["total_tokens"] == len(handler.tokenizer(TEXTS[0])["input_ids"])
     # A model of images alone needs no word for them.
-    (alone,) = ask(start(archives, "vit"), {"input": [uri("coffee")]})
+    (alone,) = ask(start(archives, "vit"), "embeddings", {"input": [uri("coffee")]})
     np.testing.assert_allclose(vectors(alone), oracle(archives("vit")[0], "vit")[0][:1], atol=1e-4)
 
 
@@ -196,15 +188,15 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
 def test_bad_input_is_refused_and_the_rest_of_the_batch_is_unharmed(archives: Archives) -> None:
     handler = start(archives, "clip", max_pixels=1_000_000)
     good = {"input": [{"text": TEXTS[0]}, {"image": uri("coffee")}]}
-    (alone,) = ask(handler, good)
-    first, *answers, last = ask(handler, good, *(body for body, *_ in BAD), good)
+    (alone,) = ask(handler, "embeddings", good)
+    first, *answers, last = ask(handler, "embeddings", good, *(body for body, *_ in BAD), good)
     for answer, (body, status, param, words) in zip(answers, BAD, strict=True):
         error = answer.body["error"]
         assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error"), body
         assert words in error["message"], error["message"]
     for answer in (first, last):
         np.testing.assert_allclose(vectors(answer), vectors(alone), atol=1e-5)
-    (texts,) = ask(start(archives, "vit"), {"input": "x", "modality": "text"})
+    (texts,) = ask(start(archives, "vit"), "embeddings", {"input": "x", "modality": "text"})
     assert (texts.status, texts.body["error"]["message"]) == (400, "modality: must be image.")
     (refused,) = serve(start(archives, "vit"), [{"body": "a text"}])
     assert (refused.status, refused.body["message"]) == (400, "An item of this model must be an image.")

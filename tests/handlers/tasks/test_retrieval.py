@@ -3,12 +3,12 @@
 import base64
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from handlers.errors import InvalidConfig, ItemError
@@ -57,6 +57,12 @@ def start(tiny_archive: Archives, model: dict[str, Any], **settings: Any) -> Han
     ready = started(CLASSES[model["task"]](), tiny_archive(**model, engine="torch"), settings)
     assert isinstance(ready, TextHandler)
     return ready
+
+
+def library(name: str, handler: Handler) -> Any:
+    """Return the model of a handler in a class of sentence-transformers, whose import takes a second."""
+    made = getattr(import_module("sentence_transformers"), name)
+    return made(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
 
 
 def ask(handler: Any, api: str, *documents: Any) -> list[Answer]:
@@ -139,7 +145,7 @@ def test_white_space_has_the_vector_of_sentence_transformers_and_clients_may_ask
 ) -> None:
     handler = start(tiny_archive, NORMALIZED, truncation=True)
     (answer,) = ask(handler, "embeddings", {"input": ["x", " ", "\n"], "normalized": True, "truncation": True})
-    oracle = SentenceTransformer(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
+    oracle = library("SentenceTransformer", handler)
     np.testing.assert_allclose(vectors(answer), oracle.encode(["x", " ", "\n"]), atol=1e-5)
 
 
@@ -234,10 +240,6 @@ CROSS_ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-def oracle(handler: Handler) -> Any:
-    return CrossEncoder(str(handler.checkpoint_dir), device="cpu", local_files_only=True)
-
-
 @pytest.mark.parametrize("name", CROSS_ENCODERS)
 def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
     handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
@@ -246,7 +248,7 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
     answer, *others = ask(
         handler, "rerank", {"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw}
     )
-    expected = oracle(handler).predict([(QUERY, each) for each in DOCUMENTS])
+    expected = library("CrossEncoder", handler).predict([(QUERY, each) for each in DOCUMENTS])
     assert answer.status == 200, answer.body
     scores = {each["index"]: each["relevance_score"] for each in answer.body["results"]}
     np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], expected, atol=1e-4)
@@ -303,7 +305,7 @@ def test_text_classification_takes_pairs_beside_single_texts(tiny_archive: Archi
     handler = start(tiny_archive, {**RERANKER, "task": "text_classification"})
     rows = [{"body": {"text": QUERY, "text_pair": TEXTS[0]}}, {"body": {"text": QUERY}}]
     pair, alone = serve(handler, rows)
-    expected = oracle(handler).predict([(QUERY, TEXTS[0])])[0]
+    expected = library("CrossEncoder", handler).predict([(QUERY, TEXTS[0])])[0]
     assert pair.body[0]["score"] == pytest.approx(expected, abs=1e-3)
     (again,) = serve(handler, [QUERY])
     assert alone.body[0]["score"] == pytest.approx(again.body[0]["score"], abs=1e-5)

@@ -11,6 +11,7 @@ import pytest
 from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
+from handlers.text.translators import Original
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING
 from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve
@@ -93,7 +94,8 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
     items = [m2m100.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
-    tokenizer = m2m100.tokenizer
+    original = Original(m2m100.checkpoint_dir, trust_remote_code=False)
+    tokenizer = original._tokenizer
 
     class Hesitant:
         """Sets a language and takes its time before using it."""
@@ -105,7 +107,8 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
         def __call__(self, *arguments: Any, **named: Any) -> Any:
             return tokenizer(*arguments, **named)
 
-    monkeypatch.setattr(m2m100, "tokenizer", Hesitant())
+    monkeypatch.setattr(original, "_tokenizer", Hesitant())
+    monkeypatch.setattr(m2m100, "model", original)
     with ThreadPoolExecutor(2) as pool:
         prepared = list(pool.map(lambda index: m2m100.prepare([items[index % 2]])[0], range(20)))
     assert prepared == [expected[index % 2] for index in range(20)]

@@ -13,7 +13,7 @@ import transformers
 from deploy.archives.sources import source
 from deploy.archives.stagers import translation
 from deploy.models import ModelEntry
-from handlers.engines.seq2seq import load_tokenizer
+from handlers.checkpoints import load_tokenizer
 from handlers.tasks.translation import TranslationHandler
 from tests import tiny_seq2seq
 from tests.handlers.serving import serve, started, started_adaptive

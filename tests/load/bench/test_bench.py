@@ -134,6 +134,13 @@ def test_readme_shows_figures_of_results_json() -> None:
         quotients = [each["ours"]["median"] / each["theirs"]["median"] for each in (row, same)]
         # A reader who divides the two figures gets the ratio.
         assert shown == [*medians, *(float(f"{each:.2g}") for each in quotients)]
+    (hosts,) = ({row["measured"]: row for row in table["rows"]} for table in tables if table["part"] == "hosts")
+    kinds = ("start to first response, s", "PSS in MB", "1 client, p50 in ms")
+    by_host = pages.table(pages.read("README.md").partition("| host |")[2].join(["| host |", ""]))
+    for cells, side in zip(by_host, ("theirs", "ours"), strict=False):
+        shown = [float(cell.split()[0]) for cell in cells[3:]]
+        medians = [hosts[f"sentence-embedding, {kind}"][side]["median"] for kind in kinds]
+        assert shown == pytest.approx(medians, rel=0.02)
 
 
 @pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])

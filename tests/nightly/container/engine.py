@@ -21,7 +21,6 @@ from typing import Any
 import yaml
 
 from deploy.models import ROOT
-from tests.nightly.namespaces import ip
 
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
 MODELS = CONTAINERFILE.with_name("models.Containerfile")
@@ -56,11 +55,7 @@ def run(*words: str | Path, environment: Mapping[str, str] | None = None) -> str
 
 @dataclass(frozen=True)
 class Store:
-    """Where buildah keeps images and containers: a folder of the repository that git ignores.
-
-    Attributes:
-        driver: overlay; vfs where kernel or file system have none, which copies each layer whole.
-    """
+    """Where buildah keeps images and containers: a folder of the repository that git ignores."""
 
     folder: Path
     driver: str = "overlay"
@@ -170,11 +165,10 @@ def built() -> Iterator[Image]:
 
 @contextmanager
 def network() -> Iterator[str]:
-    """A separate network with only a loopback interface."""
     space = f"tc-{os.getpid() % 100000}"
-    ip("netns", "add", space)
-    ip("-n", space, "link", "set", "lo", "up")
+    run("ip", "netns", "add", space)
+    run("ip", "-n", space, "link", "set", "lo", "up")
     try:
         yield space
     finally:
-        ip("netns", "del", space)
+        run("ip", "netns", "del", space)

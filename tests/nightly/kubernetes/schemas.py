@@ -34,12 +34,10 @@ Object = dict[str, Any]
 
 
 def group(each: Object) -> str:
-    """The API group of an object."""
     return str(each["apiVersion"]).partition("/")[0]
 
 
 def is_core(each: Object) -> bool:
-    """Whether it is one of Kubernetes' own."""
     return group(each) not in {*TYPES, KSERVE}
 
 

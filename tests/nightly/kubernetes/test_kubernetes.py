@@ -21,11 +21,11 @@ from deploy.container.settings import NOTICE_S, PORT
 from deploy.gateway.envoy.listeners import HEAP_BYTES
 from deploy.gateway.settings import GatewaySettings, read_settings
 from deploy.gateway.supervisor import STOP_S
-from deploy.models import ROOT, models
+from deploy.models import models
 from deploy.run.properties import MIB, ServerSettings
 from deploy.serve.__main__ import main as serve
-from deploy.serve.limits import Limits
 from deploy.serve.process import LATE_S
+from deploy.serve.server import Limits
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.nightly.kubernetes.schemas import (
@@ -68,7 +68,6 @@ def overlay(name: str) -> list[Object]:
 
 @functools.cache
 def component(name: str) -> list[Object]:
-    """The objects of the base with a component."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text).resolve()
         document = {
@@ -83,7 +82,6 @@ def component(name: str) -> list[Object]:
 
 
 def deployed() -> Iterator[tuple[str, list[Object]]]:
-    """All that can be applied to one namespace."""
     yield from ((f"overlays/{name}", overlay(name)) for name in OVERLAYS if name != "kserve")
     yield from ((f"components/{name}", component(name)) for name in COMPONENTS)
     yield "jobs", [*overlay("cpu"), *rendered(str(KUBERNETES / "jobs"))]
@@ -125,7 +123,6 @@ def container(objects: Sequence[Object], role: str) -> Any:
 
 
 def pods() -> Iterator[tuple[str, Mapping[str, str], Any]]:
-    """Every pod: where it is from, its labels and its spec."""
     for where, objects in [*deployed(), ("host", rendered(HOST))]:
         for each in of_kind(objects, "Deployment", "Job"):
             template = each["spec"]["template"]
@@ -159,14 +156,6 @@ def test_every_object_is_valid() -> None:
     served = {name: each for name, each in objects.items() if name not in core and name not in typed}
     assert {each["kind"] for each in served.values()} == {"ServingRuntime", "InferenceService"}
     assert {name: found for name, each in served.items() if (found := kserve_problems(each))} == {}
-
-
-def test_rules_of_the_operator_are_prometheus_own() -> None:
-    rules = of_kind(component("monitoring"), "PrometheusRule")
-    files = {f"torchserve-{path.stem}": path for path in (ROOT / "deploy" / "prometheus" / "rules").glob("*.yml")}
-    assert {each["metadata"]["name"] for each in rules} == files.keys()
-    for each in rules:
-        assert each["spec"] == yaml.safe_load(files[each["metadata"]["name"]].read_text())
 
 
 # -- who finds whom, and at which port ---------------------------------------------------------------------------------

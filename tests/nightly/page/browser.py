@@ -30,14 +30,7 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 
 @dataclass
 class Visit:
-    """A page, and what it did.
-
-    Attributes:
-        page: playwright's.
-        url: where the gateway is.
-        asked: URLs of all requests.
-        errors: what the console had of warnings and errors, and uncaught exceptions.
-    """
+    """A page, and what it did."""
 
     page: Page
     url: str
@@ -64,15 +57,12 @@ class Visit:
         self.page.get_by_label("Photograph").set_input_files(file)
 
     def call(self, name: str) -> str:
-        """Return what stands under curl or Python."""
         return self.page.get_by_label(name, exact=True).text_content() or ""
 
     def curl(self, folder: Path = ROOT) -> Any:
-        """Run the line for a shell; return its answer."""
         return json.loads(_run(["bash", "-c", self.call("curl")], folder))
 
     def python(self, folder: Path = ROOT) -> str:
-        """Run the program; return what it prints."""
         return _run([sys.executable, "-c", self.call("Python")], folder)
 
 

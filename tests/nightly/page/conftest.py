@@ -60,7 +60,6 @@ INPUTS = {
 
 
 def answers() -> dict[str, tuple[int, dict[str, str], bytes]]:
-    """Return what each model answers, by the path of its predictions."""
     headers = {"Content-Type": "application/json", "Server-Timing": TIMING}
     said = {**{name: answer for name, (*_, answer) in MODELS.items()}, "colours": {"red": [1, 2.5, -3]}}
     found = {f"/predictions/{name}": (200, headers, json.dumps(answer).encode()) for name, answer in said.items()}

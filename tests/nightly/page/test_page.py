@@ -22,7 +22,6 @@ EVIL = '<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>'
 
 
 def say(node: StandIn, model: str, answer: Any) -> None:
-    """Have a model answer this."""
     status, headers, _ = node.answers[f"/predictions/{model}"]
     node.answers[f"/predictions/{model}"] = (status, headers, json.dumps(answer).encode())
 

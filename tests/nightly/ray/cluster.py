@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine in .extras/ray: a raylet for each number of processors, with Serve, on free ports."""
+"""A Ray cluster of this machine in .extras/ray: one raylet, with Serve, on free ports."""
 
 import os
 import secrets
@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ START_S = 400
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in taken]
     for each in taken:
@@ -35,16 +34,12 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """Processes of one cluster; `http`, `grpc` and `metrics` are addresses."""
-
-    def __init__(self, folder: Path, home: Path, cpus: Sequence[int]) -> None:
-        """Prepare; `folder` has a short path, since sockets are in it, and `cpus` are those of each raylet."""
+    def __init__(self, folder: Path, home: Path, cpus: int) -> None:
+        """Prepare; `folder` has a short path, since sockets are in it."""
         self.folder, self._cpus = folder, cpus
         gcs, dashboard, client, self.metrics_port, http, rpc, *self._spare = free_ports(20)
         self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{rpc}"
-        # Ray connects several nodes on interfaces other than loopback only.
-        is_one = len(cpus) == 1
-        self._own_settings = {"host": "127.0.0.1" if is_one else "0.0.0.0", "port": http, "grpc_port": rpc}  # noqa: S104
+        self._own_settings = {"host": "127.0.0.1", "port": http, "grpc_port": rpc}
         self._gcs, self._dashboard = gcs, f"http://127.0.0.1:{dashboard}"
         lines = [line.split("=", 1) for line in ENV.read_text().splitlines() if line and not line.startswith("#")]
         hap = folder / "hap"
@@ -52,7 +47,6 @@ class Cluster:
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             **{name: value.strip('"') for name, value in lines},
-            **({} if is_one else {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "ignore",
@@ -75,25 +69,21 @@ class Cluster:
             "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 3_000),
         }
         self._log = (folder / "cluster.log").open("w")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._process: subprocess.Popen[bytes] | None = None
         self._client = client
 
     def start(self) -> None:
-        """Start the raylets, the head's first."""
-        gcs, dashboard, cpus = self._gcs, self._dashboard.rpartition(":")[2], self._cpus
-        head = ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
-        head += [f"--metrics-export-port={self.metrics_port}", f"--ray-client-server-port={self._client}"]
-        head += [f"--temp-dir={self.folder / 'r'}", "--include-dashboard=true"]
-        self._processes.append(self._start(*head, cpus=cpus[0]))
-        until(self._is_up, timeout_s=START_S)
-        self._processes += [self._start(f"--address=127.0.0.1:{gcs}", cpus=each) for each in cpus[1:]]
-
-    def _start(self, *arguments: str, cpus: int) -> "subprocess.Popen[bytes]":
-        common = [f"--num-cpus={cpus}", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
-        words = [str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", *common, *arguments]
-        return subprocess.Popen(
-            words, env=self.env, cwd=self.folder, stdout=self._log, stderr=self._log, start_new_session=True
+        dashboard = self._dashboard.rpartition(":")[2]
+        words = [str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={self._cpus}"]
+        words += ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
+        words += ["--head", f"--port={self._gcs}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+        words += [f"--metrics-export-port={self.metrics_port}", f"--ray-client-server-port={self._client}"]
+        words += [f"--temp-dir={self.folder / 'r'}", "--include-dashboard=true"]
+        output = self._log
+        self._process = subprocess.Popen(
+            words, env=self.env, cwd=self.folder, stdout=output, stderr=output, start_new_session=True
         )
+        until(self._is_up, timeout_s=START_S)
 
     def _is_up(self) -> bool:
         with suppress(requests.RequestException):
@@ -118,13 +108,11 @@ class Cluster:
         until(lambda: all(self.is_routed(name) for name in names), timeout_s=START_S)
 
     def is_routed(self, name: str) -> bool:
-        """Whether HAProxy sends requests to a replica of a model."""
         headers = {"X-Model-Metadata": "1"}
         answer = requests.get(f"{self.http}/predictions/{name}", headers=headers, timeout=60)
         return answer.status_code == 200
 
     def statuses(self) -> dict[str, str]:
-        """Each application's status."""
         found = self._ask("GET", "/api/serve/applications/").json()["applications"]
         return {name: each["status"] for name, each in found.items()}
 
@@ -133,20 +121,7 @@ class Cluster:
         found = self._ask("GET", "/api/serve/applications/").json()["applications"][name]["deployments"][deployment]
         return [each["pid"] for each in found["replicas"] if each["state"] == "RUNNING"]
 
-    def counted(self, name: str, **labels: str) -> float:
-        """The sum of a handlers' counter, as Ray exports it."""
-        text = requests.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).text
-        lines = [line for line in text.splitlines() if line.startswith(f"ray_{name}{{")]
-        wanted = [line for line in lines if all(f'{label}="{value}"' in line for label, value in labels.items())]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
-
-    def logged(self) -> str:
-        """Everything that the cluster's processes have written."""
-        logs = self.folder / "r" / "session_latest" / "logs"
-        return "".join(file.read_text(errors="replace") for file in logs.rglob("*") if file.is_file())
-
     def listening(self) -> set[tuple[str, str]]:
-        """The addresses, and the processes' names, on which processes of the cluster listen."""
         found = set()
         for own in self._own():
             with suppress(psutil.NoSuchProcess):
@@ -156,9 +131,10 @@ class Cluster:
 
     def _own(self) -> list[psutil.Process]:
         found = []
-        for each in self._processes:
+        if self._process is not None:
             with suppress(psutil.NoSuchProcess):
-                found += [psutil.Process(each.pid), *psutil.Process(each.pid).children(recursive=True)]
+                own = psutil.Process(self._process.pid)
+                found += [own, *own.children(recursive=True)]
         marked = [
             p for p in psutil.process_iter(["cmdline"]) if any(str(self.folder) in w for w in p.info["cmdline"] or ())
         ]
@@ -169,22 +145,21 @@ class Cluster:
         with suppress(requests.RequestException):
             self._ask("DELETE", "/api/serve/applications/")
         own = self._own()
-        for each in self._processes:
-            each.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and any(each.is_running() for each in own):
             time.sleep(0.2)
         for process in {*own, *self._own()}:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        for each in self._processes:
-            each.wait(30)
+        if self._process is not None:
+            self._process.wait(30)
         self._log.close()
 
 
 @contextmanager
-def cluster(home: Path, cpus: Sequence[int] = (2,)) -> Iterator[Cluster]:
-    """Run a cluster, in the environment that the project's script builds."""
+def cluster(home: Path, cpus: int = 2) -> Iterator[Cluster]:
     subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
     folder = Path(f"/tmp/ray-{os.getpid()}-{secrets.token_hex(3)}")  # noqa: S108
     folder.mkdir()

@@ -39,7 +39,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     with (
         run_server(bench.work, extra=CPU_ONLY) as server,
         tempfile.TemporaryDirectory() as home,
-        cluster(Path(home), (CORES,)) as ray,
+        cluster(Path(home), CORES) as ray,
     ):
         models = [{"archive": str(folders[name]), "cpus": CORES / len(inputs), "threads": CORES} for name in inputs]
         ray.deploy(models=models)

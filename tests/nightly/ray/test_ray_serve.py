@@ -1,6 +1,5 @@
-"""Ray Serve and a TorchServe with the same archives answer the same; clients leave, replicas die, load grows."""
+"""Ray Serve and a TorchServe with the same archives answer the same; replicas die and are replaced."""
 
-import json
 import os
 import re
 import signal
@@ -9,8 +8,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -42,7 +41,6 @@ from tests.e2e.test_conformance import (
     test_wrong_request_is_an_error_that_names_what_is_wrong,
     which,
 )
-from tests.e2e.test_tasks import CASES, check
 from tests.hostile.requests import Request
 from tests.hostile.test_requests import KINDS
 from tests.nightly.ray.cluster import BIN, Cluster, cluster
@@ -70,9 +68,6 @@ SLOW_S = 0.3
 # Folder of the model store with the next version of it.
 NEXT = "next"
 METADATA = {"X-Model-Metadata": "1"}
-# A step of the load: seconds before and after it, and the latency to which p99 returns.
-LOW_S, HIGH_S = 10.0, 60.0
-TARGET_S = 4 * SLOW_S
 
 
 @pytest.fixture(scope="module")
@@ -232,48 +227,6 @@ def test_request_that_does_not_come_is_closed(ray: Cluster) -> None:
         assert all(each.startswith(b"HTTP/1.1 408 ") for each in threads.map(send, parts))
 
 
-@pytest.fixture(scope="module")
-def tasks(running: Cluster, archive: Callable[..., str], model_store: Path, tmp_path_factory: Any) -> Cluster:
-    """The archives of the task table of tests/e2e, with the same weights and settings."""
-    folders = []
-    for task, case in CASES.items():
-        weights = case.checkpoint and str(case.checkpoint(tmp_path_factory.mktemp(task)))
-        built = archive(case.model, weights, engine="auto", archive_format="no-archive")
-        folders.append(vary(model_store, f"{task}-ray", built, {"precision": "fp32", **case.settings}, ADAPTIVE))
-    running.deploy(models=[{"archive": str(folder), "cpus": 0.15, "threads": 2} for folder in folders])
-    return running
-
-
-@pytest.mark.parametrize("task", CASES)
-def test_task_gives_each_its_own_answer_and_bad_items_fail_alone(tasks: Cluster, task: str) -> None:
-    check(as_server(tasks), task, {"adaptive": f"{task}-ray"})
-    assert "canary" not in tasks.logged()
-
-
-def test_clients_that_disconnect_leave_no_waiting_request_to_run(running: Cluster, store: Path) -> None:
-    running.deploy(models=archives(store, SLOW, cpus=0.5))
-    url = f"{running.http}/predictions/{SLOW}"
-    before = running.counted("handler_batch_size_sum_total", ModelName=SLOW)
-
-    def leave(after_s: float) -> None:
-        with suppress(requests.RequestException):
-            requests.post(url, json={"x": 1}, timeout=(60, after_s))
-
-    with ThreadPoolExecutor(51) as threads:
-        first = threads.submit(requests.post, url, json={"x": 2}, timeout=60)
-        list(threads.map(leave, [0.01] * 50))
-        # On a busy machine those leave before HAProxy has sent their requests on; these do not.
-        list(threads.map(leave, [1.0] * 20))
-        assert first.result().json() == {"y": 4}
-    assert requests.post(url, json={"x": 4}, timeout=60).json() == {"y": 8}
-    # A report comes once a second, and an export every few.
-    until(lambda: running.counted("handler_abandoned_total", ModelName=SLOW) >= 5, timeout_s=60)
-    time.sleep(8)
-    # The engine begins some before their clients leave; without cancelling it runs at least 22.
-    ran = running.counted("handler_batch_size_sum_total", ModelName=SLOW) - before
-    assert 2 <= ran <= 15
-
-
 class Response(NamedTuple):
     """A response to a client of `load`, and when it came."""
 
@@ -343,33 +296,3 @@ def test_rolling_update_between_versions_loses_no_request(running: Cluster, stor
     assert {each.status for each in found} == {200}
     assert {each.version for each in found} == {before, found[-1].version}
     assert found[-1].version not in ("", before)
-
-
-def test_step_of_load_starts_a_second_replica_and_no_request_fails(
-    store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Two raylets: 20 % of a replica's capacity, then 150 %."""
-    capacity_per_s, latencies = 1 / SLOW_S, list[tuple[float, float]]()
-
-    def send(due_s: float) -> int:
-        answer = requests.post(f"{two.http}/predictions/{SLOW}", json={"x": due_s}, timeout=120)
-        latencies.append((due_s, time.monotonic() - due_s))
-        assert answer.json() == {"y": 2 * due_s}
-        return answer.status_code
-
-    with cluster(tmp_path_factory.mktemp("home"), cpus=(1, 1)) as two, ThreadPoolExecutor(400) as threads:
-        two.deploy(models=archives(store, SLOW, replicas=[1, 2], cpus=1, threads=1, ongoing_requests=2))
-        assert len(two.replicas(SLOW)) == 1
-        sent, due_s, second_s = list[Future[int]](), time.monotonic(), None
-        step_s = due_s + LOW_S
-        while due_s < step_s + HIGH_S:
-            time.sleep(max(0.0, due_s - time.monotonic()))
-            sent.append(threads.submit(send, due_s))
-            due_s += 1 / (capacity_per_s * (0.2 if due_s < step_s else 1.5))
-            if second_s is None and len(two.replicas(SLOW)) == 2:
-                second_s = time.monotonic() - step_s
-        assert {each.result() for each in sent} == {200}
-    late_s = [due_s - step_s for due_s, latency_s in latencies if latency_s > TARGET_S]
-    print(json.dumps({"second_replica_s": second_s, "p99_is_back_s": max(late_s, default=0.0)}))
-    assert second_s is not None
-    assert max(late_s) < HIGH_S - 5

@@ -18,7 +18,6 @@ from deploy.scoring import score
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Run a command."""
     rows = order.pop("rows")
     if read := order.pop("read", None):
         rows = [{**row, "bytes": Path(row[read]).read_bytes()} for row in rows]
@@ -30,7 +29,6 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
     # A short path: sockets are in it.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         ray.init(

@@ -42,7 +42,6 @@ class Ray:
         raise AssertionError(f"Ray's program ended with {self._process.wait(60)}")
 
     def scored(self, **order: Any) -> list[dict[str, Any]]:
-        """The rows of a scored Dataset, each with an answer or an error."""
         answer = self.ask(**order)
         assert "failed" not in answer, answer["failed"]
         rows: list[dict[str, Any]] = answer["rows"]
@@ -52,7 +51,6 @@ class Ray:
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
-    """A Ray of two cores, in the environment that the project's script builds."""
     subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
     home = tmp_path_factory.mktemp("ray")
     # Ray keeps a token in the home folder, and its workers find the project here.
@@ -173,7 +171,6 @@ print(json.dumps([[each.status, each.body.decode()] for each in answers]))
 
 
 def test_archive_answers_in_its_own_process_with_its_own_handlers(store: Path) -> None:
-    """In the environment of the server: no Ray is needed for that."""
     words = [sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, str(store / "language-id.mar")]
     finished = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert finished.returncode == 0, finished.stderr

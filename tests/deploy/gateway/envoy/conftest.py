@@ -1,4 +1,4 @@
-"""Two gateways that the modules share: one with the defaults, and one with keys and narrow limits."""
+"""Two gateways that the modules of this folder share: one with the defaults, and one with keys and narrow limits."""
 
 from collections.abc import Iterator
 
@@ -22,13 +22,13 @@ STRICT = GatewaySettings(
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with Gateway(tmp_path_factory.mktemp("gateway"), GatewaySettings(limits=Limits(unresponsive_s=2.0))) as gateway:
         yield gateway
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with Gateway(tmp_path_factory.mktemp("strict"), STRICT) as gateway:
         yield gateway

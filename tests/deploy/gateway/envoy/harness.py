@@ -89,11 +89,9 @@ class Gateway:
         return sum(each.in_flight for nodes in self.envoy.endpoints().values() for each in nodes.values())
 
     def at(self, node: str) -> list[Endpoint]:
-        """Return the endpoints of all clusters at a node."""
         return [nodes[node] for nodes in self.envoy.endpoints().values() if node in nodes]
 
     def attempts(self) -> int:
-        """Count the predictions that have reached nodes."""
         return sum(node.seen.total() for node in self.nodes)
 
     def close(self) -> None:
@@ -118,28 +116,21 @@ class Gateway:
         return self.ask("POST", path, headers=_named(headers)).status_code
 
     def received(self, method: str, path: str, **arguments: Any) -> Any:
-        """Return the request that a stand-in received."""
         answer = self.ask(method, path, **arguments)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def served_by(self, path: str, times: int = 8, **headers: str) -> set[str]:
-        """Return the names of the stand-ins that answer."""
         return {self.received("POST", path, headers=_named(headers))["by"] for _ in range(times)}
 
     def call(self, method: str, message: bytes = b"", **metadata: str) -> tuple[bytes, Any]:
-        """Call by gRPC: return the answer, and the request as a stand-in received it.
-
-        Raises:
-            grpc.RpcError: as grpc does.
-        """
+        """Call by gRPC: return the answer, and the request as a stand-in received it."""
         path = method if "/" in method else f"/inference.GRPCInferenceService/{method}"
         calls = self.channel.unary_unary(path)
         answer, call = calls.with_call(message, timeout=TIMEOUT_S, metadata=tuple(_named(metadata).items()))
         return answer, json.loads(dict(call.initial_metadata())["x-received"])
 
     def refused(self, method: str, message: bytes = b"", **metadata: str) -> tuple[int, str]:
-        """Make a gRPC call that is refused; return status and message."""
         try:
             self.call(method, message, **metadata)
         except grpc.RpcError as error:
@@ -147,14 +138,11 @@ class Gateway:
         raise AssertionError("it was answered")
 
     def raw(self, request: bytes) -> str:
-        """Send bytes, and return the first bytes of the response."""
         with socket.create_connection(("127.0.0.1", self.settings.ports.http), timeout=TIMEOUT_S) as connection:
             connection.sendall(request)
             return connection.recv(65536).decode("latin-1")
 
     def logged(self, **fields: object) -> dict[str, Any]:
-        """Return the line of the access log that has these fields, once it is there."""
-
         def found() -> list[dict[str, Any]]:
             # Envoy writes in blocks: the last line may not be whole yet.
             whole, _, _ = (self.run / "access.log").read_text().rpartition("\n")
@@ -170,7 +158,6 @@ def _named(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait(holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until a condition holds, or fail the test."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"

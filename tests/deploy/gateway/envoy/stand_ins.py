@@ -44,13 +44,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the stand-ins' event loop and return its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(60)
 
 
 class Server:
-    """A port of loopback whose requests `handler` answers."""
-
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self.port = 0
@@ -120,28 +117,21 @@ class StandIn:
         die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: only on that node
         break           resets the connection after one chunk of the answer
         any other word  (status, headers, body) of `answers`, by that word or by the path
-
-    Attributes:
-        models: name -> descriptions of its versions, the default version first.
-        metadata: by the model's name, its handler's metadata; METADATA where missing, an error where None.
-        metrics: the text of /metrics.
-        broken: answers in place of the management API; delay_s: seconds before it answers.
-        asked: method, path and query of everything that came; checks: the headers of questions to the management API.
-        seen: predictions by path; bodies: content type and body of each.
-        arrived: set by a prediction.
     """
 
     def __init__(self, name: str, models: Iterable[str] = ()) -> None:
         self.name = name
         self.models = models_of(models)
+        # Of a model's handler; METADATA where missing, an error where None.
         self.metadata: dict[str, dict[str, Any] | None] = {}
         self.metrics = ""
+        # In place of the management API, and the seconds before it answers.
         self.broken: Callable[[], web.Response] | None = None
         self.delay_s = 0.0
         self.do = ""
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.asked: list[str] = []
-        self.checks: list[dict[str, str]] = []
+        self.checks: list[dict[str, str]] = []  # the headers of questions to the management API
         self.seen: Counter[str] = Counter()
         self.bodies: list[tuple[str, bytes]] = []
         self.release, self.arrived = threading.Event(), threading.Event()
@@ -153,7 +143,6 @@ class StandIn:
         return Node(name=self.name, inference=inference, management=management, metrics=management)
 
     def start(self) -> None:
-        """Listen again, after `close`."""
         self.inference.open()
         self.management.open()
 
@@ -233,8 +222,6 @@ def _json(document: object, status: int = 200) -> web.Response:
 
 
 def control() -> Server:
-    """Return a stand-in of the control process."""
-
     async def answer(request: web.Request) -> web.Response:
         return received(request, await request.read(), "control")
 

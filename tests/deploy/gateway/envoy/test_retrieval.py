@@ -99,21 +99,6 @@ def test_model_is_found_wherever_it_stands(aliased: Gateway, body: str, is_packe
     assert (found["path"], found["bytes"]) == ("/predictions/m", len(body.encode()))
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "Multipart/Form-Data; boundary=b"])
-def test_apis_read_json_whatever_its_type(aliased: Gateway, kind: str) -> None:
-    """Bodies of `curl -d` are not forms here: TorchServe does not parse them, and the limits of forms do not apply."""
-    body = json.dumps({"model": "m", "input": "a&b=%"}).encode() + b" " * Limits().form_bytes
-    for path in (*PATHS, "/v2/models/m/infer", "/v2/models/m/versions/1/infer?x=1"):
-        found = aliased.received("POST", path, data=body, headers={"Content-Type": kind})
-        assert (found["headers"]["content-type"], found["bytes"]) == ("application/json", len(body)), path
-    other = aliased.received("POST", "/predictions/m", data=b"data=x", headers={"Content-Type": kind.lower()})
-    assert other["headers"]["content-type"].startswith(kind.lower().partition(";")[0])
-    binary = aliased.received(
-        "POST", "/v2/models/m/infer", data=body, headers={"Content-Type": "application/octet-stream"}
-    )
-    assert binary["headers"]["content-type"] == "application/octet-stream"
-
-
 def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gateway) -> None:
     generator = random.Random(1)
     for size in (64_400, 64_512, 65_536, 129_000, *(generator.randrange(60_000, 140_000) for _ in range(40))):

@@ -26,7 +26,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def replace(certificates: Certificates, name: str) -> None:
-    """Rename a certificate and its key over those that are served."""
     for path, kind in ((certificates.key(name), "key.pem"), (certificates.pem(name), "certificate.pem")):
         new = certificates.folder / "live" / f"{kind}.new"
         new.write_bytes(path.read_bytes())

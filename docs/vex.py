@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "security"
 JAR = Path(str(distribution("torchserve").locate_file("ts/frontend/model-server.jar")))
 
 
