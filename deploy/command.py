@@ -14,6 +14,9 @@ def run_command(name: str, command: Callable[[], object], *failures: type[Except
     try:
         command()
     except failures as error:
-        print(f"{name}: {' / '.join(str(error).splitlines())}", file=sys.stderr)
+        words = str(error)
+        if isinstance(error, OSError) and error.filename:
+            words = f"{error.filename}: {error.strerror}"
+        print(f"{name}: {' / '.join(words.splitlines())}", file=sys.stderr)
         return 1
     return 0

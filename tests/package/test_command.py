@@ -50,6 +50,7 @@ def test_table_lists_every_command_once_without_missing_packages(
         (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
         (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
         (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),
+        (["init", "/proc/x"], 1, "init: /proc/x: No such file or directory"),
         (["serve"], 1, "serve: no models.yaml in "),
         (["serve", "m.mar", "--port", "99999"], 2, "'99999' is not a whole number of 0 or more and at most 65535; "),
         (["serve", "nothing.mar"], 1, "serve: no archive nothing.mar; torchserve-batching archive builds archives"),
