@@ -34,7 +34,7 @@ LEAST_SHARED = 3
 COMMANDS = {
     "commands.md": (
         "Commands of the server",
-        tuple(f"deploy.{name}.__main__" for name in ("archives", "run", "gateway", "container", "ray")),
+        tuple(f"deploy.{name}.__main__" for name in ("archives", "run", "gateway", "ray")),
     ),
     "client-commands.md": (
         "Commands of the client and the load generator",

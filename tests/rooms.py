@@ -50,7 +50,6 @@ ROOMS = {
             *("deploy/container/", "compose.yaml", "docs/how-to/kubernetes.md", "tests/nightly/container/"),
             *(f"deploy/kubernetes/{name}/" for name in ("base", "components", "jobs", "overlays")),
         ),
-        (("docs/generate.py", r'"container", '),),
     ),
     "ray": Room(
         (

@@ -48,9 +48,9 @@ def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
         parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
 
 
-# deploy.nodes names its successor.
+# A container's node reads variables only.
 @pytest.mark.builds
-@pytest.mark.parametrize("module", [each for each in MODULES if each != "deploy.nodes"])
+@pytest.mark.parametrize("module", [each for each in MODULES if each != "deploy.container"])
 def test_help_of_a_command_is_printed_and_no_error(module: str) -> None:
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
