@@ -140,7 +140,9 @@ class Ranking(Answer):
             ranked = [each | own for each, own in zip(ranked, repeated, strict=True)]
         if is_tei:
             return ranked
-        return {"model": self.model, "results": ranked, "usage": _usage(self.tokens)}
+        # Voyage's clients read `data`.
+        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}
+        return {"model": self.model, "results": ranked, "usage": _usage(self.tokens), **voyage}
 
 
 def encode_base64(vectors: NDArray[Any]) -> list[str]:

@@ -58,6 +58,7 @@ def answers(url: str, model: str) -> bool:
 
 def run(module: str, *arguments: str, vocabulary: Path) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIKTOKEN_CACHE_DIR": str(vocabulary)}
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # not from the network
     command = [str(PYTHON), "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

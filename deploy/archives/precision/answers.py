@@ -107,8 +107,11 @@ def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 
 
 def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
-    rows = zip(items, softmax(outputs["logits"]), strict=True)
-    return [scores[: len(item.ids)][np.array(item.encoding.special_tokens_mask) == 0] for item, scores in rows]
+    rows = iter(softmax(outputs["logits"]))
+    return [
+        np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
+        for item in items
+    ]
 
 
 def _read_spans(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Span]:

@@ -288,6 +288,7 @@ def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_a
         (index, TEXTS[index]) for index in best[:3]
     ]
     assert [each["index"] for each in voyage.body["results"]] == best[:3]
+    assert voyage.body["data"] == voyage.body["results"] and "data" not in asked.body
     assert [(each["index"], each["text"]) for each in tei.body] == [(index, TEXTS[index]) for index in best]
     expected = [each["relevance_score"] for each in plain.body["results"]]
     np.testing.assert_allclose([each["score"] for each in tei.body], expected, atol=1e-5)

@@ -11,7 +11,7 @@ from tests.handlers.tasks.translating import DETECTOR, Translators, calls, encod
 pytestmark = pytest.mark.builds
 
 SETTINGS: dict[str, Any] = {"tgt_lang": "de", "detector": DETECTOR}
-FRENCH, GERMAN = "Bonjour tout le monde, comment allez-vous ?", "Das ist gut, und morgen wird es besser."
+FRENCH = "Bonjour tout le monde, comment allez-vous ?"
 ESPERANTO = "La vetero estas tre bela hodiaŭ kaj ni iros kune al la maro."
 TEXT = "The sea is rough.  Nobody owns a car!\n\n- Dr. Marta reads.\n---\nWhy?\n"
 SENTENCES = ["The sea is rough.", "Nobody owns a car!", "Dr. Marta reads.", "Why?"]

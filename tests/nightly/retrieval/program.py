@@ -159,6 +159,7 @@ class Clients:
             ("jina_ai", "/v1/rerank"),
             ("infinity", ""),
             ("hosted_vllm", "/v1"),
+            ("voyage", "/v1/rerank"),
         ):
             ranked = litellm.rerank(
                 f"{provider}/{RERANKING}",
@@ -176,6 +177,8 @@ class Clients:
         client = voyageai.Client(api_key="none", base_url=self.v1, max_retries=0)
         found = client.embed(TEXTS, model=MODEL, input_type="document", truncation=True, output_dimension=384)
         assert all(map(near, found.embeddings, self.vectors))
+        ranked = client.rerank(QUERY, TEXTS, model=RERANKING, top_k=1).results
+        assert [each.document for each in ranked] == [TEXTS[ranked[0].index]]
 
     def text_embeddings_inference(self) -> None:
         model = TextEmbeddingsInference(model_name="any", base_url=self.root)

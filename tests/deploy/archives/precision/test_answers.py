@@ -32,6 +32,7 @@ from handlers.archive_files import GRAPH
 from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
+from handlers.text.windows import Window
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig
 from handlers.vision.preprocessing import Preprocessing
 from tests import tiny_models
@@ -57,6 +58,14 @@ def test_labels_must_agree_at_99_percent_and_everything_else_at_98() -> None:
     labelled = {"image_classification", "text_classification", "token_classification", "question_answering"}
     assert {name for name, kind in KINDS.items() if kind.least == 0.99} == labelled
     assert {kind.least for kind in KINDS.values()} == {0.98, 0.99}
+
+
+def test_tokens_of_a_text_in_windows_are_compared_without_special_ones() -> None:
+    windows = [Window([2, 7, 8, 3], [0] * 4, 0, 1, 2), Window([2, 8, 3], [0] * 3, 1, 1, 1)]
+    logits = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
+    items = [SimpleNamespace(windows=windows), SimpleNamespace(windows=windows[1:])]
+    found = KINDS["token_classification"].read(None, {"logits": logits}, items)
+    assert [rows.shape for rows in found] == [(3, 2), (1, 2)]
 
 
 @pytest.mark.builds
