@@ -17,7 +17,7 @@ from load.generate import Attack, ClosedLoop, Load, OpenLoop
 from load.measure import measure
 from load.results import Summary
 from load.run_file import Run, now, write
-from load.schedules import Poisson
+from load.schedules import Constant, Poisson
 from load.search import find_highest, meets_target
 from load.served import Served
 from torchserve_client.arguments import USAGE
@@ -92,7 +92,8 @@ def _served(options: argparse.Namespace, model: str, version: str | None = None)
 def _loads(options: argparse.Namespace) -> list[Load]:
     if options.concurrency:
         return [ClosedLoop(clients) for clients in options.concurrency]
-    return [OpenLoop(Poisson(rate), options.max_in_flight) for rate in options.rate]
+    schedule = Constant if options.request_distribution == "constant" else Poisson
+    return [OpenLoop(schedule(rate), options.max_in_flight) for rate in options.rate]
 
 
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:

@@ -122,8 +122,10 @@ def _run(command: argparse.ArgumentParser, *, is_search: bool = False) -> None:
     add = load.add_mutually_exclusive_group(required=True).add_argument
     words = "closed loop: number of clients"
     add("--concurrency", type=numbers(int), metavar="RANGE", help=words)
-    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second, as a Poisson process")
+    add("--rate", type=numbers(float), metavar="RANGE", help="open loop: requests per second")
     add = load.add_argument
+    words = "arrivals of an open loop; default: %(default)s"
+    add("--request-distribution", choices=("poisson", "constant"), default="poisson", help=words)
     words = "maximum requests in flight of an open loop; default: %(default)d"
     add("--max-in-flight", type=whole, default=MAX_IN_FLIGHT, metavar="N", help=words)
 

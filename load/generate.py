@@ -38,7 +38,7 @@ from load.results import (
     Verdict,
     summarise,
 )
-from load.schedules import Poisson
+from load.schedules import Schedule
 
 T = TypeVar("T")
 # (number of the input, body of the response) -> verdict
@@ -171,7 +171,7 @@ class ClosedLoop:
 class OpenLoop:
     """Requests sent by a schedule; at `max_in_flight` they are sent late, which invalidates the run."""
 
-    schedule: Poisson
+    schedule: Schedule
     max_in_flight: int = MAX_IN_FLIGHT
 
     kind = "rate"

@@ -9,9 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
 from load.results import Recording, Verdict
 from load.run_file import Run
-from load.schedules import Poisson
+from load.schedules import Constant
 from tests.load.fake_server import serving
 
 TIMING = 'forward;dur=9.5, batch;desc="2"'
@@ -55,13 +54,6 @@ async def soon(request: web.Request) -> web.Response:
     """Return the body as a label, in 5 ms: a faster server would saturate the generator's core."""
     await asyncio.sleep(0.005)
     return web.json_response({(await request.read()).decode(): 0.9}, headers={"Server-Timing": TIMING})
-
-
-class Constant(Poisson):
-    """A schedule whose times are known."""
-
-    def due_s(self) -> Iterator[float]:
-        return (number / self.rate_per_s for number in count())
 
 
 def attack(url: str, load: Load, *bodies: bytes, duration_s: float = 0.1) -> Attack:

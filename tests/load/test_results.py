@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 import pytest
 
 from load.results import NO_ANSWER, Exchange, Latencies, Recording, Summary, Verdict, parse_timing, summarise
-from load.schedules import Poisson
+from load.schedules import Constant, Poisson
 from load.search import find_highest, meets_target
 
 
@@ -148,6 +148,11 @@ def test_batch_sizes_are_counted_by_requests_and_averaged_over_batches() -> None
     # A batch of 1 and a batch of 4.
     assert summary.mean_batch_size == 2.5
     assert opened(exchange(1, 2)).mean_batch_size is None
+
+
+def test_constant_schedule_is_even_and_does_not_drift() -> None:
+    assert list(islice(Constant(4).due_s(), 4)) == [0, 0.25, 0.5, 0.75]
+    assert next(islice(Constant(3).due_s(), 999_999, None)) == 999_999 / 3
 
 
 def test_poisson_gaps_are_exponential_and_those_of_the_seed() -> None:
