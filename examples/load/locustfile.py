@@ -13,8 +13,8 @@ from pathlib import Path
 
 from locust import FastHttpUser, constant, task
 
-MODEL = os.environ.get("MODEL", "resnet-152")
-IMAGE = Path(os.environ.get("IMAGE", Path(__file__).parents[1] / "resnet-152" / "cat.jpg"))
+MODEL = os.environ.get("MODEL", "mobilenet-v2")
+IMAGE = Path(os.environ.get("IMAGE", Path(__file__).parents[1] / "mobilenet-v2" / "espresso.jpg"))
 BODY = IMAGE.read_bytes()
 HEADERS = {"Content-Type": mimetypes.guess_type(IMAGE)[0] or "application/octet-stream"}
 

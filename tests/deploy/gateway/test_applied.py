@@ -140,9 +140,9 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
     node.close()
 
 
-def test_many_models_need_no_more_watches_than_few_and_a_revoked_key_is_refused() -> None:
+def test_500_models_need_no_more_watches_than_10_and_a_revoked_key_is_refused() -> None:
     """The kernel allows 128 inotify instances by default."""
-    node = StandIn("node-1", [f"m{number}" for number in range(3)])
+    node = StandIn("node-1", [f"m{number}" for number in range(10)])
     keys = [{"client": name, "key": name * 16} for name in "ab"]
     # Few health checks: all models of the stand-in have them.
     with sandbox.run_gateway([node.node], keys=keys, limits={"unresponsive_s": 600}) as gateway:
@@ -157,10 +157,10 @@ def test_many_models_need_no_more_watches_than_few_and_a_revoked_key_is_refused(
             folder = Path(f"/proc/{Envoy(gateway.state_dir).pid()}/fd")
             return sum(path.readlink().name == "anon_inode:inotify" for path in folder.iterdir())
 
-        wait(lambda: statuses(3) == {200})
+        wait(lambda: statuses(10) == {200})
         before = count_watches()
-        node.models = models_of([f"m{number}" for number in range(30)])
-        wait(lambda: statuses(30) == {200})
+        node.models = models_of([f"m{number}" for number in range(500)])
+        wait(lambda: statuses(500) == {200}, 2 * TIMEOUT_S)
         assert (count_watches(), gateway.command("check").returncode) == (before, 0)
         gateway.configure(keys=keys[1:])
         wait(lambda: (statuses(1), statuses(1, "b")) == ({401}, {200}))
