@@ -121,7 +121,7 @@ def test_server_that_cannot_start_or_is_not_there_says_so(server: Server, model_
     ]
     temporary = {**os.environ, "TMPDIR": str(server.temporary)}
     done = subprocess.run(words, cwd=ROOT, env=temporary, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"serve: TorchServe: {beside}")
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(f"start: TorchServe: {beside}")
     assert f"export TMPDIR={server.temporary}/torchserve-2`: " in done.stderr
     with pytest.raises(Unreachable, match=r"no TorchServe answers at http://127\.0\.0\.1:9"):
         Management("http://127.0.0.1:9").models()

@@ -115,6 +115,6 @@ def test_production_that_is_not_as_configured_fails_with_one_line_and_leaves_not
     # Without make's line, and those of steps that took two seconds or more.
     said = [each for each in started.stderr.splitlines() if each and not re.search(r"^make: | \(\d+ s\)$", each)]
     assert len(said) == 1, started.stderr
-    assert re.match(rf"serve: .*{line}", said[0])
+    assert re.match(rf"start: .*{line}", said[0])
     until(lambda: not site.processes())
     assert not (site.folder / "key_file.json").exists()
