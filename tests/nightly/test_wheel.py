@@ -98,7 +98,7 @@ def test_main_job_runs_from_an_empty_folder(installed: Installed, tmp_path: Path
     lines = [f"{name}={port if 'port' in name else f'http://127.0.0.1:{port}'}" for name, port in ports.items()]
     config.write_text("\n".join([config.read_text(), *lines, ""]))
     try:
-        assert '"Egyptian cat": 0.' in installed.run("start", cwd=tmp_path)
+        assert '"espresso": 0.' in installed.run("start", cwd=tmp_path)
         assert "READY" in installed.run("describe", cwd=tmp_path)
         assert "process" in installed.run("status", cwd=tmp_path)
     finally:
