@@ -148,7 +148,8 @@ def test_every_way_to_draw_segments_says_the_same(archives: Archives) -> None:
     for segment, png in zip(drawn["segments"], pngs, strict=True):
         assert segment["label"] == png["label"] == tiny_segmenter.LABELS[segment["value"]]
         # Places in a batch differ by rounding on some processors.
-        assert 0 < segment["score"] == pytest.approx(png["score"], abs=1e-6) <= 1
+        assert segment["score"] == pytest.approx(png["score"], abs=1e-6)
+        assert 0 < segment["score"] <= 1
         assert np.array_equal(decoded(png["mask"]), np.where(classes == segment["value"], 255, 0))
 
 
