@@ -98,14 +98,15 @@ class Models:
             return describe_server()
         if method == "ServerReady":
             return {"ready": not self.is_draining and all([await self._metadata(each) for each in self.names])}
-        if method == "ModelStatistics":
-            raise RequestError(400, "Prometheus has the statistics; here they are not supported", UNIMPLEMENTED)
-        if name not in self._replicas:
+        is_of_all = method == "ModelStatistics" and not name
+        if name not in self._replicas and not is_of_all:
             raise unknown_model(name)
-        document = await self._metadata(name)
+        document = {} if is_of_all else await self._metadata(name)
         own = str(document.get("version") or "")
         if document and version and strip_zeros(version) != strip_zeros(own):
             raise unknown_version(name, version, own)
+        if method == "ModelStatistics":
+            raise RequestError(400, "Prometheus has the statistics; here they are not supported", UNIMPLEMENTED)
         if method == "ModelReady":
             return {"ready": not self.is_draining and bool(document)}
         if not document:

@@ -105,6 +105,8 @@ def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
         ("/v2/models/texts/versions/7/infer", 404, "error"),
         ("/v2/models/absent/infer", 503, "error"),
         ("/v2/models/nobody", 404, "error"),
+        ("/v2/models/nobody/stats", 404, "error"),
+        ("/v2/models/texts/stats", 400, "error"),
         ("/v2/models/absent", 503, "error"),
         ("/v2/models/texts/nothing", 404, "error"),
         ("/v2/models", 404, "error"),
