@@ -36,7 +36,7 @@ from deploy.protocol.description import (
     strip_zeros,
 )
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
-from handlers.errors import InvalidInput
+from handlers.errors import InvalidInput, UnsupportedMedia
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.grpc_inference import decompress
@@ -145,7 +145,11 @@ class Routes(Application):
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
         if headers.get("content-encoding", "identity") in _CODINGS:
-            body = bytes(await off_loop(models.body_bytes, decompress, body, models.body_bytes))
+            inflated = await off_loop(models.body_bytes, decompress, body, models.body_bytes)
+            # It returns others unchanged.
+            if body and inflated is body:
+                raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
+            body = bytes(inflated)
             del headers["content-encoding"]
         if path in APIS:
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)

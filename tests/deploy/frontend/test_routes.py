@@ -92,6 +92,8 @@ def test_body_that_is_compressed_is_inflated_up_to_the_limit() -> None:
     status, asked = ask("POST", "/predictions/texts", gzip.compress(b"abc"), content_encoding="gzip")
     assert (status, asked["body"]) == (200, "abc")
     assert ask("POST", "/predictions/texts", gzip.compress(bytes(5000)), content_encoding="gzip")[0] == 413
+    # TorchServe's status of any compressed body.
+    assert ask("POST", "/predictions/texts", b"abc", content_encoding="gzip")[0] == 415
     for path in ("/predictions/texts", "/v2/models/texts/infer"):
         assert ask("POST", path, b"x" * 5000)[0] == 413
 
