@@ -92,11 +92,11 @@ class Original:
         }
 
     def is_alike(self, other: "Prepared") -> bool:
-        """Whether another encodes odd texts as this one, and decodes each token."""
+        """Whether another encodes odd texts as this one, and decodes each token and those of the texts."""
         texts = [*ODD, *(f"a {token}b {token} c" for token in self._tokenizer.get_added_vocab())]
         sources: list[str | None] = [*sorted(self.languages.sources)[:2]] or [None]
-        ids = [[number] for number in self._tokenizer.get_vocab().values()]
-        return self.decode(ids) == other.decode(ids) and all(
+        rows = [*([number] for number in self._tokenizer.get_vocab().values()), *self.encode(texts, sources[0])]
+        return self.decode(rows) == other.decode(rows) and all(
             self.encode(texts, source, most) == other.encode(texts, source, most)
             for source in sources
             for most in (None, 5)
