@@ -23,12 +23,9 @@ from deploy.run.machine import PORT_STEP, LocalNode, make_local_node
 from deploy.run.node import Node
 from deploy.run.server import Server
 
-# Nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together.
-SIBLINGS = 4
-# The lowest port that is tried.
-FIRST_PORT = 12_000
-# The number of ports that are tried.
-PORTS = 20_000
+SIBLINGS = 4  # nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together
+FIRST_PORT = 12_000  # the lowest port that is tried
+PORTS = 20_000  # the number of ports that are tried
 GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 
 

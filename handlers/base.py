@@ -37,12 +37,10 @@ from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's default of `responseTimeout`, in seconds.
-RESPONSE_TIMEOUT_S = 120
+RESPONSE_TIMEOUT_S = 120  # TorchServe's default of `responseTimeout`, in seconds
 # The share of it after which a batch starts nothing: a run that starts by then may take the other half.
 BATCH_SHARE = 0.5
-# The share of it after which generate() is stopped.
-RUN_SHARE = 0.4
+RUN_SHARE = 0.4  # the share of it after which generate() is stopped
 
 
 class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]

@@ -21,8 +21,7 @@ T = TypeVar("T")
 MOST_OPTIONS = 100
 TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are accepted."
 
-# The most problems of an item's options in a message: every item of a list has its own message.
-MOST_PROBLEMS = 5
+MOST_PROBLEMS = 5  # the most problems of an item's options in a message: every item of a list has its own message
 
 # Parsing is strict, since YAML has types: `max_batch_items: true` is a mistake, not 1.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
@@ -30,8 +29,7 @@ SETTINGS = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
 Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
-# At most an hour.
-Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]  # at most an hour
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Amount = Annotated[float, Field(ge=0)]

@@ -18,8 +18,7 @@ from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
-# The longest wait for a batch, in seconds: the longest `max_batch_delay` whose requests are answered.
-WAIT_S = 1.0
+WAIT_S = 1.0  # the longest wait for a batch, in seconds: the longest `max_batch_delay` whose requests are answered
 # Polling `state` without an event reports only that its last writer has ended. A byte in it means that a batch runs.
 KEEPER = """
 import os, select, sys

@@ -101,12 +101,10 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("reason",))
 EXCHANGES = Counter("handler_exchanges_total")
-# Requests that were dropped because their clients had disconnected.
-ABANDONED = Counter("handler_abandoned_total")
+ABANDONED = Counter("handler_abandoned_total")  # requests that were dropped because their clients had disconnected
 
 
-# A counter, with the values of its labels.
-Series = tuple[Counter, tuple[str, ...]]
+Series = tuple[Counter, tuple[str, ...]]  # a counter, with the values of its labels
 
 
 class EventKind:
@@ -146,8 +144,7 @@ RAN = EventKind((), ((ENGINE_BUSY, ()),))
 RAN_AS_PREDICTED = EventKind((), ((ENGINE_BUSY, ()),), (PREDICTION_RATIO,))
 EXCHANGED = EventKind(((EXCHANGES, ()),))
 
-# One event, with a number for each value of its kind.
-Event = tuple[EventKind, Sequence[float]]
+Event = tuple[EventKind, Sequence[float]]  # one event, with a number for each value of its kind
 
 
 class Recorder:

@@ -25,8 +25,7 @@ from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig, ItemError, OutOfMemory, WrongOutput
 from handlers.torchserve import BASE_MODULE, blocked_imports
 
-# The folder of an archive that contains the files of an old archive.
-ORIGINAL = "original"
+ORIGINAL = "original"  # the folder of an archive that contains the files of an old archive
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

@@ -17,8 +17,7 @@ from load.results import Verdict
 
 # Absolute difference of equal numbers: the other items of a micro-batch change probabilities in bf16 by less.
 TOLERANCE = 0.02
-# Answers with a cached verdict, which saves parsing: some MB, and most answers of a run.
-CACHED = 10_000
+CACHED = 10_000  # answers with a cached verdict, which saves parsing: some MB, and most answers of a run
 
 
 def make_check(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:

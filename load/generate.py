@@ -41,25 +41,19 @@ from load.results import (
 from load.schedules import Schedule
 
 T = TypeVar("T")
-# (number of the input, body of the response) -> verdict
-Check = Callable[[int, bytes], Verdict]
-# Returns when the window of a recording is to close.
-Until = Callable[[Recording], Awaitable[None]]
+Check = Callable[[int, bytes], Verdict]  # (number of the input, body of the response) -> verdict
+Until = Callable[[Recording], Awaitable[None]]  # returns when the window of a recording is to close
 
-# Seconds until a request fails: TorchServe's default of responseTimeout.
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # seconds until a request fails: TorchServe's default of responseTimeout
 # Bytes of the smallest body that is written in pieces, like a file: aiohttp warns of larger single writes.
 LARGE_BODY_BYTES = 1 << 20
-# Bytes per read: a list of 64 embeddings is 250 KB of JSON.
-READ_BUFFER_BYTES = 1 << 18
+READ_BUFFER_BYTES = 1 << 18  # bytes per read: a list of 64 embeddings is 250 KB of JSON
 # Seconds that a client waits after a request without a response, which avoids a busy loop on a dead server.
 PAUSE_AFTER_NO_ANSWER_S = 0.1
 # Most requests in flight: each takes a descriptor here and in the server; most systems allow a process 1024.
 MAX_IN_FLIGHT = 1000
-# Requests of an open loop that are sent before responses are read: 32 take some 4 ms.
-SENDS_WITHOUT_PAUSE = 32
-# Seconds to wait for requests in flight after Ctrl-C.
-STOP_GRACE_S = 2.0
+SENDS_WITHOUT_PAUSE = 32  # requests of an open loop that are sent before responses are read: 32 take some 4 ms
+STOP_GRACE_S = 2.0  # seconds to wait for requests in flight after Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from torchserve_client.transport import Request, Transport, authorization
 
 # The fields of a registration that determine a model's speed.
 REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")
-# Characters of a server's message that an error repeats: two lines of a terminal.
-MESSAGE_CHARACTERS = 200
+MESSAGE_CHARACTERS = 200  # characters of a server's message that an error repeats: two lines of a terminal
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ class Command(NamedTuple):
 
     module: str
     words: str
-    # Another package without which it does not exist.
-    needs: str = "deploy"
+    needs: str = "deploy"  # another package without which it does not exist
 
 
 TABLE = {

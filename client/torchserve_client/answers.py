@@ -20,8 +20,7 @@ import orjson
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, printable
 
-# Prefix of every line, which distinguishes an incomplete line from the file of another program.
-START = b'{"input":'
+START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
 
 class Answers:

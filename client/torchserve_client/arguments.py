@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NoReturn
 
-# Exit code of wrong usage.
-USAGE = 2
+USAGE = 2  # exit code of wrong usage
 # Seconds of each unit of a duration; a number without a unit is seconds.
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 

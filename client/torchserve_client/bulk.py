@@ -26,14 +26,11 @@ from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, printable, read_inputs
 from torchserve_client.nodes import Nodes
 
-# Lines per request: the smallest max_request_items of this project's handlers.
-LINES = 64
-# Batches in flight if each file is a request: one runs, one waits, one returns.
-BATCHES_IN_FLIGHT = 3
+LINES = 64  # lines per request: the smallest max_request_items of this project's handlers
+BATCHES_IN_FLIGHT = 3  # batches in flight if each file is a request: one runs, one waits, one returns
 LEAST_IN_FLIGHT = 8  # requests, for models with small batches
 MOST_IN_FLIGHT = 64  # connections to one server
-# Requests in flight if each is a list of lines, which fills a batch by itself.
-LISTS_IN_FLIGHT = 4
+LISTS_IN_FLIGHT = 4  # requests in flight if each is a list of lines, which fills a batch by itself
 # Requests that wait in this process, so that no thread idles while the next input is read: one, and one in reserve.
 READY = 2
 # TorchServe's type of a missing or wrong token, with status 400.

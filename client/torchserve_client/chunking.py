@@ -21,10 +21,8 @@ from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 
-# The output tensor of this project's handlers for errors of items: JSON, empty for successful items.
-ERROR = "error"
-# Items that every handler of this project accepts: the smallest max_request_items.
-MAX_REQUEST_ITEMS = 64
+ERROR = "error"  # the output tensor of this project's handlers for errors of items: JSON, empty for successful items
+MAX_REQUEST_ITEMS = 64  # items that every handler of this project accepts: the smallest max_request_items
 # Bytes that every handler accepts: three quarters of the smallest max_body_bytes, 1 MiB; JSON's punctuation adds some.
 MAX_BYTES = 3 * 2**18
 

@@ -11,12 +11,9 @@ from urllib.parse import quote, urlsplit
 from torchserve_client.errors import ClientError, ManagementError
 from torchserve_client.management import Api
 
-# Its address, unless gateway.yaml sets another one.
-DEFAULT_URL = "http://127.0.0.1:8003"
-# Seconds for the response at the default address, where another program may listen.
-PROBE_S = 2.0
-# Seconds until a decision is in effect for all requests: Envoy reloads its files within milliseconds.
-MOMENT_S = 1.0
+DEFAULT_URL = "http://127.0.0.1:8003"  # its address, unless gateway.yaml sets another one
+PROBE_S = 2.0  # seconds for the response at the default address, where another program may listen
+MOMENT_S = 1.0  # seconds until a decision is in effect for all requests: Envoy reloads its files within milliseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import orjson
 
 from torchserve_client.errors import InvalidPayload
 
-# Bytes of a key: two of a billion inputs have equal keys with a probability of 10^-21 (birthday bound).
-KEY_BYTES = 16
+KEY_BYTES = 16  # bytes of a key: two of a billion inputs have equal keys with a probability of 10^-21 (birthday bound)
 
 
 @dataclass(frozen=True, slots=True)

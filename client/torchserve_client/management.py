@@ -26,10 +26,8 @@ from torchserve_client.transport import Cert, Request, Transport, Verify, addres
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
-# Seconds between two polls of a server: short for a person, and no load for the server.
-POLL_S = 0.1
-# Models per page, the most that TorchServe 0.12.0 returns.
-PAGE_MODELS = 100
+POLL_S = 0.1  # seconds between two polls of a server: short for a person, and no load for the server
+PAGE_MODELS = 100  # models per page, the most that TorchServe 0.12.0 returns
 # Models that a page repeats of the page before: pages are addressed by a number of models, which unregistering shifts.
 OVERLAP = 50
 

@@ -32,10 +32,8 @@ from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s.
-DRAIN_S = 600.0
-# Seconds in which the gateway notices a change on the nodes, which it polls every two.
-NOTICE_S = 20.0
+DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
+NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
 
 
 @dataclass(frozen=True, slots=True)

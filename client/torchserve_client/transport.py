@@ -33,10 +33,8 @@ CONNECT_S = 5.0
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 Name = str | os.PathLike[str]
-# Whether to check certificates, or the file or folder of the trusted ones.
-Verify = bool | Name
-# One file with certificate and key, or one of each.
-Cert = Name | tuple[Name, Name]
+Verify = bool | Name  # whether to check certificates, or the file or folder of the trusted ones
+Cert = Name | tuple[Name, Name]  # one file with certificate and key, or one of each
 
 
 @dataclass(frozen=True, slots=True)

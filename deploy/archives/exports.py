@@ -24,8 +24,7 @@ SIZE_BYTES = 4 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    # The folder of its entries; made with the first one.
-    folder: Path
+    folder: Path  # the folder of its entries; made with the first one
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
         """Put an entry's files, which may be hard links, into an empty folder; make a missing or broken entry first."""

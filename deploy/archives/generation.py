@@ -28,10 +28,8 @@ TEXTS = (
     "In winter the sea is rough and the school closes for weeks at a time, so letters and bread are carried up the "
     "hill on a mule, and old Marta writes down every ship that passes, its name, its flag and the hour.",
 )
-# The most tokens of an answer.
-NEW_TOKENS = 32
-# The beams of the search.
-BEAMS = 4
+NEW_TOKENS = 32  # the most tokens of an answer
+BEAMS = 4  # the beams of the search
 # The share of the largest logit by which the model may prefer its token, and the difference of two answers' scores:
 # rounding in fp32 changes both by less.
 TIE = 1e-3

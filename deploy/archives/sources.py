@@ -24,8 +24,7 @@ from deploy.work_folders import make_work_folder
 
 RANDOM_SEED = 0
 
-# The Hugging Face hub has its models as organisation/name.
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # the Hugging Face hub has its models as organisation/name
 
 # Files that serving reads; READMEs, other frameworks' weights and training state are not among them.
 SERVED = re.compile(
@@ -40,8 +39,7 @@ SERVED = re.compile(
 )
 # Files that a user may expect to be served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
-# Code is served only if the archive's settings trust it.
-CODE = ".py"
+CODE = ".py"  # code is served only if the archive's settings trust it
 
 
 class WeightsUnavailable(Exception):
@@ -54,14 +52,10 @@ class WeightsNotMade(WeightsUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    # `none` for a task that needs no weights.
-    kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
-    # The weights' name, folder or file; empty for `random` and `none`.
-    location: str
-    # A text that changes with the weights.
-    identity: str
-    # A branch, tag or commit of the hub; None for its latest.
-    revision: str | None = None
+    kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]  # `none` for a task that needs no weights
+    location: str  # the weights' name, folder or file; empty for `random` and `none`
+    identity: str  # a text that changes with the weights
+    revision: str | None = None  # a branch, tag or commit of the hub; None for its latest
 
     @property
     def is_trained(self) -> bool:

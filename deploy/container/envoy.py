@@ -28,11 +28,9 @@ ROUTES_FILE = "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    # READY, STARTING, or the models that are not READY.
-    words: str = STARTING
+    words: str = STARTING  # READY, STARTING, or the models that are not READY
     is_draining: bool = False
-    # TorchServe's tokens by API.
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)  # TorchServe's tokens by API
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:

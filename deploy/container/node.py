@@ -26,12 +26,9 @@ from deploy.run.lifecycle import start_node
 from deploy.run.node import read_tokens
 from torchserve_client.errors import ManagementError
 
-# Seconds between two checks of both processes.
-CHECK_S = 0.25
-# Seconds between two polls of the models.
-HEALTH_S = 1.0
-# Seconds in which Envoy sends TorchServe's last responses after TorchServe has ended.
-LAST_RESPONSE_S = 5.0
+CHECK_S = 0.25  # seconds between two checks of both processes
+HEALTH_S = 1.0  # seconds between two polls of the models
+LAST_RESPONSE_S = 5.0  # seconds in which Envoy sends TorchServe's last responses after TorchServe has ended
 # TorchServe hangs if it has not answered for this multiple of its models' longest responseTimeout; a busy one answers
 # within that timeout.
 SILENT = 2

@@ -33,13 +33,11 @@ class NodeSettings:
     # Each variable is named by its field: NODE_CONFIG, NODE_STATE_DIR, ...
     config: Path = CONFIG
     state_dir: Path = STATE_DIR
-    # The folder of archives, MODEL_STORE; None for the configuration's.
-    model_store: Path | None = None
+    model_store: Path | None = None  # the folder of archives, MODEL_STORE; None for the configuration's
     address: str = ADDRESS
     port: Port = PORT
     notice_s: float = NOTICE_S
-    # As in gateway.yaml; separated by commas.
-    forward_headers: tuple[str, ...] = ()
+    forward_headers: tuple[str, ...] = ()  # as in gateway.yaml; separated by commas
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> "NodeSettings":

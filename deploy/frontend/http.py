@@ -24,8 +24,7 @@ PREFLIGHT = {
     "access-control-allow-headers": "*, Authorization",
     "access-control-max-age": "3600",
 }
-# Bytes of a body that an event loop reads itself; more would delay its other requests.
-LOOP_BYTES = 65536
+LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
 
 
 class Answer(NamedTuple):

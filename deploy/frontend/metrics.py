@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-# The labels that each sample has, besides its own.
-MODEL = ("ModelName", "ModelVersion")
+MODEL = ("ModelName", "ModelVersion")  # the labels that each sample has, besides its own
 
 
 class Metrics(dict[str, Any]):

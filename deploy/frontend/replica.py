@@ -18,8 +18,7 @@ from deploy.loader import LoadedArchive
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
-# Seconds in which the model's own sample must be answered.
-SAMPLE_S = 20.0
+SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
 
 
 class Unhealthy(Exception):

@@ -27,8 +27,7 @@ from torchserve_client.gateway import MOMENT_S, Gateway
 
 # Seconds in which the gateway and Envoy notice a node that is READY again: a few polls each, on a slow machine.
 ROUTED_S = 60.0
-# A file in the node's folder: the node drained itself, and no operator drained it.
-MARK = "drained"
+MARK = "drained"  # a file in the node's folder: the node drained itself, and no operator drained it
 
 
 def connect(settings: GatewaySettings) -> Gateway:

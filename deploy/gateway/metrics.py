@@ -21,13 +21,11 @@ import aiohttp
 from deploy.gateway.state import Fleet
 from deploy.run.node import Node
 
-# Seconds for a node's metrics, which are scraped every two seconds.
-RESPONSE_S = 1.5
+RESPONSE_S = 1.5  # seconds for a node's metrics, which are scraped every two seconds
 # Labels of the exposition format, with or without a comma after the last.
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
-# Cached names of series: about forty models on four nodes.
-SERIES_CACHED = 1 << 16
+SERIES_CACHED = 1 << 16  # cached names of series: about forty models on four nodes
 
 # The series that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's.
 READ = re.compile(

@@ -24,13 +24,11 @@ from deploy.gateway.state import Fleet
 
 HISTORY_S = 300.0  # seconds of points that the page shows
 POINTS = 300  # maximum points of a model; a scrape every two seconds makes 150
-# Seconds of observations for a quantile or mean; fewer would base a p99 on a handful.
-WINDOW_S = 10.0
+WINDOW_S = 10.0  # seconds of observations for a quantile or mean; fewer would base a p99 on a handful
 REQUESTS = "handler_requests_total"  # counted by the handlers
 FRONTEND_REQUESTS = "ts_inference_requests_total"  # counted by TorchServe, for handlers of other projects
 ERRORS = "handler_item_errors_total"
-# Error types of refused items, which did not fail.
-REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")
+REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")  # error types of refused items, which did not fail
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 # A point covers the time since the previous scrape; latencies, means and waits cover ten seconds, and are None without
 # observations.
@@ -48,8 +46,7 @@ COLUMNS = (
     "errors_per_s",  # items without a result, except those of refused requests
 )
 
-# (Counter, upper end of a bucket or error type or "") -> its growth.
-Growth = Mapping[tuple[str, str], float]
+Growth = Mapping[tuple[str, str], float]  # (Counter, upper end of a bucket or error type or "") -> its growth
 
 
 class Sample(NamedTuple):

@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
-POLL_S = 2.0
+POLL_S = 2.0  # Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
 # Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
 # first run.
 ASK_S = 5.0

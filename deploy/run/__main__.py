@@ -18,8 +18,7 @@ from deploy.run.machine import FOLDER, all_nodes
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
-# deploy.gateway.drain; None without a gateway, which only a stop and two commands need.
-GATEWAY = open_room("gateway")
+GATEWAY = open_room("gateway")  # deploy.gateway.drain; None without a gateway, which only a stop and two commands need
 
 
 def start(options: argparse.Namespace) -> None:

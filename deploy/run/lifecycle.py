@@ -14,10 +14,8 @@ from deploy.run.machine import LocalNode
 from deploy.run.processes import find_holder, hold_pid_file, lock
 from deploy.run.restore import Record, restore
 
-# Seconds between two checks of a watched server.
-CHECK_S = 1.0
-# In a node's folder: the id of the process that watches the node.
-WATCHER = "run.pid"
+CHECK_S = 1.0  # seconds between two checks of a watched server
+WATCHER = "run.pid"  # in a node's folder: the id of the process that watches the node
 
 
 def start_node(local: LocalNode) -> None:

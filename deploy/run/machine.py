@@ -25,12 +25,9 @@ from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.server import WHOLE, Server, Share
 
 FOLDER = NODES.parent
-# Between the ports of two nodes; a configuration's own ports are 8080 to 8082 and 7070 to 7071.
-PORT_STEP = 100
-# Bytes of a socket's path with its end (sockaddr_un).
-SOCKET_PATH_BYTES = 108
-# The longest name of a worker's socket in a node's tmp/.
-SOCKET_NAME = "/.ts.sock.65535"
+PORT_STEP = 100  # between the ports of two nodes; a configuration's own ports are 8080 to 8082 and 7070 to 7071
+SOCKET_PATH_BYTES = 108  # bytes of a socket's path with its end (sockaddr_un)
+SOCKET_NAME = "/.ts.sock.65535"  # the longest name of a worker's socket in a node's tmp/
 NVIDIA_SMI_S = 30.0  # timeout of nvidia-smi
 
 

@@ -43,8 +43,7 @@ class Registration:
     is_default: bool
     response_timeout_s: int
     startup_timeout_s: int
-    # When, in Unix time; 0 if unknown.
-    since_s: float = field(default=0.0, compare=False)
+    since_s: float = field(default=0.0, compare=False)  # when, in Unix time; 0 if unknown
 
 
 class Record:

@@ -15,8 +15,7 @@ from deploy.loader import LoadedArchive
 
 # Content types by the Python type of an input, as torchserve_client sends them; a dict needs none.
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
-# Seconds of TorchServe's responseTimeout, two days; a handler allows a batch half of it.
-BATCH_S = 2 * 86_400
+BATCH_S = 2 * 86_400  # seconds of TorchServe's responseTimeout, two days; a handler allows a batch half of it
 
 
 class Answer(NamedTuple):

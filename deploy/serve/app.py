@@ -19,8 +19,7 @@ from deploy.frontend.routes import Models, Routes
 from deploy.serve.server import RUNNING, Limits
 from handlers.protocol.metadata import METADATA_HEADER
 
-# The `type` of the answer of a node that ends (deploy.gateway.management).
-DRAINING = "Draining"
+DRAINING = "Draining"  # the `type` of the answer of a node that ends (deploy.gateway.management)
 
 
 class Host(Routes):

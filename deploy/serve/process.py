@@ -13,8 +13,7 @@ from typing import NoReturn
 from deploy.work_folders import make_work_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds beyond drain_s until the process ends, whatever still runs.
-LATE_S = 5.0
+LATE_S = 5.0  # seconds beyond drain_s until the process ends, whatever still runs
 
 
 class NotServed(Exception):

@@ -25,16 +25,11 @@ from deploy.serve.process import NotServed, Process
 from deploy.settings_file import Origin
 
 BACKLOG = 2048
-# The key of a request's scope: the tasks of its connection, which end with it.
-RUNNING = "running"
-# The states in which a connection waits.
-HEAD, WRITE = "head", "write"
-# Requests of a connection that wait for its first.
-MOST_PIPELINED = 64
-# Bytes around a byte of a body that comes in the smallest chunks.
-CHUNK_BYTES = 8
-# HealthCheckResponse of grpc.health.v1: its one field, as bytes.
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
+HEAD, WRITE = "head", "write"  # the states in which a connection waits
+MOST_PIPELINED = 64  # requests of a connection that wait for its first
+CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]

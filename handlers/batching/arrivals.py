@@ -23,14 +23,11 @@ from handlers.pipeline.limits import find_excess
 from handlers.protocol.requests import Payload, Request, Slot
 from handlers.protocol.terms import Terms
 
-# Bytes of payload from which other threads decode a request; less takes microseconds.
-LARGE_BYTES = 16 * 1024
-# Least decode threads: a few slow decodings leave some for other requests.
-LEAST_THREADS = 4
+LARGE_BYTES = 16 * 1024  # bytes of payload from which other threads decode a request; less takes microseconds
+LEAST_THREADS = 4  # least decode threads: a few slow decodings leave some for other requests
 # Weight of the latest item in the mean of tokens per byte: about twenty items follow a change of language.
 LATEST_WEIGHT = 0.1
-# Bytes that a JSON number counts as.
-NUMBER_BYTES = 8
+NUMBER_BYTES = 8  # bytes that a JSON number counts as
 
 OnDecoded = Callable[[Sequence[Slot]], None]
 

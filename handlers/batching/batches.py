@@ -21,12 +21,9 @@ LONGEST_SHARE = 0.5
 WAVES = 2
 # Least duration of such a part, in fixed costs of a micro-batch: shorter ones would cost over a tenth of throughput.
 WORTHWHILE_COSTS = 10.0
-# Most that riders may add to a micro-batch, as a share of its predicted time.
-RIDERS_SHARE = 0.5
-# Least length of a rider, as a share of its padded length.
-LEAST_FILLED = 0.75
-# Most urgent items that one plan considers; its duration is quadratic in their number.
-PLANNED_ITEMS = 128
+RIDERS_SHARE = 0.5  # most that riders may add to a micro-batch, as a share of its predicted time
+LEAST_FILLED = 0.75  # least length of a rider, as a share of its padded length
+PLANNED_ITEMS = 128  # most urgent items that one plan considers; its duration is quadratic in their number
 
 
 @dataclass(frozen=True, slots=True)

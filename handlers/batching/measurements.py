@@ -19,11 +19,9 @@ from handlers.engines import available_threads
 from handlers.engines.compilation import cache_dir
 from handlers.pipeline.task import Task
 
-# Linux's description of the processors.
-PROCESSORS = Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")  # Linux's description of the processors
 
-# (padded tokens, seconds) of micro-batches, one item first.
-Seeds = list[tuple[int, float]]
+Seeds = list[tuple[int, float]]  # (padded tokens, seconds) of micro-batches, one item first
 
 
 class Candidate(NamedTuple):

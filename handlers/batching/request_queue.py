@@ -18,8 +18,7 @@ from handlers.batching.policy import Policy
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
 
-# Wait after which a request gains a level, in latency targets.
-AGING_TARGETS = 2.0
+AGING_TARGETS = 2.0  # wait after which a request gains a level, in latency targets
 
 # The level to which an item's request has aged, lower first, and whether its deadline has passed.
 Rank = tuple[float, bool]

@@ -27,17 +27,13 @@ from handlers.batching.request_queue import RequestQueue, Work
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
 
-# Change of an allowance by a late response, as a share of the target.
-LATE_ADDS = 0.03
-# Change by any other response: under overload, few responses are late in the long run.
-IN_TIME_SUBTRACTS = 0.0001
-# Largest allowance, as a share of the target, so that no history refuses every request.
-MOST_ALLOWANCE = 0.5
+LATE_ADDS = 0.03  # change of an allowance by a late response, as a share of the target
+IN_TIME_SUBTRACTS = 0.0001  # change by any other response: under overload, few responses are late in the long run
+MOST_ALLOWANCE = 0.5  # largest allowance, as a share of the target, so that no history refuses every request
 # Longest turn of a refused client, in latency targets: 10 s at the examples' target. Then turns start again from the
 # time that the queue needs, since refused clients may not come again.
 MOST_TURN = 20.0
-# Of the requests that an idle worker would refuse for a short timeout, one in this many is tried.
-HURRIED_TRY = 16
+HURRIED_TRY = 16  # of the requests that an idle worker would refuse for a short timeout, one in this many is tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,8 @@ from handlers.warm_up import decode_items, run
 
 logger = logging.getLogger(__name__)
 
-# Seconds after the first measurement in which others may begin: for precisions, and again for streams.
-TRIAL_S = 2.0
-# Duration of a full micro-batch in seconds: long enough to see how long each item takes.
-FULL_S = 0.1
+TRIAL_S = 2.0  # seconds after the first measurement in which others may begin: for precisions, and again for streams
+FULL_S = 0.1  # duration of a full micro-batch in seconds: long enough to see how long each item takes
 # Turns of each candidate, of which the quickest run of each size counts: other load slows all candidates alike.
 ROUNDS = 5
 # A candidate that takes this many times as long as another, single and concurrent, has no further turn: a stall of the

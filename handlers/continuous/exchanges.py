@@ -26,8 +26,7 @@ from handlers.protocol.responses import Reply
 
 logger = logging.getLogger(__name__)
 
-# Longest seconds of a wait, whatever happens.
-LONGEST_WAIT_S = 1.0
+LONGEST_WAIT_S = 1.0  # longest seconds of a wait, whatever happens
 
 
 class OpenRequest(NamedTuple):

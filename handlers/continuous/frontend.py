@@ -28,14 +28,10 @@ from handlers.protocol.responses import Reply
 from handlers.protocol.rows import MOST_FIELDS
 
 INTEGER = struct.Struct("!i")
-# First byte of a message.
-PREDICT = b"I"
-# End of a list, instead of a length.
-END = -1
-# Start of an answer.
-OK = 200
-# Bytes of one read from the socket.
-CHUNK_BYTES = 256 * 1024
+PREDICT = b"I"  # first byte of a message
+END = -1  # end of a list, instead of a length
+OK = 200  # start of an answer
+CHUNK_BYTES = 256 * 1024  # bytes of one read from the socket
 
 
 class Disconnected(Exception):

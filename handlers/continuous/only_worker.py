@@ -11,13 +11,10 @@ from pathlib import Path
 
 from handlers.errors import InvalidConfig
 
-# Seconds within which the process of a replaced worker must have ended.
-GONE_S = 5.0
-# Seconds between two attempts.
-POLL_S = 0.1
+GONE_S = 5.0  # seconds within which the process of a replaced worker must have ended
+POLL_S = 0.1  # seconds between two attempts
 
-# Claims of this process by name; the kernel releases them when it ends.
-_claims: dict[str, socket.socket] = {}
+_claims: dict[str, socket.socket] = {}  # claims of this process by name; the kernel releases them when it ends
 
 
 def claim_worker(model: str, version: str | None) -> None:

@@ -16,12 +16,10 @@ from math import inf
 # Seconds for which a refusal waits, and between two checks for new requests during a micro-batch. A client
 # that retries at once, with connection and body, costs a millisecond of a core.
 HOLD_S = 0.05
-# Seconds between two checks while the engine is idle: an exchange then uses none of its time.
-SOON_S = 0.02
+SOON_S = 0.02  # seconds between two checks while the engine is idle: an exchange then uses none of its time
 # Seconds of work that the exchange thread runs itself: waking another thread, and an exchange, would take as long.
 QUICK_S = 0.003
-# Items that the exchange thread always runs together, if they are that quick.
-QUICK_ITEMS = 16
+QUICK_ITEMS = 16  # items that the exchange thread always runs together, if they are that quick
 
 
 @dataclass(frozen=True, slots=True)

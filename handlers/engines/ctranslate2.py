@@ -26,8 +26,7 @@ from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_t
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
-# The folder of an archive that contains a converted model.
-CONVERTED = "ctranslate2"
+CONVERTED = "ctranslate2"  # the folder of an archive that contains a converted model
 # CTranslate2's names of the precisions that other engines have too; it has further ones.
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
@@ -39,8 +38,7 @@ ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 # The cost of an almost empty step of the decoder on a CPU, in items. Marian in int8 on one core takes 5.7 ms for a step
 # and 0.33 ms for each item.
 STEP_ITEMS = 16
-# The most tokens of an answer if neither the request nor the model states a limit.
-MAX_NEW_TOKENS = 256
+MAX_NEW_TOKENS = 256  # the most tokens of an answer if neither the request nor the model states a limit
 # Seconds between two checks of a search with beams, which takes tenths of a second and has no callback.
 _POLL_S = 0.002
 

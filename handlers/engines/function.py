@@ -17,11 +17,9 @@ import numpy as np
 from handlers.engines import Arrays, Outputs
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# The folder of an archive that contains the function's file.
-FOLDER = "function"
+FOLDER = "function"  # the folder of an archive that contains the function's file
 FILE = "infer.py"
-# The module's name, which pickles of its classes contain.
-MODULE = "infer"
+MODULE = "infer"  # the module's name, which pickles of its classes contain
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

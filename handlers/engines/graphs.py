@@ -30,12 +30,9 @@ logger = logging.getLogger(__name__)
 LEAST_STARTING = 0.5
 # Largest difference between graph and eager module, as a share of the largest value: kernels may add in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-# Kernels read up to so many bytes at once.
-ALIGNMENT = 256
-# Larger copies are not worth the pinned memory, which the process keeps.
-MOST_PINNED = 2**25
-# Graphs of engines that are no longer used, too.
-KEPT: list[Any] = []
+ALIGNMENT = 256  # kernels read up to so many bytes at once
+MOST_PINNED = 2**25  # larger copies are not worth the pinned memory, which the process keeps
+KEPT: list[Any] = []  # graphs of engines that are no longer used, too
 RECORDED = "recorded"
 
 Run = Callable[[], torch.Tensor]

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
 from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
-# The file of an archive; its external data is in the same folder or below.
-FILE = "onnx/model.onnx"
+FILE = "onnx/model.onnx"  # the file of an archive; its external data is in the same folder or below
 # Datatypes by ONNX Runtime's names of tensors; sequences and maps are not served.
 DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -27,8 +26,7 @@ DATATYPES = {
 }
 # The error of a file in a newer version of the format, with the newest known version.
 NEWER = re.compile(r"max supported IR version: (\d+)")
-# The tag of the version, the first field of a file.
-VERSION = b"\x08"
+VERSION = b"\x08"  # the tag of the version, the first field of a file
 # The start of an error, which names its place in ONNX Runtime's code.
 WHERE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(/\S+ onnxruntime::.*?\) )?", re.S
@@ -44,8 +42,7 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "Graph": {"node": (1, "Node")},
     "Model": {"graph": (7, "Graph")},
 }
-# The number of BFLOAT16 in onnx.proto's TensorProto.DataType.
-BFLOAT16 = 16
+BFLOAT16 = 16  # the number of BFLOAT16 in onnx.proto's TensorProto.DataType
 
 
 def onnxruntime() -> Any:

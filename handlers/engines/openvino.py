@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
-# The byte that marks an output that has been read.
-UNWRITTEN = 0xA5
+UNWRITTEN = 0xA5  # the byte that marks an output that has been read
 # The fewest bytes of a mark: no eight bytes of an output have this value by chance.
 LEAST_MARK = 8
 MOST_MARK = 64

@@ -11,10 +11,8 @@ from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Shapes, availab
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
-# The name of a program's only output.
-ONLY_OUTPUT = "output"
-# The names of several outputs.
-OUTPUT = "output_{}"
+ONLY_OUTPUT = "output"  # the name of a program's only output
+OUTPUT = "output_{}"  # the names of several outputs
 
 
 def load_program(folder: Path, device: torch.device) -> torch.nn.Module:

@@ -25,8 +25,7 @@ from handlers.errors import OutOfTime
 # batch's shorter texts is faster. Marian in bf16 on two cores takes 8 ms for a step of one item, 24 ms for one of 32. A
 # GPU was not measured; a step should take about as long for one item as for many, so batches stay whole.
 _STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# The most tokens of an answer if neither the request nor the model states a limit.
-MAX_NEW_TOKENS = 256
+MAX_NEW_TOKENS = 256  # the most tokens of an answer if neither the request nor the model states a limit
 
 
 def step_items(device: torch.device) -> int:

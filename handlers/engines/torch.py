@@ -22,8 +22,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
 # cuDNN's messages if it has no memory to work in, or lacks a library (pytorch#108645): free memory distinguishes them.
 WORKSPACE_FAILURES = ("unable to find an engine to execute this computation", "unable to find a valid cudnn algorithm")
-# Below this share of a GPU's memory, cuDNN lacks memory.
-LITTLE_FREE = 0.1
+LITTLE_FREE = 0.1  # below this share of a GPU's memory, cuDNN lacks memory
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

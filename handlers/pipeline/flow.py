@@ -57,10 +57,8 @@ logger = logging.getLogger(__name__)
 # Reads gRPC messages. It imports protobuf, which takes a tenth of a second, so a worker imports it when it needs it.
 GRPC_MODULE = "handlers.protocol.grpc_inference"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
-# Header with the model's version, for clients and routers of several versions.
-VERSION_HEADER = "X-Model-Version"
-# TorchServe sets this header for GET /models/M?customized=true.
-DESCRIBE = "describe"
+VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
+DESCRIBE = "describe"  # TorchServe sets this header for GET /models/M?customized=true
 # TorchServe sets this header to "True" for /explanations/M, and to "False" for every prediction over HTTP.
 EXPLAIN = "explain"
 NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute explanations; call /predictions.")

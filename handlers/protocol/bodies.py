@@ -17,8 +17,7 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 
-# The fields of a tensor of the Open Inference Protocol.
-TENSOR = {"name", "shape", "datatype", "data", "parameters"}
+TENSOR = {"name", "shape", "datatype", "data", "parameters"}  # the fields of a tensor of the Open Inference Protocol
 BOM = "\ufeff"
 
 Reader = Literal["json", "form", "text", "unknown", "other"]

@@ -8,8 +8,7 @@ from handlers.errors import InvalidBody, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from handlers.protocol.rows import Shape
 
-# The task's fields by clients' names of an item's inputs.
-INPUTS = {"text": "text", "image": "b64"}
+INPUTS = {"text": "text", "image": "b64"}  # the task's fields by clients' names of an item's inputs
 _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 

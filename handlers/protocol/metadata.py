@@ -37,8 +37,7 @@ class Metadata:
     # The most rows of a request: `max_request_items`, or the number of samples that fit into `max_request_tokens`.
     max_batch_size: int
     max_request_items: int
-    # By name: "type" and further words of JSON Schema, "default" and "description".
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # by name: "type" and further words of JSON Schema, "default" and "description"
     accepts: Sequence[str]
     # Agreement with fp32 by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

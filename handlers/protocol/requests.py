@@ -76,8 +76,7 @@ class Cost:
         return max(self.length, self.work)
 
 
-# The default cost of an item.
-UNIT_COST = Cost()
+UNIT_COST = Cost()  # the default cost of an item
 
 
 @dataclass(slots=True, eq=False)

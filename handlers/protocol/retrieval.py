@@ -30,8 +30,7 @@ from handlers.protocol.rows import Headers, Shape, body_of
 Api = Literal["embeddings", "rerank"]
 
 HEADER = "X-Api"
-# Fields of clients that have no effect here.
-IGNORED = {"model", "user"}
+IGNORED = {"model", "user"}  # fields of clients that have no effect here
 # Other clients' names of fields: Jina's, Voyage's and TEI's (text-embeddings-inference).
 _TRUNCATION = {"truncate": "truncation", "truncation_direction": "truncation_side"}
 ALIASES: Mapping[str, Mapping[str, str]] = {

@@ -37,18 +37,13 @@ from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
-# TorchServe's name of a body.
-BODY = "body"
-# The field of a form that TorchServe's handlers read.
-DATA = "data"
-# The most fields of a form, as in the gateway: a worker spends microseconds on each.
-MOST_FIELDS = 200
+BODY = "body"  # TorchServe's name of a body
+DATA = "data"  # the field of a form that TorchServe's handlers read
+MOST_FIELDS = 200  # the most fields of a form, as in the gateway: a worker spends microseconds on each
 # Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
 ORIGINAL_PATH = "x-envoy-original-path"
-# The media types of a task whose only inputs are texts.
-TEXT = ("text/plain",)
-# Characters at the start of a body that are searched for the start of JSON, behind white space.
-_HEAD = 64
+TEXT = ("text/plain",)  # the media types of a task whose only inputs are texts
+_HEAD = 64  # characters at the start of a body that are searched for the start of JSON, behind white space
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
@@ -61,8 +56,7 @@ class Headers(dict[str, str]):
 
     sent: Mapping[str, Any]
 
-    # The content type of each field of its form, or of its body, by the field's name.
-    types: Mapping[str, str]
+    types: Mapping[str, str]  # the content type of each field of its form, or of its body, by the field's name
 
     @property
     def is_grpc(self) -> bool:

@@ -35,8 +35,7 @@ from handlers.tensor_models.signature import (
 
 # OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
-# Accepted sizes of rows that are remembered.
-MOST_SIZES = 10_000
+MOST_SIZES = 10_000  # accepted sizes of rows that are remembered
 
 
 class TensorsHandler(BatchHandler[TensorsConfig, Row]):

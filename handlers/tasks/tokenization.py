@@ -35,8 +35,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
     reads_options = True
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    # Checking a text takes microseconds, and the tokenizer has its own threads.
-    decodes_in_threads = False
+    decodes_in_threads = False  # checking a text takes microseconds, and the tokenizer has its own threads
 
     def load(self) -> FunctionEngine:
         config = self.config

@@ -29,8 +29,7 @@ from handlers.text.translators import Original, Prepared, read_translator
 if TYPE_CHECKING:
     from handlers.engines.seq2seq import Generator
 
-# CTranslate2's streams before a trial of their number.
-LIKELIEST_STREAMS = 2
+LIKELIEST_STREAMS = 2  # CTranslate2's streams before a trial of their number
 
 
 class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
@@ -49,8 +48,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     output_tensors: OutputTensors = columns({"translation_text": object})
-    # Checking a text takes microseconds; tokenising is one call for each source language.
-    decodes_in_threads = False
+    decodes_in_threads = False  # checking a text takes microseconds; tokenising is one call for each source language
 
     engine: "Generator | CTranslate2Engine"
 

@@ -12,8 +12,7 @@ import openvino
 INEXACT = frozenset(
     {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
 )
-# float32 represents every whole number up to this one.
-MOST_EXACT = 2**24
+MOST_EXACT = 2**24  # float32 represents every whole number up to this one
 # Operations that do not change numbers.
 UNCHANGED = frozenset(
     {"Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Broadcast", "Tile", "Slice", "StridedSlice", "Split"}

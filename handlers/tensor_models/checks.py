@@ -23,8 +23,7 @@ from handlers.protocol.tensors import (
 )
 from handlers.tensor_models.signature import Shape, Signature, Tensor, remove_dimension
 
-# Kinds of numpy's strings, which a function may return for BYTES.
-_STRINGS = "SU"
+_STRINGS = "SU"  # kinds of numpy's strings, which a function may return for BYTES
 _KNOWN = set(DTYPES.values())
 
 

@@ -25,15 +25,12 @@ from handlers.tensor_models.signature import Signature, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# The cost of a row if all sizes of the model are fixed.
-_ONE = Cost()
+_ONE = Cost()  # the cost of a row if all sizes of the model are fixed
 # Padded rows may have this many times their own elements together: a wide image and a high one fill a large square.
 _MOST_PADDING = 8
-# Elements that padded rows may always have: 4 MB of FP32.
-_ROOM = 2**20
+_ROOM = 2**20  # elements that padded rows may always have: 4 MB of FP32
 
-# The size of a free dimension if `warm_up` has none: both convolutions and sequences accept it.
-FREE_SIZE = 32
+FREE_SIZE = 32  # the size of a free dimension if `warm_up` has none: both convolutions and sequences accept it
 SEED = 0
 
 

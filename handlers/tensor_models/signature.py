@@ -26,10 +26,8 @@ from handlers.protocol.tensors import (
 )
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
-# The file of an archive with its model's own description.
-SIGNATURE = "signature.json"
-# The datatype in metadata if neither the model nor the configuration names one: any is accepted.
-ANY = "ANY"
+SIGNATURE = "signature.json"  # the file of an archive with its model's own description
+ANY = "ANY"  # the datatype in metadata if neither the model nor the configuration names one: any is accepted
 
 # Datatypes of JSON's values for a tensor of any datatype: the first type that occurs among them decides.
 GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))

@@ -11,8 +11,7 @@ from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Sha
 # The most labels of a language's answer: fastText allocates memory for as many, even if the model has fewer.
 LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
-# The most tokens of an answer to a question.
-AnswerTokens = Annotated[int, Field(ge=1, le=128)]
+AnswerTokens = Annotated[int, Field(ge=1, le=128)]  # the most tokens of an answer to a question
 
 # The least and the greatest value of each dimension. YAML has lists and no tuples.
 _Bound = float | Annotated[tuple[float, ...], Strict(False)]
@@ -21,8 +20,7 @@ Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
 # How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
-# How a text is divided before it is translated.
-Split = Literal["none", "sentences"]
+Split = Literal["none", "sentences"]  # how a text is divided before it is translated
 # The first four are torch's too; the others are CTranslate2's names.
 _Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"]
 
@@ -292,8 +290,7 @@ class TranslationConfig(TextConfig):
         description="A fastText model that identifies languages: the name of a file beside the configuration, or "
         "{package, file} of a file in an installed package; the archive contains it. None for no detector.",
     )
-    # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower.
-    min_score: Share = 0.4
+    min_score: Share = 0.4  # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower
     split: Split = "none"
     max_sentences: Count = Field(
         default=256, description="Maximum sentences of all texts of one request that `split: sentences` accepts."

@@ -23,12 +23,9 @@ from handlers.errors import InvalidInput, ItemError, TextTooLong, WorkTooLarge
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Reply
 
-# The module of pyo3's exceptions for Rust's panics; they are not an Exception.
-PANICS = "pyo3_runtime"
-# The language whose rules apply if the text's is unknown; sentencex's own default.
-DEFAULT_LANGUAGE = "en"
-# The beginnings of a line in Markdown, mail and novels.
-_MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")
+PANICS = "pyo3_runtime"  # the module of pyo3's exceptions for Rust's panics; they are not an Exception
+DEFAULT_LANGUAGE = "en"  # the language whose rules apply if the text's is unknown; sentencex's own default
+_MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")  # the beginnings of a line in Markdown, mail and novels
 # Scripts and marks without spaces between sentences: Han, Kana, Bopomofo and full-width forms, Thai,
 # Lao, Tibetan, Myanmar, Khmer. Blocks of Unicode 15.
 _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]")
@@ -97,8 +94,7 @@ def _need_space(left: str, right: str) -> bool:
     return bool(left and right) and not (_UNSPACED.match(left[-1]) or _UNSPACED.match(right[0]))
 
 
-# The field of an answer.
-TRANSLATION = "translation_text"
+TRANSLATION = "translation_text"  # the field of an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from handlers.text.config import Aggregation
 
-# Joins tokens to text, as the tokenizer's decoder does.
-Join = Callable[[list[str]], str]
+Join = Callable[[list[str]], str]  # joins tokens to text, as the tokenizer's decoder does
 
 
 @dataclass(frozen=True, slots=True)

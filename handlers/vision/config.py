@@ -11,14 +11,12 @@ from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Pillow's filters.
-Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]  # Pillow's filters
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF", "TIFF"]
 # Settings of a classifier's preprocessing, which a checkpoint of transformers has itself.
 OF_ARCH = ("resize_size", "crop_size", "interpolation", "mean", "std", "transform_input")
 
-# How a response draws segments: one PNG of all classes, or a PNG of each.
-Masks = Literal["map", "png"]
+Masks = Literal["map", "png"]  # how a response draws segments: one PNG of all classes, or a PNG of each
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -123,8 +121,7 @@ class ImageSegmentationConfig(PixelsConfig):
     A checkpoint of transformers has its own `resize_size`, `mean` and `std`; the settings are for `arch`.
     """
 
-    # The classes of all pixels of 16 images took SegFormer, of 150 classes, 6 GB.
-    max_batch_items: Count = 4
+    max_batch_items: Count = 4  # the classes of all pixels of 16 images took SegFormer, of 150 classes, 6 GB
     arch: str | None = Field(
         default=None, description="The name of a network of torchvision.models.segmentation; None for a checkpoint."
     )

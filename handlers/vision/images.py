@@ -61,8 +61,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# The orientations that change width and height.
-SIDEWAYS = frozenset((5, 6, 7, 8))
+SIDEWAYS = frozenset((5, 6, 7, 8))  # the orientations that change width and height
 
 URL_SAFE = str.maketrans("-_", "+/")
 

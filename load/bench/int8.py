@@ -22,8 +22,7 @@ from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
 
 INT8: Literal["int8"] = "int8"
-# Sides in pixels of the photographs that int8 is calibrated with.
-SIDES = range(200, 680, 40)
+SIDES = range(200, 680, 40)  # sides in pixels of the photographs that int8 is calibrated with
 
 
 def measure(bench: Bench) -> Iterator[Row]:

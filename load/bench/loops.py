@@ -32,13 +32,11 @@ from handlers.text.inputs import round_length
 from load.bench import gpu_loops, samples
 from load.results import Latencies
 
-# (way, batch_size) -> number of items that it has computed.
-Step = Callable[[str, int], int]
+Step = Callable[[str, int], int]  # (way, batch_size) -> number of items that it has computed
 
 PADDED_LENGTH = 256  # tokens of the common transformers handler's padding: MiniLM's limit
 MAX_NEW_TOKENS = 256  # tokens of a translation: more than any needs
-# Items of a worker's trial: a full batch of images.
-TRIAL_ITEMS = 16
+TRIAL_ITEMS = 16  # items of a worker's trial: a full batch of images
 
 
 def load_images(folder: Path) -> Step:

@@ -42,18 +42,14 @@ from torchserve_client import protocol
 
 OURS = "ours"
 PEERS = (BENTOML, LITSERVE, PYTRITON)
-# The model store, with archives as folders.
-STORE = "store"
-# Suffix of archives with a worker per core, each with one thread.
-OF_ONE_THREAD = "-of-one-thread"
+STORE = "store"  # the model store, with archives as folders
+OF_ONE_THREAD = "-of-one-thread"  # suffix of archives with a worker per core, each with one thread
 # TorchServe's queue: the 64 requests of config.properties are 30 ms of the small network, and peers have no limit.
 QUEUE = "job_queue_size=512"
 ROWS = 64  # different rows to send
 SCORES = 10  # numbers per response
-# Largest difference of a number in another runtime, as a share of the largest number.
-TOLERANCE = 1e-3
-# Seconds of a measurement that chooses.
-CHOICE_S = 1.0
+TOLERANCE = 1e-3  # largest difference of a number in another runtime, as a share of the largest number
+CHOICE_S = 1.0  # seconds of a measurement that chooses
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ TEXTS = 256  # four lists of 64
 MEAN_WORDS = 32  # one or two sentences
 SIGMA = 0.7  # of the logarithm of the number of words: 1 % of the texts have five times the median
 MOST_WORDS = 200  # fit into MiniLM's 256 tokens
-# Sentences per text for translation, mostly few.
-LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
+LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)  # sentences per text for translation, mostly few
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
 
 

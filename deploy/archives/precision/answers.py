@@ -31,26 +31,19 @@ from handlers.engines import Engine
 from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
-# Items of a micro-batch: enough for speed, and in fp32 little memory.
-BATCH = 16
-# The least score of a box.
-FOUND = 0.25
-# The side of an image in pixels, large since boxes are whole pixels.
-SIDE = 10_000
-# The kind of a classifier whose answers are numbers.
-REGRESSION = "regression"
+BATCH = 16  # items of a micro-batch: enough for speed, and in fp32 little memory
+FOUND = 0.25  # the least score of a box
+SIDE = 10_000  # the side of an image in pixels, large since boxes are whole pixels
+REGRESSION = "regression"  # the kind of a classifier whose answers are numbers
 
 
 class Kind(NamedTuple):
     measure: Measure
-    # The default of the least agreement.
-    least: float
+    least: float  # the default of the least agreement
     # The loaded task, its outputs and its items -> an answer for each item.
     read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]]
-    # The answers in fp32, and the others.
-    compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]
-    # Settings that replace the archive's.
-    settings: Mapping[str, Any] = {}
+    compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]  # the answers in fp32, and the others
+    settings: Mapping[str, Any] = {}  # settings that replace the archive's
 
 
 def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf) -> list[Any]:

@@ -15,12 +15,9 @@ from handlers.probabilities import sigmoid
 
 Array = NDArray[np.floating[Any]]
 
-# A sample counts if fp32's first label has this much more probability than its second.
-LEAD = 0.2
-# The least score, in fp32, of a box that the other precision must find.
-SURE = 0.5
-# The least overlaps, intersection over union, of COCO's average precision.
-OVERLAPS = np.linspace(0.5, 0.95, 10)
+LEAD = 0.2  # a sample counts if fp32's first label has this much more probability than its second
+SURE = 0.5  # the least score, in fp32, of a box that the other precision must find
+OVERLAPS = np.linspace(0.5, 0.95, 10)  # the least overlaps, intersection over union, of COCO's average precision
 
 
 class Span(NamedTuple):

@@ -37,25 +37,17 @@ PAIRS = ("reranking",)
 TASKS = (*IMAGES, *TEXTS, *QUESTIONS, *PAIRS)
 
 SEED = 0
-# The fewest inputs that can both calibrate and validate: a quarter of ten is two or three.
-FEWEST = 10
-# The most inputs that calibrate: NNCF's own default.
-MOST = 300
-# The most inputs that validate: 300 of them without near ties support a share of 0.99.
-MOST_VALIDATING = 1000
-# The least share of the inputs that validate, without --validate.
-HELD_OUT = 0.25
-# The most inputs that a message names.
-NAMED = 3
-# Crops of photographs; a trained ResNet-152 answers them in fp32 in two seconds.
-CROPS = 20
-# A crop's side, as a share of the photograph's shorter one: large enough for the subject.
-SHARES = (0.7, 1.0)
+FEWEST = 10  # the fewest inputs that can both calibrate and validate: a quarter of ten is two or three
+MOST = 300  # the most inputs that calibrate: NNCF's own default
+MOST_VALIDATING = 1000  # the most inputs that validate: 300 of them without near ties support a share of 0.99
+HELD_OUT = 0.25  # the least share of the inputs that validate, without --validate
+NAMED = 3  # the most inputs that a message names
+CROPS = 20  # crops of photographs; a trained ResNet-152 answers them in fp32 in two seconds
+SHARES = (0.7, 1.0)  # a crop's side, as a share of the photograph's shorter one: large enough for the subject
 SUFFIXES = (".jpg", ".jpeg", ".png")
 EXAMPLES = MODEL_LIST.parent
 SENTENCES = EXAMPLES / "translation" / "samples.txt"
-# The question about each sentence.
-QUESTION = "Who or what is it about?"
+QUESTION = "Who or what is it about?"  # the question about each sentence
 
 Kind = TypeVar("Kind")
 

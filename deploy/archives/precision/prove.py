@@ -41,19 +41,14 @@ from handlers.proofs import Proof
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# Tasks with one right class for an input.
-CLASSIFIERS = ("image_classification", "text_classification")
+CLASSIFIERS = ("image_classification", "text_classification")  # tasks with one right class for an input
 
-# The most seconds of answers in fp32 that validate; the first micro-batch is always answered.
-EXACT_S = 120.0
-# The most seconds of the inputs that calibrate.
-STATISTICS_S = 60.0
+EXACT_S = 120.0  # the most seconds of answers in fp32 that validate; the first micro-batch is always answered
+STATISTICS_S = 60.0  # the most seconds of the inputs that calibrate
 # The cost of an input that calibrates, in answers in fp32: 4 with ResNet-152, 7 with MobileNetV2.
 STATISTICS_RUNS = 8.0
-# The fewest inputs that calibrate, however long they take; more hardly move the ranges.
-LEAST_CALIBRATING = 32
-# Inputs that time an answer in fp32.
-TIMED = 8
+LEAST_CALIBRATING = 32  # the fewest inputs that calibrate, however long they take; more hardly move the ranges
+TIMED = 8  # inputs that time an answer in fp32
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:

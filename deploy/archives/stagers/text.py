@@ -24,8 +24,7 @@ from handlers.text.encoder_modules import Encoder, load_encoder
 from handlers.text.encoders import Head, prepare_tokenizer
 from handlers.text.sentence_modules import read_modules
 
-# A configuration's names for the window of attention.
-WINDOWS = ("sliding_window", "local_attention")
+WINDOWS = ("sliding_window", "local_attention")  # a configuration's names for the window of attention
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:

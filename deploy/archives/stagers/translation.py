@@ -44,14 +44,10 @@ FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
 # Whether models of BART's family normalise before each layer, or after it.
 NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
-# Sample texts, one a line, beside a model's model-config.yaml.
-SAMPLES = "samples.txt"
-# The example's folder, for models without samples.
-BUILT_IN = MODEL_LIST.parent / "translation"
-# The most samples that are also compared with transformers' answers, if the default has no beams.
-MOST_SAMPLES = 4
-# Texts of a micro-batch: enough for speed, and in fp32 little memory.
-BATCH = 16
+SAMPLES = "samples.txt"  # sample texts, one a line, beside a model's model-config.yaml
+BUILT_IN = MODEL_LIST.parent / "translation"  # the example's folder, for models without samples
+MOST_SAMPLES = 4  # the most samples that are also compared with transformers' answers, if the default has no beams
+BATCH = 16  # texts of a micro-batch: enough for speed, and in fp32 little memory
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:

@@ -32,8 +32,7 @@ from handlers.vision.preprocessing import Preprocessing
 
 # Names of the classes by their numbers, beside a model's model-config.yaml and in its archive.
 LABELS = "index_to_name.json"
-# The most changed labels that a message names.
-MOST_SHOWN = 4
+MOST_SHOWN = 4  # the most changed labels that a message names
 LABELS_FORM = '{"0": "NAME", "1": "NAME", ...}'
 
 

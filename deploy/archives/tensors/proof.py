@@ -25,12 +25,10 @@ from handlers.tensor_models.signature import Signature, Tensor
 Arrays = Mapping[str, NDArray[Any]]
 Run = Callable[[Arrays], Arrays]
 
-# Rows that run together; an odd number, at which few models are fixed.
-ROWS = 3
+ROWS = 3  # rows that run together; an odd number, at which few models are fixed
 # The largest error of a row among others, as a share of the largest number: other shapes change the order of sums.
 TOLERANCE = 1e-4
-# The same by datatype, for those of few bits.
-TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
+TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}  # the same by datatype, for those of few bits
 # The largest error of OpenVINO against the runtime that owns the file, which computes in the file's own datatypes.
 FAITHFUL = 1e-3
 # Changes of a row of wide numbers, which may then sway a mean or a largest number of all rows.

@@ -33,8 +33,7 @@ from handlers.errors import InvalidConfig
 
 # Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.
 CHECK_S = 1.0
-# Seconds that a request in flight may take after the SIGTERM.
-SHUTDOWN_S = 2.0
+SHUTDOWN_S = 2.0  # seconds that a request in flight may take after the SIGTERM
 # Modules with `routes`; the page is optional.
 ROUTES = (
     "protocol",

@@ -35,16 +35,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between two scrapes of all nodes.
-SCRAPE_S = 2.0
-# Timeout of the first poll of the nodes; a node that has not answered keeps its saved models.
-FIRST_POLL_S = 3.0
-# Seconds in which changes are collected before a write: one round of polls often finds several.
-SETTLE_S = 0.1
-# Seconds in which Envoy must have read its files.
-CONFIRM_S = 5.0
-# Seconds between two attempts to write Envoy's files.
-RETRY_S = 2.0
+SCRAPE_S = 2.0  # seconds between two scrapes of all nodes
+FIRST_POLL_S = 3.0  # timeout of the first poll of the nodes; a node that has not answered keeps its saved models
+SETTLE_S = 0.1  # seconds in which changes are collected before a write: one round of polls often finds several
+CONFIRM_S = 5.0  # seconds in which Envoy must have read its files
+RETRY_S = 2.0  # seconds between two attempts to write Envoy's files
 KNOWN = "known.json"  # file of the registered models of the nodes
 DECISIONS = "decisions.json"  # file of operators' decisions
 

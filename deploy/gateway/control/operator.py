@@ -22,8 +22,7 @@ from deploy.gateway.state import Fleet, ServedModel
 from deploy.protocol.errors import RequestError
 from handlers.config import SETTINGS
 
-# Timeout of a poll of the nodes before a decision.
-POLL_S = 3.0
+POLL_S = 3.0  # timeout of a poll of the nodes before a decision
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)

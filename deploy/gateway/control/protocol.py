@@ -24,8 +24,7 @@ from handlers.protocol.responses import PROTOBUF
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
-# Maximum age in seconds of a scrape for statistics: handlers report once a second.
-FRESH_S = 0.5
+FRESH_S = 0.5  # maximum age in seconds of a scrape for statistics: handlers report once a second
 
 routes = web.RouteTableDef()
 

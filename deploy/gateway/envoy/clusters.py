@@ -20,14 +20,11 @@ from deploy.gateway.state import Fleet
 from deploy.run.node import split_address
 
 CONTROL = "control"
-# The cluster of bootstrap.yaml; no model's cluster begins with a slash.
-DISCOVERY = "/discovery"
+DISCOVERY = "/discovery"  # the cluster of bootstrap.yaml; no model's cluster begins with a slash
 # The key of a node's tokens in the metadata of its endpoint; cluster.yaml sends each to its API.
 TOKENS = "torchserve.tokens"
-# Failed health checks in a row after which a node receives no new requests.
-FAILURES = 3
-# Requests in a row that end with a refused or reset connection, after which a node is ejected.
-RESETS = 5
+FAILURES = 3  # failed health checks in a row after which a node receives no new requests
+RESETS = 5  # requests in a row that end with a refused or reset connection, after which a node is ejected
 # A dot ends a label of Envoy's metrics, and Envoy replaces a colon by _. Different names must stay different.
 STAT_NAMES = str.maketrans({".": ",", ",": "%2C", ":": "%3A", "%": "%25"})
 

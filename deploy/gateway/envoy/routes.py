@@ -25,17 +25,12 @@ from deploy.protocol.description import APIS, find_only, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
-# Bodies up to this size are kept until the response, and sent to another node if a node dies.
-REPLAY_BYTES = 32 << 20
+REPLAY_BYTES = 32 << 20  # bodies up to this size are kept until the response, and sent to another node if a node dies
 API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
-# Zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1".
-ZEROS = 3
-# Paths of probes.
-READY_PATHS = ("/v2/health/ready", "/ping")
-# The namespace of the metadata in which the Lua filter writes the model's name.
-API_MODEL = "gateway.api"
-# Maximum body of a request to the control process.
-QUESTION_BYTES = 1 << 20
+ZEROS = 3  # zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1"
+READY_PATHS = ("/v2/health/ready", "/ping")  # paths of probes
+API_MODEL = "gateway.api"  # the namespace of the metadata in which the Lua filter writes the model's name
+QUESTION_BYTES = 1 << 20  # maximum body of a request to the control process
 
 encode = partial(quote, safe="")
 
