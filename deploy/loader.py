@@ -74,8 +74,7 @@ class LoadedArchive:
         """
         # An unpacked archive lives as long as its process: a task may read and write its files.
         self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
-        #: The folder of its files.
-        self.folder = folder = _unpack(archive, Path(self._unpacked.name))
+        self.folder = folder = _unpack(archive, Path(self._unpacked.name))  #: the folder of its files
         manifest = manifest_of(folder)
         self.name, self.version = str(manifest["model"]["modelName"]), manifest["model"].get("modelVersion")
         settings = _settings(folder, mode, threads)
@@ -87,11 +86,9 @@ class LoadedArchive:
             from ts.context import Context  # noqa: PLC0415
 
             make_context = Context
-        #: A `handlers.base.BatchHandler` of the archive's own package.
-        self.handler = _handler(folder, manifest)
+        self.handler = _handler(folder, manifest)  #: a `handlers.base.BatchHandler` of the archive's own package
         window = batch_size or settings.get("batchSize") or 1
-        # An empty collection of metrics is false.
-        metrics = NoMetrics() if metrics is None else metrics
+        metrics = NoMetrics() if metrics is None else metrics  # an empty collection of metrics is false
         #: TorchServe's, which `handler.handle` takes.
         self.context: Any = make_context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
         self.handler.initialize(self.context)
@@ -121,8 +118,7 @@ def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack an archive into a folder, and return the folder of its files."""
     if archive.is_dir():
         return archive
-    # It does not write outside the folder.
-    shutil.unpack_archive(archive, folder, "zip")
+    shutil.unpack_archive(archive, folder, "zip")  # it does not write outside the folder
     return folder
 
 

@@ -139,8 +139,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
         except InvalidConfig:
-            # If the archive was altered, report that instead.
-            archive_files.check(self.model_dir)
+            archive_files.check(self.model_dir)  # if the archive was altered, report that instead
             raise
         return resolve_mode(config, settings)
 

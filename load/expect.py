@@ -53,8 +53,7 @@ def matches(expected: Any, answer: Any, tolerance: float) -> bool:
         return is_as_long and all(matches(*pair, tolerance) for pair in zip(expected, answer, strict=True))
     if _is_number(expected):
         return _is_number(answer) and abs(expected - answer) <= tolerance
-    # True equals 1 in Python, but not in JSON.
-    return type(expected) is type(answer) and bool(expected == answer)
+    return type(expected) is type(answer) and bool(expected == answer)  # True equals 1 in Python, but not in JSON
 
 
 def _is_number(value: Any) -> bool:

@@ -28,12 +28,9 @@ class Answers:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        # The file for outdated answers.
-        self.old_path = self.path.with_name(f"{self.path.name}.old")
-        # Number of inputs with an answer from an earlier run; `match` sets it.
-        self.earlier = 0
-        # An input's name -> the key of its answer.
-        self._keys: dict[str, str] = {}
+        self.old_path = self.path.with_name(f"{self.path.name}.old")  # the file for outdated answers
+        self.earlier = 0  # number of inputs with an answer from an earlier run; `match` sets it
+        self._keys: dict[str, str] = {}  # an input's name -> the key of its answer
         self._file = _open_locked(self.path)
         try:
             self._is_clean = self._scan()
@@ -51,8 +48,7 @@ class Answers:
                 try:
                     key = keys.make(each.content())
                 except OSError:
-                    # Sending it fails too, and reports the error.
-                    key = ""
+                    key = ""  # sending it fails too, and reports the error
                 if self._keys[each.name] == key:
                     self.earlier += 1
                 else:
@@ -97,8 +93,7 @@ class Answers:
                     f"{printable(self.path)}: line {number} is not an answer of `predict`; name another file"
                 )
             if "answer" in record:
-                # Files of version 0.1 have no keys.
-                self._keys[record["input"]] = str(record.get("key", ""))
+                self._keys[record["input"]] = str(record.get("key", ""))  # files of version 0.1 have no keys
             is_clean = is_clean and is_whole and "answer" in record
         return is_clean
 

@@ -78,8 +78,7 @@ def read_items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterato
         try:
             content = each.content()
         except OSError:
-            # The client fails to read it too, and that is its outcome.
-            yield Item(each.name, "", Path(each.value))
+            yield Item(each.name, "", Path(each.value))  # the client fails to read it too, and that is its outcome
             continue
         yield Item(each.name, keys.make(content), each.value if isinstance(each.value, str) else content)
 
@@ -125,8 +124,7 @@ def _in_flight(nodes: Nodes, model: str) -> int:
     try:
         batch_size = int(management.describe(model)["batchSize"])
     except ManagementError:
-        # Clients may have no access to the management API.
-        return 2 * LEAST_IN_FLIGHT
+        return 2 * LEAST_IN_FLIGHT  # clients may have no access to the management API
     return min(max(BATCHES_IN_FLIGHT * batch_size, LEAST_IN_FLIGHT), MOST_IN_FLIGHT)
 
 

@@ -86,8 +86,7 @@ def _size(item: Any) -> int:
     if not isinstance(item, Path | bytes | bytearray | memoryview):
         return len(str(item))
     item_bytes = item.stat().st_size if isinstance(item, Path) else len(item)
-    # Base64: four characters for three bytes.
-    return -(-item_bytes // 3) * 4
+    return -(-item_bytes // 3) * 4  # Base64: four characters for three bytes
 
 
 def join(parts: Sequence[Any]) -> Any:
@@ -126,8 +125,7 @@ class ChunkingClient:
         self._max_items, self._max_bytes = max_items, max_bytes
         # The input is in memory anyway; a chunk is encoded when a thread sends it.
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
-        # Model -> items per chunk.
-        self._chunk_items: dict[str, int] = {}
+        self._chunk_items: dict[str, int] = {}  # model -> items per chunk
 
     def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
         """Request predictions for every chunk in the background.

@@ -241,8 +241,7 @@ class Client:
                     raise
                 pause_s = error.retry_after_s + self._policy.longest_before(tries) * self._dice()
                 if pause_s >= ends_s - self._clock():
-                    # This error is more useful than DeadlineExceeded.
-                    raise
+                    raise  # this error is more useful than DeadlineExceeded
             self._sleep(pause_s)
         raise DeadlineExceeded(f"no response within {timeout_s:g} s, after {tries} tries")
 

@@ -145,8 +145,7 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
             metadata = found.get(each.get("modelVersion", ""))
             more = {"metadata": asdict(metadata) if metadata else None} if found else {}
             documents.append({**({} if is_one else {"node": name}), **each, **more})
-        # The console would colour it.
-        out.file.write(json.dumps(documents, indent=2) + "\n")
+        out.file.write(json.dumps(documents, indent=2) + "\n")  # the console would colour it
         return 0
     for version, metadata in found.items():
         if metadata is not None:

@@ -57,8 +57,7 @@ class FuturesClient:
             self._places.release()
             raise Closed("the futures client is closed") from error
         self._in_flight.add(future)
-        # A cancelled future calls this, too.
-        future.add_done_callback(self._release)
+        future.add_done_callback(self._release)  # a cancelled future calls this, too
         return future
 
     def _release(self, future: "Future[Any]") -> None:

@@ -129,8 +129,7 @@ class Management(Api):
             model_name=model_name,
             response_timeout=response_timeout_s,
             startup_timeout=startup_timeout_s,
-            # Waiting would block a network thread that inference also needs.
-            synchronous="false",
+            synchronous="false",  # waiting would block a network thread that inference also needs
         )
 
     def models(self) -> list[str]:

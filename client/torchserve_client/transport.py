@@ -117,8 +117,7 @@ class Transport:
         try:
             yield
             if exchange.is_cut:
-                # A body without a length looks complete when its connection ends.
-                raise TimeoutError
+                raise TimeoutError  # a body without a length looks complete when its connection ends
         except ValueError as error:
             # An address or a header that cannot be sent; the error may quote an API key.
             raise InvalidPayload(f"{origin}: not a valid HTTP address or header ({type(error).__name__})") from None
@@ -207,8 +206,7 @@ class _TLSConnection(_Connection, HTTPSConnection):
         try:
             super().send(data)
         except ssl.SSLEOFError as error:
-            # After this error urllib3 reads the alert that the server sent.
-            raise BrokenPipeError from error
+            raise BrokenPipeError from error  # after this error urllib3 reads the alert that the server sent
 
 
 class _Pool(HTTPConnectionPool):

@@ -192,8 +192,7 @@ def _pop_json(stage: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    # A link into the cache: the cache's own file stays.
-    path.unlink()
+    path.unlink()  # a link into the cache: the cache's own file stays
     return content
 
 

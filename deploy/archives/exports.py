@@ -35,8 +35,7 @@ class Exports:
                 os.utime(entry)
                 return
         except OSError:
-            # Another build removed it meanwhile.
-            shutil.rmtree(target)
+            shutil.rmtree(target)  # another build removed it meanwhile
             target.mkdir()
         self.folder.mkdir(parents=True, exist_ok=True)
         with make_work_folder(".new-", self.folder) as work:
@@ -56,8 +55,7 @@ class Exports:
                 entry.rename(new.with_name("old"))
             new.rename(entry)
         except OSError:
-            # Another build published equal files a moment ago.
-            return
+            return  # another build published equal files a moment ago
 
     def _remove_unused(self, newest: Path) -> None:
         """Remove the entries unused for longest until the rest fits."""

@@ -173,5 +173,4 @@ def _list_weights(folder: Path) -> list[str]:
         with torch.device("meta"):
             return [*getattr(transformers, config.architectures[0])._from_config(config).state_dict()]
     except Exception:
-        # Loading the model reports a broken one; only transformers' own classes have known names.
-        return []
+        return []  # loading the model reports a broken one; only transformers' own classes have known names

@@ -34,8 +34,7 @@ SERVED = re.compile(
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json|"
     r"chat_template\.jinja|chat_template\.json|additional_chat_templates/[^/]+\.jinja)"
-    # A module of sentence-transformers.
-    r"|\d+_\w+/pytorch_model\.bin"
+    r"|\d+_\w+/pytorch_model\.bin"  # a module of sentence-transformers
 )
 # Files that a user may expect to be served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
@@ -169,8 +168,7 @@ def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -
         try:
             named = [str(module["path"]) for module in json.loads(modules.read_text(encoding="utf-8"))]
         except (ValueError, TypeError, KeyError):
-            # Loading the model reports the broken file.
-            named = []
+            named = []  # loading the model reports the broken file
         folders += [source / name for name in named if name not in ("", ".", "..") and Path(name).name == name]
     files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
     code = [file for file in (sorted(source.rglob("*")) if is_whole else files) if with_code and file.suffix == CODE]

@@ -186,8 +186,7 @@ def load_task(handler: str, folder: Path, config: Any) -> Any:
     import torch  # noqa: PLC0415
 
     task = task_class(handler)()
-    # One stream needs no trial.
-    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
+    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams  # one stream needs no trial
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
     task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
     task.longest_run_s = math.inf

@@ -61,8 +61,7 @@ class NodeProcess:
         self._logs: subprocess.Popen[bytes] | None = None
         self._status: NodeStatus | None = None
         self._words, self._response_timeout_s = NodeStatus().words, 0.0
-        # When TorchServe last answered, on the monotonic clock.
-        self._answered_s = time.monotonic()
+        self._answered_s = time.monotonic()  # when TorchServe last answered, on the monotonic clock
         self._is_up = False
         self._is_stopping = threading.Event()
 
@@ -125,8 +124,7 @@ class NodeProcess:
             raise ServerError(f"{self._local.title}: TorchServe has not answered for {silent_s:.0f} s")
         tokens = read_tokens(server.keys) if server.settings.has_tokens else {}
         if tokens is None:
-            # TorchServe is writing the key file.
-            tokens = (self._status or NodeStatus()).tokens
+            tokens = (self._status or NodeStatus()).tokens  # TorchServe is writing the key file
         # On a full disk the published status stays.
         with suppress(OSError):
             self._publish(NodeStatus(self._words, self._is_stopping.is_set(), tokens))
@@ -162,16 +160,14 @@ class NodeProcess:
 
     def _drain(self) -> None:
         print("node: drains", flush=True)
-        # From now on the node reports that it drains; requests that still arrive are answered.
-        self._check()
+        self._check()  # from now on the node reports that it drains; requests that still arrive are answered
 
         def count_in_flight() -> int:
             self._check()
             try:
                 return self._envoy.statistic("cluster.inference.upstream_rq_active")
             except NoAnswer:
-                # An unknown count is not idle: the next call asks this Envoy, or a restarted one.
-                return 1
+                return 1  # an unknown count is not idle: the next call asks this Envoy, or a restarted one
 
         limit_s, notice_s = self._response_timeout_s, self._settings.notice_s
         wait_idle(

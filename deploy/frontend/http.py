@@ -91,13 +91,11 @@ def log_bug(error: Exception) -> None:
 class Application:
     """An ASGI application; `answer` has its routes."""
 
-    #: Bytes of a request's path, query and headers; by default as in TorchServe.
-    most_head_bytes = 8192
+    most_head_bytes = 8192  #: bytes of a request's path, query and headers; by default as in TorchServe
     #: Seconds in which a body must come, as in the gateway, and bytes of all bodies that are not complete.
     body_s, most_unread_bytes = 60.0, 256 << 20
     _unread = 0
-    #: Origins of web pages that may call from a browser.
-    origins: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()  #: origins of web pages that may call from a browser
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -41,8 +41,7 @@ class Replica:
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
         self.metadata = self._handler.metadata
         self._is_doubtful = False
-        # Whether the loop is about to run a micro-batch.
-        self._is_helping = False
+        self._is_helping = False  # whether the loop is about to run a micro-batch
         # Of the archive's own package, which is on the path now.
         from handlers.batching import guard  # noqa: PLC0415
         from handlers.continuous.timing import QUICK_S  # noqa: PLC0415

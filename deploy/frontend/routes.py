@@ -65,8 +65,7 @@ class Models:
     ) -> None:
         """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
-        #: Whether the process is about to end, and so not ready.
-        self.is_draining = False
+        self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
 

@@ -124,8 +124,7 @@ def stop(options: argparse.Namespace) -> bool:
     except (InvalidConfig, OSError):
         limit_s = GatewaySettings().limits.response_s
     pid = find_holder(options.state_dir / PID)
-    # Envoy serves on if its supervisor was killed.
-    envoy = Envoy(options.state_dir)
+    envoy = Envoy(options.state_dir)  # Envoy serves on if its supervisor was killed
     was_running = pid is not None or envoy.pid() is not None
     if pid is not None:
         process = psutil.Process(pid)

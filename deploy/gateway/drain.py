@@ -62,8 +62,7 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
         with suppress(Unreachable):
             if (count := gateway.node(name).in_flight) is not None:
                 return count
-        # The control process or Envoy does not answer: an unknown count is not idle.
-        return 1
+        return 1  # the control process or Envoy does not answer: an unknown count is not idle
 
     def report(words: str) -> None:
         print(f"{name}: {words}", flush=True)

@@ -126,8 +126,7 @@ def merge(texts: Mapping[str, str], gateway: str) -> str:
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
-                # The first description is used for all.
-                heads.setdefault(family, {}).setdefault(line[:7], line)
+                heads.setdefault(family, {}).setdefault(line[:7], line)  # the first description is used for all
             elif line and line[0] != "#" and _split(line)[1] is not None:
                 name = re.split(r"[{ ]", line, maxsplit=1)[0]
                 owner = family if family and name.startswith(family) else name

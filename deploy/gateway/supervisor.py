@@ -118,8 +118,7 @@ def supervise(
                     envoy.keep(bootstrap(settings))
                 _rotate_logs(state_dir, envoy)
             except OSError as error:
-                # A full or read-only disk must not end a running process.
-                logger.error("%s", error)
+                logger.error("%s", error)  # a full or read-only disk must not end a running process
                 is_ending.wait(RETRY_S)
     except EnvoyError as error:
         raise GatewayFailed(str(error)) from None

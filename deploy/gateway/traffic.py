@@ -61,8 +61,7 @@ class Traffic:
     def __init__(self) -> None:
         self.texts: Mapping[str, str] = {}
         self.time_s = 0.0
-        # Node -> counter -> its last value.
-        self._last: dict[str, dict[Counter, float]] = {}
+        self._last: dict[str, dict[Counter, float]] = {}  # node -> counter -> its last value
         self._sums: dict[Counter, float] = defaultdict(float)
         # (Model, version) -> time of the last scrape with new requests, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
@@ -80,15 +79,13 @@ class Traffic:
     def add(self, scraped: Mapping[str, Mapping[Counter, float]], fleet: Fleet, now_s: float) -> None:
         """Add the growth of the counters of the scraped nodes; of removed nodes and models only the sums are kept."""
         self._last = {node: last for node, last in self._last.items() if node in fleet.nodes}
-        # Points contain the growth on nodes that were scraped before.
-        known = self._last.keys() & scraped.keys()
+        known = self._last.keys() & scraped.keys()  # points contain the growth on nodes that were scraped before
         growth: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
             for counter, value in values.items():
                 before = last.get(counter, 0.0)
-                # A counter that fell has restarted at 0.
-                increase = value - before if value >= before else value
+                increase = value - before if value >= before else value  # a counter that fell has restarted at 0
                 last[counter] = value
                 self._sums[counter] += increase
                 if node in known:

@@ -42,8 +42,7 @@ def start_node(local: LocalNode) -> None:
             for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
                 lost += [] if is_registered else [each]
-        # The gateway answers 503 for a lost version, and the next start tries it again.
-        record.finish(lost)
+        record.finish(lost)  # the gateway answers 503 for a lost version, and the next start tries it again
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:

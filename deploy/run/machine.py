@@ -104,8 +104,7 @@ def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> lis
         values = _shift_ports(settings, number * PORT_STEP)
         values["model_store"] = str((place / settings.model_store).resolve())
         if share.gpu is not None:
-            # TorchServe counts the machine's GPUs, and ignores CUDA_VISIBLE_DEVICES.
-            values["number_of_gpu"] = "1"
+            values["number_of_gpu"] = "1"  # TorchServe counts the machine's GPUs, and ignores CUDA_VISIBLE_DEVICES
         name = f"node-{number + 1}"
         found.append(make_local_node(name, folder / name, text, root=files, values=values, share=share))
     return found

@@ -94,6 +94,5 @@ def replace_file(path: Path, text: str) -> None:
     with new.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        # After a power cut, too.
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # after a power cut, too
     new.replace(path)

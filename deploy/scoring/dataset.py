@@ -55,8 +55,7 @@ def score(
     model = {
         "batch_size": batch_size,
         "threads": math.ceil(num_cpus) if threads is None else threads,
-        # Ray shows an actor the devices that are its own, from 0 on.
-        "gpu": 0 if num_gpus > 0 else None,
+        "gpu": 0 if num_gpus > 0 else None,  # Ray shows an actor the devices that are its own, from 0 on
     }
     return dataset.map_batches(
         Scorer,

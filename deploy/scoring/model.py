@@ -51,11 +51,9 @@ class Model:
         loaded = LoadedArchive(
             archive, "classic", batch_size=batch_size, response_timeout_s=BATCH_S, threads=threads, gpu=gpu
         )
-        #: The folder of its files.
-        self.folder = loaded.folder
+        self.folder = loaded.folder  #: the folder of its files
         self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
-        # No program reads a worker's log lines here.
-        logging.getLogger("ts.metrics").setLevel(logging.WARNING)
+        logging.getLogger("ts.metrics").setLevel(logging.WARNING)  # no program reads a worker's log lines here
 
     def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:
         """Answer all inputs in one batch; an input that fails affects no other.

@@ -56,8 +56,7 @@ def _serve(options: Any, process: Process) -> None:
         raise NotServed(f"--config: {error}") from None
     listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
-        # gRPC binds it itself, after minutes perhaps.
-        _bind(options.host, options.grpc_port, "--grpc-port").close()
+        _bind(options.host, options.grpc_port, "--grpc-port").close()  # gRPC binds it itself, after minutes perhaps
     # An archive is unpacked for each process, and the next one must know its measurements and crashes.
     with suppress(RuntimeError):
         os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))

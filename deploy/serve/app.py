@@ -30,8 +30,7 @@ class Host(Routes):
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
         self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        # The requests that run or wait.
-        self._running = 0
+        self._running = 0  # the requests that run or wait
         super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes), replica.close)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:

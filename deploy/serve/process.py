@@ -34,8 +34,7 @@ class Process:
         self._ends = threading.Lock()
         #: Called at the first signal; until the servers run, it ends the process.
         self.stop: Callable[[], object] = self.end
-        #: Seconds from the first signal to the end.
-        self.drain_s = 0.0
+        self.drain_s = 0.0  #: seconds from the first signal to the end
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def _watch(self) -> None:

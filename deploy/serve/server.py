@@ -97,8 +97,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head, if there are not too many connections."""
         self._open: set[asyncio.Task[Any]] = set()
-        # Bytes since the last message that are not a body: heads, trailers and chunks' lengths.
-        self._extra = 0
+        self._extra = 0  # bytes since the last message that are not a body: heads, trailers and chunks' lengths
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(Joined(transport))
         if len(self.connections) > self.limits.connections:

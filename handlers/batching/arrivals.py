@@ -39,8 +39,7 @@ class Arrivals:
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
-        # Tokens per byte of payload; 0 while every item counts as one token, as images do.
-        self._per_byte = 0.0
+        self._per_byte = 0.0  # tokens per byte of payload; 0 while every item counts as one token, as images do
 
     def admit(self, request: Request) -> None:
         """Admit or refuse a request; afterwards a request without items to decode is complete."""
@@ -98,8 +97,7 @@ class Decoder:
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
-        # A list of photographs leaves threads for later requests.
-        self._most_of_one_request = count // 2
+        self._most_of_one_request = count // 2  # a list of photographs leaves threads for later requests
         self._jobs: PriorityQueue[_Job] = PriorityQueue()
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
@@ -112,8 +110,7 @@ class Decoder:
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
                 small += slots
                 continue
-            # Threads may share the iterator of a list.
-            left = iter(slots)
+            left = iter(slots)  # threads may share the iterator of a list
             for _ in range(min(len(slots), self._most_of_one_request)):
                 self._jobs.put(_Job(0, request.level, request.due_s, next(self._numbers), left, on_decoded))
         self._decode(small)

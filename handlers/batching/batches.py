@@ -45,8 +45,7 @@ class Limits:
     def share_out(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
         """Leave other streams, busy for `busy_s`, their part of the ready tokens; divide this stream's into WAVES."""
         token_s = max(line.token_s, 1e-12)
-        # With this part, all streams end together.
-        share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))
+        share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))  # with this part, all streams end together
         share = min(share, max(share / WAVES, WORTHWHILE_COSTS * line.fixed_s / token_s))
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 

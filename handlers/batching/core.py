@@ -75,10 +75,8 @@ class Core:
         self.on_change: Callable[[], None] = lambda: None
         self.scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
         self.pipeline = Pipeline(task, recorder)
-        # Submitted requests until their replies are written.
-        self.pending: dict[Request, Future[Write]] = {}
-        # Items that ran, until their micro-batch is split.
-        self.unsplit: dict[Slot, FinishedMicroBatch] = {}
+        self.pending: dict[Request, Future[Write]] = {}  # submitted requests until their replies are written
+        self.unsplit: dict[Slot, FinishedMicroBatch] = {}  # items that ran, until their micro-batch is split
         self._recorder, self._longest_run_s = recorder, longest_run_s
         self._work_may_be_due = threading.Condition(self.lock)
         self._check_may_be_due = threading.Condition(self.lock)
@@ -167,8 +165,7 @@ class Core:
     def _run_stream(self, stream: Pipeline) -> None:
         while running := self._wait_for_batch():
             self._run(running, self.pipeline if running.is_wide else stream)
-            # No thread keeps items while it waits.
-            del running
+            del running  # no thread keeps items while it waits
 
     def _wait_for_batch(self) -> RunningBatch | None:
         """Return the next micro-batch, or None when the worker is closed."""
@@ -269,8 +266,7 @@ class Core:
     def _expire(self, now_s: float) -> None:
         """Fail the requests that waited too long; the watching thread sets their futures. The caller holds the lock."""
         if self._is_closed:
-            # The watching thread may have ended, and `close` cancels every request.
-            return
+            return  # the watching thread may have ended, and `close` cancels every request
         for request in self.scheduler.queue.expire(now_s):
             request.fail(EXPIRED)
             request.is_complete = True
@@ -309,8 +305,7 @@ class Core:
                 is_in_time = self.scheduler.observe_response(request, now_s)
             if not is_in_time:
                 self._recorder.add(DEADLINE_MISSES, 1)
-        # Slots refer to their request: this frees both at once.
-        request.slots = []
+        request.slots = []  # slots refer to their request: this frees both at once
         return reply.with_headers(headers)
 
     def _split(self, part: FinishedMicroBatch) -> None:

@@ -74,8 +74,7 @@ class Trial:
         self._most_items: int = min(window, config.max_batch_items)
         self._is_on_gpu = task.device.type != "cpu"
         self._first_s: float | None = None
-        # Decoded beside full micro-batches; None in classic mode.
-        self._decoded_beside: Payload | None = None
+        self._decoded_beside: Payload | None = None  # decoded beside full micro-batches; None in classic mode
         self._precisions = tuple(engine.precisions) if isinstance(engine, Precise) else ("",)
         self._counts: tuple[int, ...] = (1,)
         # Classic mode has streams only if the whole engine consists of them.

@@ -54,8 +54,7 @@ class Exchanges:
         self._timing = Timing(window, core.scheduler.policy.has_target)
         self._in_flight: dict[str, OpenRequest] = {}
         self._answer_may_be_due = threading.Condition(core.lock)
-        # When this thread stops waiting; minus infinity while it does not wait.
-        self._answer_due_s = -inf
+        self._answer_due_s = -inf  # when this thread stops waiting; minus infinity while it does not wait
         core.on_change = self._wake
 
     def serve(self, connection: socket.socket) -> NoReturn:

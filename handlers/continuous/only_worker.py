@@ -23,8 +23,7 @@ def claim_worker(model: str, version: str | None) -> None:
     try:
         is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
     except OSError:
-        # Other systems than Linux have no abstract sockets.
-        return
+        return  # other systems than Linux have no abstract sockets
     if is_frontend:
         claim(f"torchserve {frontend} {model} {version}", GONE_S)
 
@@ -37,8 +36,7 @@ def claim(name: str, gone_s: float) -> None:
     while True:
         claimed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The kernel accepts 107 bytes.
-            claimed.bind(b"\0" + name.encode()[:107])
+            claimed.bind(b"\0" + name.encode()[:107])  # the kernel accepts 107 bytes
         except OSError:
             claimed.close()
             if time.monotonic() > deadline_s:

@@ -163,8 +163,7 @@ class CTranslate2Engine(Stream):
         super().__init__(self, streams)
 
     def divide(self, streams: int) -> Arrangement:
-        # Another number of streams needs the model to be loaded again.
-        streams = min(streams, self._threads)
+        streams = min(streams, self._threads)  # another number of streams needs the model to be loaded again
         whole = self if streams == self._streams else self._load_again(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 

@@ -44,8 +44,7 @@ class FunctionEngine:
         except MemoryError as error:
             raise OutOfMemory from error
         except SystemExit as error:
-            # It would end the worker and all other requests.
-            raise RuntimeError("the function called exit") from error
+            raise RuntimeError("the function called exit") from error  # it would end the worker and all other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,7 @@ def load_function(folder: Path) -> Function:
         raise InvalidConfig(f"{FILE}: the file is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    # Last, so that a module of the folder never replaces one that other code imports.
-    sys.path.append(str(folder))
+    sys.path.append(str(folder))  # last, so that a module of the folder never replaces one that other code imports
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -148,8 +148,7 @@ class Graphs:
         self._recorder, self._device, self._run, self._errors = recorder, device, run, errors
         self._tolerance, self._lock = TOLERANCES.get(dtype, 1e-4), threading.Lock()
         self._rungs: dict[tuple[Any, ...], dict[int, Rung]] = {}
-        # Of the run that needed most: later graphs use its memory again.
-        self._pool_bytes = 0
+        self._pool_bytes = 0  # of the run that needed most: later graphs use its memory again
 
     def run(self, arrays: Arrays) -> Outputs | None:
         """Run a micro-batch on the smallest rung; None if there is none."""
@@ -166,8 +165,7 @@ class Graphs:
         started_s, free = time.perf_counter(), self._recorder.free_bytes()
         counts, recorded = Counter[str](), list[tuple[int, Arrays]]()
         gc.collect()
-        # A collection may free memory of the GPU, which ends a recording.
-        gc.disable()
+        gc.disable()  # a collection may free memory of the GPU, which ends a recording
         try:
             with self._recorder.using():
                 for rows, example in ladder(examples, budget.max_items, budget.max_tokens):

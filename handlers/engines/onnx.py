@@ -65,8 +65,7 @@ class OnnxEngine:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep the largest amount of memory that any micro-batch needed, for each of its sizes.
         options.enable_cpu_mem_arena = False
-        # Only fatal messages: errors of a file or a run are raised.
-        options.log_severity_level = 4
+        options.log_severity_level = 4  # only fatal messages: errors of a file or a run are raised
         self.session = _session(path, options)
         self._value = onnxruntime().OrtValue
         places = [*self.session.get_inputs(), *self.session.get_overridable_initializers(), *self.session.get_outputs()]

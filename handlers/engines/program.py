@@ -79,6 +79,5 @@ class ProgramEngine(TorchEngine):
     def _array(self, result: Any) -> Any:
         if not isinstance(result, torch.Tensor):
             return result  # the caller refuses it
-        # A copy: the program may use the same memory for its next run.
-        own = result.to("cpu", copy=True)
+        own = result.to("cpu", copy=True)  # a copy: the program may use the same memory for its next run
         return (own.float() if own.dtype in (torch.bfloat16, self._cast) else own).numpy()

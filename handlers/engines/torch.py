@@ -54,8 +54,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
             _check_context(device)
             free, total = torch.cuda.mem_get_info(device)
             is_library |= free < LITTLE_FREE * total and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES)
-            # The blocks of the failed attempt are released before a smaller one is tried.
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # the blocks of the failed attempt are released before a smaller one is tried
         if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise OutOfMemory from error
         raise

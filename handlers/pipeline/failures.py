@@ -48,11 +48,9 @@ def fail(slot: Slot, error: Exception) -> None:
     elif isinstance(error, OutOfTime):
         slot.outcome = OUT_OF_TIME
     elif isinstance(error, InvalidInput):
-        # Only the engine can find out that it cannot compute with the item.
-        slot.outcome = ItemError.of(error)
+        slot.outcome = ItemError.of(error)  # only the engine can find out that it cannot compute with the item
     elif isinstance(error, WrongOutput):
-        # Its message contains names, datatypes and shapes, never a payload.
-        logger.error("An item failed: %s", error)
+        logger.error("An item failed: %s", error)  # its message contains names, datatypes and shapes, never a payload
         slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
     else:
         logger.error("An item failed: %s", where(error))

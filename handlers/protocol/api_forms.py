@@ -133,8 +133,7 @@ class Ranking(Answer):
             ranked = [each | own for each, own in zip(ranked, repeated, strict=True)]
         if is_tei:
             return ranked
-        # Voyage's clients read `data`.
-        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}
+        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}  # Voyage's clients read `data`
         return {"model": self.model, "results": ranked, "usage": _usage(self.tokens), **voyage}
 
 

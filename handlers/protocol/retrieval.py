@@ -53,8 +53,7 @@ ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
 INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
     **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
-    # Names of prompts.
-    **{name: name for name in ("classification", "clustering")},
+    **{name: name for name in ("classification", "clustering")},  # names of prompts
 }
 
 
@@ -105,8 +104,7 @@ def _drop_neutral(sent: dict[str, Any], shape: Shape) -> None:
 
 
 def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], asked: cohere.Asked | None) -> Request:
-    # TEI scales vectors by default.
-    is_tei = asked is None and "inputs" in aliases.values()
+    is_tei = asked is None and "inputs" in aliases.values()  # TEI scales vectors by default
     is_scaled = sent.pop("normalize", True) if is_tei else False
     is_fixed = "normalized" in shape.only_values or "dimensions" in sent
     if not isinstance(is_scaled, bool) or (not is_scaled and is_fixed and is_tei):

@@ -63,8 +63,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self.input_tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
         self._samples = make_sample_rows(self.signature, self.config)
-        # None if only a run shows the outputs of a function.
-        self.outputs = self.signature.outputs
+        self.outputs = self.signature.outputs  # None if only a run shows the outputs of a function
         if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.make_row(self._samples[0])]
@@ -174,8 +173,7 @@ def _load_function(folder: Path, config: TensorsConfig, device: Device) -> tuple
         try:
             function.load(folder, str(device))
         except Exception as error:
-            # The owner of the function reads this line; the traceback follows.
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]  # the owner of the function reads this line; the traceback follows
             raise InvalidConfig(f"{FILE}: load failed: {type(error).__name__}: {reason}") from error
     signature = merge_signature(DeclaredSignature(tuple(Tensor(name) for name in function.inputs)), config)
     return FunctionEngine(function.infer, function.inputs), signature

@@ -133,8 +133,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         sent = parse_options(TranslationOptions, payload.options)
         text = read_payload(payload, self.config.max_characters)
         source = self._find_source(text, sent)
-        # A wrong option is an error of the text, not of a sentence.
-        self._complete(sent, source, text)
+        self._complete(sent, source, text)  # a wrong option is an error of the text, not of a sentence
         prefix, text = self.languages.prefix_of(text)
         language = source.code or self.model.source_lang or DEFAULT_LANGUAGE
         options = {**payload.options, "split": "none", "src_lang": source.code}

@@ -67,8 +67,7 @@ def _find_sentences(text: str, language: str) -> Iterator[tuple[int, int]]:
         marks = _MARKS.match(line)
         start = marks.end() if marks else 0
         for found in segment_line(line[start:], language) if start < len(line) else ():
-            # sentencex may leave out punctuation between sentences.
-            start = max(start, line.find(found, start))
+            start = max(start, line.find(found, start))  # sentencex may leave out punctuation between sentences
             stop = start + len(found)
             inner = found.strip()
             if any(character.isalnum() for character in inner):

@@ -98,8 +98,7 @@ def backend_of(tokenizer: Any) -> str | None:
     usual = import_transformers().TokenizersBackend
     if any(getattr(type(tokenizer), name, None) is not getattr(usual, name) for name in METHODS):
         return None
-    # A call selects the language, and undoes the padding and truncation of tokenizer.json.
-    tokenizer(["a"])
+    tokenizer(["a"])  # a call selects the language, and undoes the padding and truncation of tokenizer.json
     backend = tokenizer.backend_tokenizer.to_str()
     return backend if read_backend(backend).to_str() == backend else None
 

@@ -70,8 +70,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def decode(self, payload: Payload) -> Item:
         options = self.options(payload.options)
-        # sentence-transformers and OpenAI embed white space.
-        accepts_blank = self.api == "embeddings"
+        accepts_blank = self.api == "embeddings"  # sentence-transformers and OpenAI embed white space
         text = read_payload(payload, self.config.max_characters, accepts_blank=accepts_blank, **self.reading(options))
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)

@@ -126,8 +126,7 @@ def _decode(
         )
         number = read_orientation(exif or b"", xmp or b"")
         _check_memory(image, width * height, config, is_turned=number in TURNS)
-        # Under another name, the original would stay in memory beside its copies.
-        image = _to_rgb(image)
+        image = _to_rgb(image)  # under another name, the original would stay in memory beside its copies
         if number in TURNS:
             image = image.transpose(TURNS[number])
         return image, (height, width) if number in SIDEWAYS else (width, height)

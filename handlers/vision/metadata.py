@@ -163,8 +163,7 @@ def _strip_png(body: bytes | bytearray) -> StrippedFile:
         (length,) = CHUNK_LENGTH.unpack_from(body, at)
         name, end = bytes(view[at + 4 : at + 8]), at + CHUNK_OVERHEAD + length
         if end > len(body) and name not in NEEDED_CHUNKS:
-            # The rest would not look like a PNG.
-            raise CorruptInput("The PNG data is truncated or broken.")
+            raise CorruptInput("The PNG data is truncated or broken.")  # the rest would not look like a PNG
         if name in NEEDED_CHUNKS:
             kept.append(view[at:end])
         elif name == b"eXIf" and not exif:

@@ -114,8 +114,7 @@ def start_loop(kind: str, folder: Path) -> Iterator[ProcessPoolExecutor]:
 def _load(kind: str, folder: Path) -> None:
     from load.bench.loops import LOOPS  # noqa: PLC0415 - torch and transformers, only in the loop's process
 
-    # The benchmark handles Ctrl-C and ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark handles Ctrl-C and ends this process
     STEPS.append(LOOPS[kind](folder))
 
 

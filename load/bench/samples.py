@@ -49,8 +49,7 @@ def sentences() -> tuple[str, ...]:
 def texts() -> tuple[str, ...]:
     """Make texts of random words, which take an encoder as long as sentences."""
     chance, words = random.Random(0), " ".join(sentences()).split()
-    # A lognormal distribution has the mean exp(mu + sigma^2 / 2).
-    mu = math.log(MEAN_WORDS) - SIGMA**2 / 2
+    mu = math.log(MEAN_WORDS) - SIGMA**2 / 2  # a lognormal distribution has the mean exp(mu + sigma^2 / 2)
     lengths = (min(MOST_WORDS, max(1, round(chance.lognormvariate(mu, SIGMA)))) for _ in range(TEXTS))
     return tuple(" ".join(chance.choices(words, k=length)) for length in lengths)
 

@@ -109,8 +109,7 @@ def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 
 def _read_spans(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Span]:
     if not all(np.isfinite(array).all() for array in outputs.values()):
-        # Without numbers there is no answer.
-        return [Span(-1, -1, math.nan, 0.0)] * len(items)
+        return [Span(-1, -1, math.nan, 0.0)] * len(items)  # without numbers there is no answer
     return [_read_span(each if isinstance(each, list) else [each]) for each in task.split(outputs, items)]
 
 

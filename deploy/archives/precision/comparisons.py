@@ -89,8 +89,7 @@ def compare_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparis
     ours, theirs = (np.stack(each).astype(np.float64) for each in (exact, others))
     with np.errstate(all="ignore"):
         ours, theirs = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (ours, theirs))
-        # NaN and infinity agree with no vector.
-        theirs = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)
+        theirs = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)  # NaN and infinity agree with no vector
     cosines = np.clip((ours * theirs).sum(axis=1), -1.0, 1.0)
     above = np.triu_indices(len(ours), 1)
     ranks = compare_ranks((ours @ ours.T)[above], (theirs @ theirs.T)[above]).agreement if len(ours) > 2 else 1.0

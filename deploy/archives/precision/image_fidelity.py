@@ -59,8 +59,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
             try:
                 item = task.decode(Payload(encode_image(picture, "PNG")))
             except InvalidInput:
-                # A limit of the task's own, such as the most pixels of a long picture.
-                continue
+                continue  # a limit of the task's own, such as the most pixels of a long picture
             _check_pixels(owner, picture, item.pixels)
             answers = _answer(owner, (width, height), item.pixels)
             measures = [partial(MEASURES[model.handler], exact=answer) for answer in answers]

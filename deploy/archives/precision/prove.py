@@ -56,8 +56,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     calibration, validation = _read_inputs(model, request, task)
-    # In fp32; `prove` gives the task other engines.
-    engine = task.engine
+    engine = task.engine  # in fp32; `prove` gives the task other engines
     arrays = _collate_calibration(task, calibration) if calibration else []
     items = [each.item for each in validation]
     exact = answer_items(task, items, engine, EXACT_S)
@@ -83,8 +82,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
 
 
 def _print(model: ModelEntry, line: str) -> None:
-    # Flushed, since the next line may be a minute away.
-    print(f"{model.name}: {line}", flush=True)
+    print(f"{model.name}: {line}", flush=True)  # flushed, since the next line may be a minute away
 
 
 def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[DecodedInput]]:

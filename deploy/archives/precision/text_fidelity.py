@@ -40,8 +40,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, LastTokenClassifier):
-            # For a row without padding, transformers itself finds the last token.
-            encoder.model = encoder.model.model
+            encoder.model = encoder.model.model  # for a row without padding, transformers itself finds the last token
         payloads = make_sample_payloads(model, task.inputs)
         chosen = references.choose_samples(task, payloads)
         items = decode_items(task, payloads) or [item for item, _ in chosen]

@@ -31,8 +31,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`."""
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
-        # A model of words has no config.json; the refusal names its modules.
-        read_modules(Path(origin.location))
+        read_modules(Path(origin.location))  # a model of words has no config.json; the refusal names its modules
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
@@ -67,8 +66,7 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
             openvino.compile_model(graph, "CPU")([each.numpy() for each in _make_example(encoder, 1, 5).values()])
         except Exception as error:
             try:
-                # torch.export prints and logs the whole program with an error.
-                logging.disable(logging.CRITICAL)
+                logging.disable(logging.CRITICAL)  # torch.export prints and logs the whole program with an error
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                     graph = _name_ports(encoder, openvino.convert_model(_export_program(encoder)))
             except Exception:

@@ -63,8 +63,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
         exact = Path(work)
         (exact / CHECKPOINT).symlink_to(source.resolve())
-        # Texts of a known language need no detector.
-        named = None if config.src_lang == AUTO else config.src_lang
+        named = None if config.src_lang == AUTO else config.src_lang  # texts of a known language need no detector
         plain = replace(config, detector=None, src_lang=named, precision="fp32")
         # Searches with beams sometimes end elsewhere, so more texts are compared if they are the default.
         asked = (
@@ -120,8 +119,7 @@ def convert(source: Path, config: TranslationConfig, target: Path, quantization:
     """Convert a checkpoint for CTranslate2; else return why not, empty for a family that it does not have."""
     if (hindrance := _find_hindrance(source, config)) is not None:
         return hindrance
-    # Its progress bar would interrupt archive.sh's lines.
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # its progress bar would interrupt archive.sh's lines
     converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
     try:
         converter.convert(str(target), quantization=quantization)

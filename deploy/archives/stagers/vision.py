@@ -129,8 +129,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # LeViT fills its cache in the first run.
-            module(example)
+            module(example)  # LeViT fills its cache in the first run
             graph = openvino.convert_model(module, example_input=example, input=[-1, *sizes, 3])
         except Exception as error:
             raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error

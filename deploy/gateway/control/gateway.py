@@ -68,10 +68,8 @@ class Gateway:
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
-        # The files that Envoy has not accepted.
-        self._rejected: frozenset[str] = frozenset()
-        # The keys that Envoy has accepted.
-        self._keys = settings.keys
+        self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
+        self._keys = settings.keys  # the keys that Envoy has accepted
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,8 +127,7 @@ class Gateway:
         """Rebuild the fleet; a difference schedules a write of Envoy's files."""
         watches = self.watches
         for watch in watches.values():
-            # An operator unregisters a version that is not restored.
-            watch.forget(self.decisions.withdrawn)
+            watch.forget(self.decisions.withdrawn)  # an operator unregisters a version that is not restored
         if watches and all(watch.is_listed for watch in watches.values()):
             # A version that is registered again after its withdrawal is served.
             registered = {key for watch in watches.values() for key in watch.models}
@@ -223,8 +220,7 @@ class Gateway:
             try:
                 await self.write()
             except Exception:
-                # Envoy serves with its last configuration.
-                logger.exception("Envoy's files could not be written")
+                logger.exception("Envoy's files could not be written")  # Envoy serves with its last configuration
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
 

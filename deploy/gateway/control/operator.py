@@ -132,8 +132,7 @@ async def model(request: web.Request) -> web.Response:
 async def withdraw(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     body = await read_body(request, WithdrawalRequest)
-    # The default version and the registrations may have just changed.
-    await gateway.poll(POLL_S)
+    await gateway.poll(POLL_S)  # the default version and the registrations may have just changed
     withdrawn = gateway.decisions.withdrawn
     if not body.withdrawn:
         # A version that no node has may be registered again.

@@ -208,8 +208,7 @@ class Envoy:
                     break
             time.sleep(POLL_S)
         if (child.poll() or 0) < 0:
-            # It was killed; a dead Envoy is started again.
-            return
+            return  # it was killed; a dead Envoy is started again
         child.kill()
         child.wait()
         last = (self._state_dir / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-5:]

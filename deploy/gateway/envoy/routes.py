@@ -112,8 +112,7 @@ def _other_matches(settings: GatewaySettings, model: str, nameless: Mapping[str,
         names_another = {"name": ":path", "string_match": {"contains": "model_name="}, "invert_match": True}
         yield {"path": "/invocations", "headers": [names_another]}
     for path in APIS:
-        # model.lua finds "" in a body that names no model.
-        unnamed = [""] if nameless[path] == model else []
+        unnamed = [""] if nameless[path] == model else []  # model.lua finds "" in a body that names no model
         for each in (model, *unnamed, *(alias for alias, name in settings.aliases.items() if name == model)):
             found = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": each}}}
             yield {"path": path, "dynamic_metadata": [found]}
