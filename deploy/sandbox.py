@@ -93,9 +93,7 @@ class Sandbox:
         self.http = f"{'https' if document.get('tls') else 'http'}://{http}"
         self.grpc, self.metrics, self.control = grpc, f"http://{metrics}/metrics", f"http://{control}"
         self.probe = f"http://{probe}"
-        self.config, self.nodes_file, self.state_dir = (
-            folder / name for name in ("gateway.yaml", "nodes.json", "state")
-        )
+        self.config, self.nodes_file, self.state_dir = map(folder.joinpath, ("gateway.yaml", "nodes.json", "state"))
         self.configure()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:

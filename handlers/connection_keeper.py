@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +53,9 @@ class ConnectionKeeper:
             )
 
     def __enter__(self) -> None:
-        """Note that a batch runs."""
         os.write(self._batches, b"b")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Note that the batch has ended."""
+    def __exit__(self, *_: object) -> None:
         os.read(self._state, 1)
 
 

@@ -38,9 +38,7 @@ def duration_s(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def number(
-    kind: type[int] | type[float], least: float, most: float = inf, *, is_open: bool = False
-) -> Callable[[str], Any]:
+def number(kind: type[int | float], least: float, most: float = inf, *, is_open: bool = False) -> Callable[[str], Any]:
     """Return a parser of numbers from `least` to `most`; `is_open` excludes `least` itself."""
     words = f"above {least:g}" if is_open else f"of {least:g} or more"
     if most < inf:

@@ -56,7 +56,9 @@ def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         todo = read_items(read_inputs(options.path, own), keys, answers)
         lines = 0 if options.path.is_dir() else LINES
         in_flight = options.in_flight or (LISTS_IN_FLIGHT if lines else _in_flight(nodes, options.model))
-        with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        shown = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        with shown as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
             bar = progress.add_task(options.model, total=count - answers.earlier)
             for sent, outcomes in request_items(futures, options.model, todo, lines, settings):
                 answers.write([each.name for each in sent], [each.key for each in sent], outcomes)
@@ -126,8 +128,3 @@ def _in_flight(nodes: Nodes, model: str) -> int:
     except ManagementError:
         return 2 * LEAST_IN_FLIGHT  # clients may have no access to the management API
     return min(max(BATCHES_IN_FLIGHT * batch_size, LEAST_IN_FLIGHT), MOST_IN_FLIGHT)
-
-
-def _progress() -> Progress:
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)

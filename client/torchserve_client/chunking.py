@@ -8,7 +8,6 @@ Inputs are a list, an array, or a dict of arrays with equal lengths. All functio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -186,9 +185,7 @@ class ChunkingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._futures.__exit__(kind, error, traceback)
 
 

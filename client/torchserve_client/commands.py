@@ -136,9 +136,7 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         return versions
 
     versions = [(name, each) for name, listed in nodes.each_named(call).items() for each in listed]
-    found = (
-        _read_metadata(client, options.model, [each["modelVersion"] for _, each in versions]) if options.model else {}
-    )
+    found = _read_metadata(client, options.model, [one["modelVersion"] for _, one in versions]) if options.model else {}
     if options.json:
         documents = []
         for name, each in versions:

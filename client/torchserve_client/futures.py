@@ -8,7 +8,6 @@ Ctrl-C, cancels waiting requests and ends running ones: no thread outlives the b
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 from torchserve_client.client import Client
@@ -82,9 +81,7 @@ class FuturesClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -97,6 +97,4 @@ def _read(document: Mapping[str, Any], version: str | None) -> Metadata:
 
 
 def _tensor(document: Mapping[str, Any]) -> TensorMetadata:
-    return TensorMetadata(
-        str(document["name"]), str(document["datatype"]), tuple(int(size) for size in document["shape"])
-    )
+    return TensorMetadata(str(document["name"]), str(document["datatype"]), tuple(map(int, document["shape"])))

@@ -125,9 +125,7 @@ class Rollout:
         with self._withdraw(model, None):
             self.nodes.each_named(unregister)
 
-    def _register(
-        self, model: str, new: Registration, olds: Mapping[str, dict[str, Any]]
-    ) -> tuple[str, Callable[[], None]]:
+    def _register(self, model: str, new: Registration, olds: Mapping[str, Any]) -> tuple[str, Callable[[], None]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
         old = next(iter(olds.values()))

@@ -103,9 +103,7 @@ def _drop_kernels(folder: Path) -> None:
     """Drop the choice of an attention, which may be a kernel to download and run, from each config.json."""
     for path in folder.rglob("config.json"):
         text = path.read_text(encoding="utf-8")
-        kept = json.loads(
-            text, object_hook=lambda found: {key: found[key] for key in found if not key.endswith(KERNELS)}
-        )
+        kept = json.loads(text, object_hook=lambda old: {key: old[key] for key in old if not key.endswith(KERNELS)})
         if kept != json.loads(text):
             path.unlink()
             path.write_text(json.dumps(kept, indent=2), encoding="utf-8")

@@ -154,9 +154,7 @@ def run_processors(processors: Sequence[Any], picture: Image.Image, **settings: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [
-                np.asarray(each(picture, return_tensors="pt", **settings)["pixel_values"])[0] for each in processors
-            ]
+            return [np.asarray(one(picture, return_tensors="pt", **settings)["pixel_values"])[0] for one in processors]
     except Exception as error:
         raise InvalidConfig(f"the image processor fails on a picture of {picture.size}: {reason(error)}") from error
 

@@ -170,6 +170,4 @@ class NodeProcess:
                 return 1  # an unknown count is not idle: the next call asks this Envoy, or a restarted one
 
         limit_s, notice_s = self._response_timeout_s, self._settings.notice_s
-        wait_idle(
-            count_in_flight, lambda words: print(f"node: {words}", flush=True), notice_s=notice_s, limit_s=limit_s
-        )
+        wait_idle(count_in_flight, lambda line: print(f"node: {line}", flush=True), notice_s=notice_s, limit_s=limit_s)

@@ -85,9 +85,7 @@ def _multipart(body: bytes, boundary: bytes) -> Fields:
 
 def _head(lines: str) -> tuple[str, str]:
     """Return the name of a part and the content type of a file; TorchServe does not know that of a plain field."""
-    head = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines.split("\n"))
-    }
+    head = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines.split("\n"))}
     found = dict(_parameters(head.get("content-disposition", "")))
     if not (name := found.get("name", "").translate(_CLEAN).strip()):
         raise MalformedForm("A part of the form has no name.")

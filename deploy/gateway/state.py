@@ -104,9 +104,7 @@ class Fleet:
         """The models that clients may request, without withdrawn versions."""
         found = {}
         for name, model in self.registered.items():
-            versions = {
-                number: version for number, version in model.versions.items() if (name, number) not in self.withdrawn
-            }
+            versions = {key: version for key, version in model.versions.items() if (name, key) not in self.withdrawn}
             if versions:
                 found[name] = ServedModel(name, versions, model.default if model.default in versions else None)
         return found
@@ -115,9 +113,7 @@ class Fleet:
     def is_ready(self) -> bool:
         """Whether a node answers and every version that was once READY is ready; a fleet without models is ready."""
         versions = [version for model in self.models.values() for version in model.versions.values()]
-        counted = [
-            each for each in versions if any(found.was_ready or found.is_ready for found in each.replicas.values())
-        ]
+        counted = [each for each in versions if any(one.was_ready or one.is_ready for one in each.replicas.values())]
         is_started = bool(counted) or not versions
         return self.is_up and not self.problem and is_started and all(map(self.is_version_ready, counted))
 

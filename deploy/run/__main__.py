@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.archives.archive import ArchiverFailed
 from deploy.archives.sources import WeightsUnavailable
-from deploy.command import CommandParser, run_command
+from deploy.command import CommandParser, number, run_command
 from deploy.models import ROOT
 from deploy.rooms import open_room
 from deploy.run import serve
@@ -93,7 +93,7 @@ def make_parser() -> CommandParser:
         group = added.add_argument_group("nodes")
         if command in (start, run):
             words = "number of nodes that share this machine; default: the running number, or 1"
-            group.add_argument("--node-count", type=_positive, metavar="N", help=words)
+            group.add_argument("--node-count", type=number(int, 1), metavar="N", help=words)
         if command is run:
             group.add_argument("--node", metavar="NAME", help="node to run, node-1 to node-N; default: node-1")
         if GATEWAY:
@@ -105,12 +105,6 @@ def main(arguments: list[str]) -> int:
     options = make_parser().parse_args(arguments)
     failures = (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError)
     return run_command(options.command, lambda: options.function(options), *failures)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -176,9 +176,7 @@ class CTranslate2Engine(Stream):
             for row, length in zip(inputs["input_ids"], lengths.tolist(), strict=True)
         ]
         wanted = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
-        limits = [
-            self._decoding.limit(most) for most in ([wanted] * len(sources) if isinstance(wanted, int) else wanted)
-        ]
+        limits = [*map(self._decoding.limit, [wanted] * len(sources) if isinstance(wanted, int) else wanted)]
         prefix = [self._vocabulary[number] for number in self._decoding.prefix(arguments)]
         options = self._decoding.options(arguments, max(limits))
         ends_s = time.perf_counter() + self._longest_run_s

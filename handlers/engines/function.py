@@ -38,9 +38,7 @@ class FunctionEngine:
             if not isinstance(outputs, Mapping):
                 return outputs  # type: ignore[no-any-return] # the caller refuses it
             # Copies: the function may use the same arrays for its next run.
-            return {
-                name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in outputs.items()
-            }
+            return {name: np.array(each) if isinstance(each, np.ndarray) else each for name, each in outputs.items()}
         except MemoryError as error:
             raise OutOfMemory from error
         except SystemExit as error:

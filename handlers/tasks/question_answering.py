@@ -27,7 +27,7 @@ from handlers.text.inputs import read_text
 from handlers.text.windowed import WindowsHandler
 
 
-def _list_records(result: Record | Sequence[Record]) -> Sequence[Record]:
+def _records(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
@@ -39,9 +39,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
-    output_tensors = rankings(
-        {"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records
-    )
+    output_tensors = rankings({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _records)
 
     def load(self) -> Engine:
         engine = super().load()

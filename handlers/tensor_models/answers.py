@@ -94,9 +94,7 @@ class Columns:
         failed = [isinstance(result, ItemError) for result in results]
         if not any(failed):
             arrays = self.model.outputs.arrays(results)
-            return Reply(
-                200, encode_padded({"outputs": {name: _write_values(array) for name, array in arrays.items()}})
-            )
+            return Reply(200, encode_padded({"outputs": {name: _write_values(each) for name, each in arrays.items()}}))
         rows = [None if isinstance(result, ItemError) else write_row(self.model, result) for result in results]
         names = next(row.keys() for row in rows if row is not None)
         errors = [result.to_json() if isinstance(result, ItemError) else None for result in results]

@@ -171,7 +171,8 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     own = [each for path in _find_requests(model.folder) for each in _read_instances(path)]
     if model.handler in QUESTIONS:
         asked = [{"question": QUESTION, "context": text} for text in texts]
-        return [Payload(each) for each in (*filter(_is_question, own), *asked)]
+        own = [each for each in own if isinstance(each, dict) and {"question", "context"} <= each.keys()]
+        return [Payload(each) for each in (*own, *asked)]
     if model.handler in PAIRS:
         return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_read_text, own) if each), *texts)]
@@ -188,9 +189,7 @@ def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None =
             return item, payload
         value = payload.value
         texts = {"": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
-        name = max(
-            (each for each in texts if isinstance(texts[each], str)), key=lambda each: len(texts[each]), default=""
-        )
+        name = max((one for one in texts if isinstance(texts[one], str)), key=lambda one: len(texts[one]), default="")
         text = str(texts.get(name, ""))
         if len(text) < 2:
             return None
@@ -233,7 +232,3 @@ def _read_instances(path: Path) -> list[Any]:
 def _read_text(instance: Any) -> str | None:
     text = instance.get("text") if isinstance(instance, dict) else instance
     return text if isinstance(text, str) else None
-
-
-def _is_question(instance: Any) -> bool:
-    return isinstance(instance, dict) and {"question", "context"} <= instance.keys()
