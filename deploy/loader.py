@@ -95,7 +95,6 @@ class LoadedArchive:
 
 
 def settings_of(archive: Path) -> dict[str, Any]:
-    """Read the model-config.yaml of an archive, which need not be loaded."""
     settings: dict[str, Any] = yaml.safe_load(_read(archive, CONFIG)) or {}
     return settings
 

@@ -76,9 +76,6 @@ def run_server(
             server.stop()
 
 
-# -- the gateway -------------------------------------------------------------------------------------------------------
-
-
 class NotStarted(Exception):
     """The gateway did not start; the message is its output."""
 

@@ -41,8 +41,6 @@ MOST_NAMES = 5  # the most files of a kind that a message names; it counts the o
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The sources and the contents of an archive."""
-
     fingerprint: str  # a hash of all inputs; archives with equal fingerprints are equal
     weights: str  # their source
     is_folder: bool  # whether it was built as a folder for development, in which code and settings may be edited

@@ -241,7 +241,6 @@ class Reporter:
         self._thread.join()
 
     def report(self) -> None:
-        """Send everything recorded so far."""
         for sample in self.recorder.drain():
             self._emit(sample)
 

@@ -104,9 +104,6 @@ def _bytes(payload: Any) -> bytes:
     )
 
 
-# -- responses --------------------------------------------------------------------------------------------------------
-
-
 def decode(response: Response, form: Form) -> Any:
     """Read a response: parsed JSON, a list with ItemFailed for failed items, arrays by name, or bytes."""
     if form is Form.TENSORS:

@@ -60,7 +60,6 @@ def headers_of(scope: Message) -> dict[str, str]:
 
 
 def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return an answer of JSON."""
     return Answer(status, json.dumps(content).encode(), headers=headers or {})
 
 
@@ -128,7 +127,6 @@ class Application:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
-        """Return a request's body."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
         parts, size, is_more = [], 0, True
         try:

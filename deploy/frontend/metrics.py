@@ -15,7 +15,6 @@ class Metrics(dict[str, Any]):
         self._make = make
 
     def get_metric(self, name: str, kind: object) -> Any:  # noqa: ARG002
-        """Return the counter of a name."""
         if name not in self:
             from handlers.metrics import COUNTERS  # noqa: PLC0415
 

@@ -58,8 +58,6 @@ _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
 class Models:
-    """The replicas of each model."""
-
     def __init__(
         self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int, preferred: Sequence[str] = ()
     ) -> None:
@@ -121,8 +119,6 @@ class Models:
 
 
 class Routes(Application):
-    """Every route of the models."""
-
     def __init__(self, models: Models, close: Callable[[], Awaitable[None]] | None = None) -> None:
         """Prepare; `close` ends the models' process."""
         self.models, self._close = models, close

@@ -112,9 +112,6 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         print(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")
 
 
-# -- commands of python -m deploy.run ---------------------------------------------------------------------------------
-
-
 def drain(options: argparse.Namespace) -> None:
     """Send a node no new requests, wait for its last response, and stop it."""
     name: str = options.target

@@ -84,9 +84,6 @@ async def ask(
         raise NodeFailed(f"{method} {path.partition('?')[0]}: the body is not JSON") from None
 
 
-# -- models -----------------------------------------------------------------------------------------------------------
-
-
 def fault(name: str) -> str | None:
     """Return why no URL can contain a name; None if one can."""
     try:
@@ -168,9 +165,6 @@ def _read_replica(document: Mapping[str, Any], default: str) -> Replica:
         processes={str(worker.get("id")): pid for worker in workers if (pid := int(worker.get("pid") or 0)) > 0},
         queued=int((document.get("jobQueueStatus") or {}).get("pendingRequests") or 0),
     )
-
-
-# -- metadata ---------------------------------------------------------------------------------------------------------
 
 
 async def fetch_metadata(

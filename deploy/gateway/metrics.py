@@ -61,9 +61,6 @@ class Counter(NamedTuple):
     end: str = ""
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
 async def scrape(session: aiohttp.ClientSession, nodes: Iterable[Node]) -> dict[str, str]:
     """Scrape all nodes concurrently; omit those that fail or are slow."""
 
@@ -112,9 +109,6 @@ def _split(line: str) -> tuple[str, float | None]:
         return line[:end].rstrip(), float((line[end:].split() or [""])[0])
     except ValueError:
         return line, None
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def merge(texts: Mapping[str, str], gateway: str) -> str:

@@ -219,9 +219,6 @@ def _find_default(versions: dict[str, dict[str, Replica]]) -> str | None:
     return version if count else None
 
 
-# -- saved state ------------------------------------------------------------------------------------------------------
-
-
 def write_known(path: Path, watches: Iterable[Watch]) -> None:
     known = [KnownNode(watch.node, [(*key, replica) for key, replica in watch.models.items()]) for watch in watches]
     replace_file(path, KNOWN_NODES.dump_json(known, indent=1).decode())

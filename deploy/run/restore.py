@@ -81,7 +81,6 @@ class Record:
         return list(found.values())
 
     def read_pending(self) -> list[Registration]:
-        """Return the registrations that are not restored yet."""
         return _read(self._pending)
 
     def finish(self, lost: Sequence[Registration] = ()) -> None:

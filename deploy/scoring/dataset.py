@@ -81,7 +81,6 @@ class Scorer:
         self._column, self._options = column, options
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
-        """Score one batch."""
         import pyarrow as pa  # noqa: PLC0415
 
         inputs = [_checked(value) for value in table.column(self._column).to_pylist()]

@@ -19,7 +19,6 @@ from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve the archive of the command line."""
     parser = CommandParser(
         prog="torchserve-batching serve",
         description="Serve one archive in this process, without TorchServe and Java.",

@@ -23,8 +23,6 @@ DRAINING = "Draining"  # the `type` of the answer of a node that ends (deploy.ga
 
 
 class Host(Routes):
-    """Serves one archive."""
-
     def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
         self._replica, self._archive, self._metrics = replica, archive, metrics
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
@@ -34,7 +32,6 @@ class Host(Routes):
         super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes), replica.close)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
-        """Answer a request."""
         path = scope["path"].rstrip("/")
         if path == "/metrics":
             return Answer(200, _text(self._metrics).encode(), "text/plain; version=0.0.4; charset=utf-8")

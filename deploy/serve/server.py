@@ -51,8 +51,6 @@ class Limits:
 
 
 class Series(NamedTuple):
-    """The samples of one counter."""
-
     labels: tuple[str, ...]
     samples: dict[tuple[str, ...], float]
 
@@ -77,7 +75,6 @@ class Joined:
             self.flush()
 
     def flush(self) -> None:
-        """Send the answer."""
         parts, self._parts = self._parts, []
         if parts:
             self._transport.writelines(parts)
@@ -123,13 +120,11 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self.scope[RUNNING], self._is_in_head = self._open, True
 
     def on_headers_complete(self) -> None:
-        """End a head."""
         self._is_in_head = False
         self._stop(HEAD)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count a part of a body."""
         self._extra = max(0, self._extra - (1 + CHUNK_BYTES) * len(body))
         super().on_body(body)
 
@@ -153,7 +148,6 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._wait(WRITE, self.limits.body_s)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
         super().resume_writing()
         self._stop(WRITE)
 
@@ -195,7 +189,6 @@ def load(options: Any, limits: Limits) -> Any:
 
 
 def run(host: Any, listener: socket.socket, options: Any, limits: Limits, process: Process) -> None:
-    """Serve until the process is to stop."""
     # Each connection is a file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -68,7 +68,6 @@ class RequestQueue:
         request.decoding = request.queued = 0
 
     def start(self, items: Iterable[Slot]) -> None:
-        """Remove items that start."""
         started = set(items)
         self.ready = [item for item in self.ready if item not in started]
         for item in started:

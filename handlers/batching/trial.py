@@ -219,9 +219,6 @@ class Trial:
         logger.warning("Selected %s; ms per item, single / concurrent%s: %s", best, origin, ", ".join(parts))
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-
 def measure(
     tasks: Sequence[Task], item: Any, count_full: Callable[[float], int], decoded_beside: Payload | None
 ) -> Seeds:
@@ -237,7 +234,6 @@ def measure(
 
 @contextmanager
 def _decode_repeatedly(task: Task, payload: Payload) -> Iterator[None]:
-    """Decode a payload repeatedly on another thread."""
     is_over = threading.Event()
 
     def work() -> None:

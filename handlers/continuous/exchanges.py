@@ -46,8 +46,6 @@ def select_complete(in_flight: Mapping[str, OpenRequest], *, with_refused: bool)
 
 
 class Exchanges:
-    """The exchanges of one worker."""
-
     def __init__(self, core: Core, window: int, recorder: Recorder) -> None:
         """`window` is the most requests in flight, the registration's batch_size."""
         self._core, self._recorder = core, recorder

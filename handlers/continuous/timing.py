@@ -35,14 +35,11 @@ class WorkerState:
 
     @property
     def is_all_complete(self) -> bool:
-        """Whether all requests in flight can be answered."""
         return self.complete == self.in_flight
 
 
 @dataclass(slots=True)
 class Timing:
-    """The timing of one worker's exchanges."""
-
     window: int  # most requests in flight: the registration's batch_size
     has_target: bool  # of latency
     received_s: float = -inf  # time of the last exchange

@@ -141,8 +141,6 @@ class Rung(NamedTuple):
 
 
 class Graphs:
-    """The graphs of one module on one device."""
-
     def __init__(self, recorder: Any, device: torch.device, dtype: torch.dtype, run: Any, errors: Any) -> None:
         """`run` turns tensors into results, both by name; `errors` is the context that reports a lack of memory."""
         self._recorder, self._device, self._run, self._errors = recorder, device, run, errors

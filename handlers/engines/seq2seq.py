@@ -76,8 +76,6 @@ class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
 
 
 class Generator:
-    """The engine of a model with an encoder and a decoder."""
-
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:

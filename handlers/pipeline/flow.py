@@ -191,7 +191,6 @@ class Pipeline:
                     slot.outcome = error
 
     def plan(self, slots: Sequence[Slot]) -> list[list[Slot]]:
-        """Divide the items without an error into micro-batches."""
         good = [slot for slot in slots if not isinstance(slot.outcome, ItemError)]
         if len(good) < 2:
             return [good] if good else []

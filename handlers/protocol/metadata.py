@@ -15,8 +15,6 @@ METADATA_HEADER = "x-model-metadata"
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output of a model."""
-
     name: str
     datatype: str = "BYTES"  # one of handlers.protocol.tensors.DTYPES
     shape: tuple[int, ...] = (-1,)  # with the dimension of rows; -1 if the request decides a size
@@ -25,8 +23,6 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """The answer to a request for metadata."""
-
     name: str
     version: str | None  # None if the archive has none
     platform: str

@@ -46,7 +46,6 @@ class OutputTensors:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tensors, in the order of an answer."""
         return tuple(tensor.name for tensor in self.metadata)
 
     def rename(self, names: Mapping[str, str]) -> "OutputTensors":

@@ -99,7 +99,6 @@ class Slot:
 
     @property
     def is_failed(self) -> bool:
-        """Whether an error replaced the item or its result."""
         return isinstance(self.outcome, ItemError)
 
 

@@ -113,7 +113,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return DecodedImage(pixels, options, size)
 
     def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
-        """Tokenise the texts; images need no preparation."""
         texts = [item for item in items if not isinstance(item, DecodedImage)]
         prepared = iter(super().prepare(texts) if texts else ())
         return [item if isinstance(item, DecodedImage) else next(prepared) for item in items]
@@ -124,7 +123,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
 
     def tokens(self, item: Any) -> int:
-        """Count the tokens of a text, or the patches of an image."""
         return self.patches if isinstance(item, DecodedImage) else len(item.ids)
 
     def padded_length(self, tokens: int) -> int:

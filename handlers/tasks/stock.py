@@ -84,7 +84,6 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"rows": make_objects(items)}
 
     def run(self, rows: Sequence[OriginalRow]) -> Outputs:
-        """Call the old handler once."""
         replies = self.original.handle([*rows])
         for reply in replies:
             if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:
@@ -92,5 +91,4 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"replies": make_objects(replies)}
 
     def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
-        """Return the old handler's answers, in order."""
         return [*outputs["replies"]]

@@ -73,11 +73,9 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return engine
 
     def sample(self) -> Payload | None:
-        """Return the first size of `warm_up`."""
         return next(iter(self.samples()), None)
 
     def samples(self) -> Sequence[Payload]:
-        """Return a row of each size of `warm_up`."""
         return [Payload(row) for row in self._samples]
 
     def items(self, fields: Fields, model: Model) -> Items:

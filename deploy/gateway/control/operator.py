@@ -40,8 +40,6 @@ class WithdrawalRequest:
 
 routes = web.RouteTableDef()
 
-# -- nodes ------------------------------------------------------------------------------------------------------------
-
 
 @routes.get("/control/nodes")
 async def nodes(request: web.Request) -> web.Response:
@@ -79,9 +77,6 @@ def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str,
     }
 
 
-# -- canaries ---------------------------------------------------------------------------------------------------------
-
-
 @routes.get("/control/canaries")
 @routes.get("/control/canaries/{model:[^/]+}")
 async def canaries(request: web.Request) -> web.Response:
@@ -116,9 +111,6 @@ async def end_canary(request: web.Request) -> web.Response:
     gateway.decide(canaries={model: canary for model, canary in gateway.decisions.canaries.items() if model != name})
     await gateway.apply()
     return web.Response(status=204)
-
-
-# -- models -----------------------------------------------------------------------------------------------------------
 
 
 @routes.get("/control/models/{model:[^/]+}")

@@ -101,9 +101,6 @@ def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
     return listener
 
 
-# -- keys and rates ---------------------------------------------------------------------------------------------------
-
-
 def _keys(settings: GatewaySettings) -> Resource | None:
     """Make the filter that requires a key; None without keys."""
     if not settings.keys:
@@ -135,9 +132,6 @@ def make_bucket(key: Key) -> Resource:
 
 def _make_bucket(burst: int, fill: int, interval_s: float = 1.0) -> Resource:
     return {"max_tokens": burst, "tokens_per_fill": fill, "fill_interval": format_seconds(interval_s)}
-
-
-# -- certificates -----------------------------------------------------------------------------------------------------
 
 
 def make_secrets(tls: Tls) -> dict[str, Resource]:
