@@ -37,12 +37,7 @@ class Answer(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is answered before it is read."""
-
-    def __init__(self, *refused: Any) -> None:
-        """See `refusal`."""
-        super().__init__()
-        self.answer = refusal(*refused)
+    """A request that is answered before it is read; its arguments are those of `refusal`."""
 
 
 class Disconnected(Exception):
@@ -116,8 +111,6 @@ class Application:
                 answer = await self.answer(scope, receive)
         except Disconnected:
             return
-        except Refused as refused:
-            answer = refused.answer
         except Exception as error:
             log_bug(error)
             answer = refusal(500, "InternalServerException", "The server failed.")

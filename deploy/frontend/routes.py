@@ -128,7 +128,7 @@ class Routes(Application):
         try:
             answer = await self._answer(path, scope, receive)
         except Refused as refused:
-            answer = refused.answer
+            answer = refusal(*refused.args)
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:

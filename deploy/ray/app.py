@@ -15,8 +15,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
 from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.protocol.description import SERVICE
 
 

@@ -5,6 +5,7 @@ every other                                                  -> deploy.frontend.
 """
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_version, refusal
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
 from deploy.serve.server import RUNNING, Limits
 from handlers.protocol.metadata import METADATA_HEADER
@@ -98,10 +98,6 @@ def _text(metrics: Metrics) -> str:
         lines += [f"# HELP {name} Torchserve prometheus counter metric with unit: count", f"# TYPE {name} counter"]
         for labels, value in [*series.samples.items()]:
             named = zip((*series.labels, "Hostname"), (*labels, host), strict=True)
-            written = ",".join(f'{label}="{_escape(text)}"' for label, text in named)
+            written = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in named)
             lines.append(f"{name}{{{written},}} {float(value)}")
     return "\n".join([*lines, ""])
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -18,8 +18,7 @@ from pydantic.dataclasses import dataclass
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deploy.frontend.http import GRPC_METHODS
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.protocol.description import SERVICE
 from deploy.serve.process import NotServed, Process
 from deploy.settings_file import Origin
