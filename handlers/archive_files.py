@@ -2,9 +2,6 @@
 
     builder: packed files -> sums -> Build -> build.json
     worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
-
-This finds archives that were cut short, changed or mixed up. It is not a signature: a program that can write to an
-archive can write to its build.json and its Python code, too.
 """
 
 import hashlib

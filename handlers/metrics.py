@@ -5,9 +5,6 @@
 TorchServe's frontend parses metrics from lines, and its own histograms have fixed buckets from 0.005 to 10, too coarse
 for a batch size or a millisecond. So histograms are kept here and sent as the counters that Prometheus makes of one:
 `_bucket{le=...}`, `_sum` and `_count`. One line a second for each series costs less than a line for each batch.
-
-Requests and micro-batches are recorded as events, in one call without a lock; numpy adds up all events of a second at
-once. Rare observations are added at once. docs/reference/metrics.md has a table of the intervals that durations cover.
 """
 
 import logging

@@ -2,8 +2,6 @@
 
     inputs without an answer -> items -> FuturesClient -> items with their outcomes -> Answers -> one line, an exit code
 
-An input is read when it is sent and dropped when its outcome is written, so memory contains only requests in flight.
-
 The failure of one request is written as an error, and the next run retries it. A failure of all requests (no server, no
 such model) ends the run; the answers until then remain.
 """

@@ -8,8 +8,6 @@
 
     retire      stop routing at the gateway, wait for its requests in flight -> drain and unregister on each node
 
-Nothing else changes until a version is READY on all nodes; if one node cannot load it, the others unregister it.
-
 Unregistering kills workers, and the gateway does not count requests to a node's own port, hence the drain. TorchServe
 resolves the version of a request on arrival, so only requests that name the old version still reach it. A drain waits a
 moment for requests that were just resolved, then until the version's queue is empty, then until its worker has

@@ -2,9 +2,6 @@
 
     .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
     .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
-
-An entry is written in a separate hidden folder and then renamed, so concurrent builds never see an incomplete entry.
-Its files are hard-linked into an archive's folder, without a copy of the weights.
 """
 
 import json

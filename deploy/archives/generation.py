@@ -2,8 +2,6 @@
 
 source -> Reference: one text at a time, in fp32, greedy and with beams; the language as transformers documents it
 staged -> the task as a worker loads it, with the texts in micro-batches
-
-Unequal answers are a difference, unless the model hardly prefers its own token to the archive's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """A Hugging Face checkpoint as a folder: a local one, one inside a package, or one from the hub.
 
 Source -> open_checkpoint -> a folder with the files that serving reads: configuration, tokenizer, model.safetensors
-
-Existing files are links in it, so that no file is copied that the archive then leaves out.
 """
 
 import json

@@ -4,8 +4,6 @@
     drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
     wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
     COMMANDS:      drain and restart of `python -m deploy.run`
-
-Requests that clients send to a node's own port are not counted.
 """
 
 import argparse

@@ -10,7 +10,4 @@
     batches        which items share a micro-batch
     engine         running micro-batches, and how long each takes
     policy         the archive's settings
-
-docs/explanation/batching.md lists the rules of the scheduler and the effect of each. The package knows no server;
-handlers.continuous connects it to TorchServe. It may import handlers.pipeline and the packages below it.
 """

@@ -1,7 +1,4 @@
 """Durations of micro-batches on the ways to run a model, and the file that stores them.
-
-The file is in CACHE_DIR, or in the model's own folder, which TorchServe keeps while the model is registered. A file
-with invalid content is ignored.
 """
 
 import fcntl

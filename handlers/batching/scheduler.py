@@ -2,9 +2,6 @@
 
     admit -> refused (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
 
-Each item of a request has its own state, and ends item by item if the engine reports it (`end_item`).
-request_queue decides the order, batches which items share a micro-batch, and engine how many micro-batches run at once.
-
 A request is admitted if its response can be expected in time:
 
     work before it and its own (seconds of the engine) + allowance -> after its deadline? refused : admitted

@@ -4,6 +4,4 @@
     limits          whether the items of a request are too much together
     micro_batches   which items go through the model together
     failures        which items of a failed step are at fault
-
-It may import handlers.protocol, handlers.engines and the packages below these.
 """

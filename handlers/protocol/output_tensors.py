@@ -5,8 +5,6 @@
     records with equal fields    -> columns   -> one tensor (B,) for each field
     token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
     all others                   -> documents -> BYTES (B,), each item's JSON
-
-A task chooses one; an archive's settings may rename its tensors. Model adds empty rows for failed items.
 """
 
 from collections.abc import Callable, Mapping, Sequence

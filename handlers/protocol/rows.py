@@ -12,8 +12,6 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
     POST /v2/models/M/infer through a gateway   JSON, whatever the type
     {"inputs": [tensor, ...], ...}              Open Inference Protocol: tensors, Items.of_tensors
     application/x-protobuf                      Open Inference Protocol by gRPC (protocol.grpc_inference)
-
-`protocol.fields` has the items of most tasks, `tensor_models` the items of models of tensors.
 """
 
 import re

@@ -4,8 +4,6 @@
     {"inputs": {...}}       -> read_values -> check_inputs -> a payload for each row
     {"instances": [...]}    -> a payload for each, whose values `read_row` reads as it is decoded
     {"x": ..., ...}         -> one such payload
-
-See handlers.protocol.requests.Items.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
     text, language                   -> split_text   -> Document: sentences, and the text between them
     results, one for each sentence   -> JoiningForm.pack, Document.join_answers -> results, one for each text
 
-In between, a sentence is an item like any other: it is decoded, scheduled and counted against the request's budgets.
-
 sentencex (Wikimedia) knows the abbreviations and marks of some 300 languages. A line break always ends a sentence,
 since it keeps its place. A part without letters and digits is not a sentence and stays as it is, and so do the marks of
 lists, headings, quotations and speech at the beginning of a line.

@@ -1,8 +1,4 @@
 """Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios.
-
-Each part has an equal share of the remaining minutes, and begins no round that would end later. Progress goes to
-stderr, the table to stdout and, as JSON, to build/bench.json. Exit codes: 1 if a part could not be measured, 2 for the
-command line, 130 for Ctrl-C.
 """
 
 import argparse

@@ -2,8 +2,6 @@
 
     Endpoint   a model at an address, over HTTP
     Loop       a process that runs a loop of load.bench.loops, without a server
-
-A contender that is not measured uses no processor time: loops wait for commands, and a peer's processes are paused.
 """
 
 import signal

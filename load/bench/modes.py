@@ -2,8 +2,6 @@
 
     one archive -> classic, at batch_size 16, and adaptive, without a target and so without refusals for time
         -> Poisson arrivals at shares of classic mode's rate with 64 clients
-
-Only model-config.yaml differs; weights and engine are equal.
 """
 
 from collections.abc import Iterator

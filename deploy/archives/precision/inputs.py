@@ -6,9 +6,6 @@
 
     photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
     requests of the model's folder, sample sentences   -> texts           -> payloads
-
-`torchserve-client predict` reads folders and files in the same way. A line is a text; if a task has several fields,
-such as question and context, or the text has a label, it is a JSON object. A file's label is its folder's name.
 """
 
 import io

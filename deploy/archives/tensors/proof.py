@@ -2,8 +2,6 @@
 
     signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
                               -> also zeros, wide and large numbers      -> run by both engines -> the largest error
-
-A model with a fixed batch, or one that mixes its rows, must never run other clients' requests.
 """
 
 import math

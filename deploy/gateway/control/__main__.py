@@ -4,8 +4,6 @@ Two internal servers:
 
     settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
     settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
-
-Standard input is a socket to the supervisor: the process sends heartbeats, and ends when the supervisor has ended.
 """
 
 import asyncio
