@@ -232,8 +232,7 @@ class Attack:
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        is_closed_loop = isinstance(self.load, ClosedLoop)
-        return summarise(recording, is_closed_loop, self.latency_threshold_ms)
+        return summarise(recording, isinstance(self.load, ClosedLoop), self.latency_threshold_ms)
 
     async def generate(self, recording: Recording) -> Recording:
         """Fill a new recording and return it; `recording.stop()` stops the run early."""

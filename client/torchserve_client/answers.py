@@ -65,8 +65,7 @@ class Answers:
         """Write the outcomes of one request: each input's answer, or its ClientError."""
         lines = []
         for name, key, outcome in zip(names, keys, outcomes, strict=True):
-            is_error = isinstance(outcome, ClientError)
-            value = {"error": outcome.to_json()} if is_error else {"answer": outcome}
+            value = {"error": outcome.to_json()} if isinstance(outcome, ClientError) else {"answer": outcome}
             lines.append(orjson.dumps({"input": name, "key": key, **value}, option=orjson.OPT_APPEND_NEWLINE))
         # Flushed, so that killing this process loses no more than the last line.
         self._file.write(b"".join(lines))

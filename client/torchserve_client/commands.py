@@ -199,8 +199,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
         )
     if new != Registration() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort keep the canary's registration: omit --archive, --batch-size, ...")
-    gateway = _find_gateway(options, nodes)
-    rollout = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
+    rollout = Rollout(nodes, options.model_store, _find_gateway(options, nodes), options.logs, out.print)
     if options.canary is not None:
         rollout.try_canary(options.model, new, options.canary, options.canary_header)
     elif options.promote:

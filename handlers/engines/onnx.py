@@ -95,8 +95,7 @@ class OnnxEngine:
         feeds = {}
         for name, array in inputs.items():
             if self._datatypes[name] == "BF16":
-                bits = _to_bf16(array)
-                feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
+                feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(_to_bf16(array), BFLOAT16)
             else:
                 feeds[name] = self._value.ortvalue_from_numpy(array)
         values = self.session.run_with_ort_values(self._outputs, feeds)

@@ -151,8 +151,7 @@ def error_headers(status: int, message: str) -> dict[str, str]:
 def status_of(results: Sequence[Any]) -> int:
     """Return the status of a row: 200 if at least one item has a result, else the first error's status."""
     first, *_ = results
-    is_failed = all(isinstance(result, ItemError) for result in results)
-    return first.code if is_failed else 200
+    return first.code if all(isinstance(result, ItemError) for result in results) else 200
 
 
 def encode(value: Any) -> bytes:

@@ -130,8 +130,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def collate(self, items: Sequence[Any]) -> Arrays:
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
-        is_images = isinstance(items[0], DecodedImage)
-        return stack_pixels(items) if is_images else self.stack(items)
+        return stack_pixels(items) if isinstance(items[0], DecodedImage) else self.stack(items)
 
     def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
         image, *texts = items

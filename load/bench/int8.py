@@ -51,8 +51,7 @@ def measure(bench: Bench) -> Iterator[Row]:
         for precision in (INT8, floating):
             served.append(register(server, f"images-{precision}", precision, samples.images(), BATCH))
             lists = samples.lists(samples.texts(), LIST)
-            texts_served = register(server, f"texts-{precision}", precision, lists, WINDOW)
-            listed.append(replace(texts_served, items=LIST))
+            listed.append(replace(register(server, f"texts-{precision}", precision, lists, WINDOW), items=LIST))
         bench.settle(served, many)
         bench.settle(listed, few)
         comparisons = [

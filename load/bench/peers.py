@@ -1,9 +1,9 @@
 """Equal OpenVINO graphs in ours, BentoML, LitServe and PyTriton, which contains Triton; infinity for embeddings.
 
-    a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
-        -> one TorchServe with both; each peer in a separate environment
-    ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
-        one thread, and of the peer's times to wait for a batch
+a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
+    -> one TorchServe with both; each peer in a separate environment
+ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
+    one thread, and of the peer's times to wait for a batch
 """
 
 import json
@@ -79,8 +79,7 @@ def export(work: Path) -> list[Network]:
             torch.onnx.export(network, (rows[:2],), work / f"{name}.onnx", dynamic_shapes=free, **options)
         with torch.inference_mode():
             expected = network(rows).numpy()
-        path = str(work / STORE / name / GRAPH)
-        graph = PeerGraph(path, shape, SCORES, size, len(os.sched_getaffinity(0)))
+        graph = PeerGraph(str(work / STORE / name / GRAPH), shape, SCORES, size, len(os.sched_getaffinity(0)))
         found.append(Network(name, graph, rows.numpy(), expected))
     return found
 

@@ -95,8 +95,7 @@ def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
     if task.function != "sigmoid":
         # Raw scores, which an archive may return, have the order of their probabilities.
         return [row[None] for row in softmax(outputs["logits"])]
-    yes = sigmoid(outputs["logits"])
-    return [np.stack([1 - row, row], axis=1) for row in yes]
+    return [np.stack([1 - row, row], axis=1) for row in sigmoid(outputs["logits"])]
 
 
 def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001

@@ -52,8 +52,7 @@ async def nodes(request: web.Request) -> web.Response:
 async def drain(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["node"]
     if name not in gateway.fleet.nodes:
-        known = ", ".join(gateway.fleet.nodes) or "none"
-        raise RequestError(404, f"no node {name[:100]}; known are {known}")
+        raise RequestError(404, f"no node {name[:100]}; known are {', '.join(gateway.fleet.nodes) or 'none'}")
     body = await read_body(request, DrainingRequest)
     draining = gateway.decisions.draining
     gateway.decide(draining=draining | {name} if body.draining else draining - {name})

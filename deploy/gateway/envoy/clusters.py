@@ -92,8 +92,7 @@ def make_endpoints(
                 **({"metadata": {"filter_metadata": {TOKENS: {"fields": secrets}}}} if secrets else {}),
             }
         )
-    endpoints = [{"lb_endpoints": found}] if found else []
-    return {"cluster_name": upstream.cluster, "endpoints": endpoints}
+    return {"cluster_name": upstream.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
 
 
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
