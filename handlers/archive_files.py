@@ -1,7 +1,7 @@
 """The files of an archive: the builder records them, and the worker checks that it finds exactly these.
 
-    builder: packed files -> sums -> Build -> build.json
-    worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
+builder: packed files -> sums -> Build -> build.json
+worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
 """
 
 import hashlib

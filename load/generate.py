@@ -26,18 +26,7 @@ import orjson
 from yarl import URL
 
 from load.inputs import Inputs
-from load.results import (
-    FAULT,
-    NO_ANSWER,
-    OK,
-    REFUSED,
-    Exchange,
-    Recording,
-    Refusal,
-    Summary,
-    Verdict,
-    summarise,
-)
+from load.results import FAULT, NO_ANSWER, OK, REFUSED, Exchange, Recording, Refusal, Summary, Verdict, summarise
 from load.schedules import Schedule
 
 T = TypeVar("T")

@@ -186,7 +186,7 @@ class ChunkingClient:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._futures.__exit__(kind, error, traceback)
+        self._futures.__exit__(kind)
 
 
 def _add_errors(results: Mapping[range, Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """The cache of exports: folders of files that took long to make, by the fingerprint of their inputs.
 
-    .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
-    .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
+.exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
+.exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
 """
 
 import json

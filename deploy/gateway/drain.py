@@ -1,9 +1,9 @@
 """Takes a node out of service without losing a request, by Envoy's count of its requests in flight.
 
-    take_out:      the gateway sends it no new requests -> a moment -> none is in flight
-    drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
-    wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
-    COMMANDS:      drain and restart of `python -m deploy.run`
+take_out:      the gateway sends it no new requests -> a moment -> none is in flight
+drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
+wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
+COMMANDS:      drain and restart of `python -m deploy.run`
 """
 
 import argparse

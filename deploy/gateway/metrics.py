@@ -1,8 +1,8 @@
 """Metrics: each node's are scraped once, for Prometheus, for Triton's statistics and for the page's charts.
 
-    node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
-                                         └> read_counters -> traffic.py
-    Envoy's, and `render` of the control process ─> :8002/metrics/gateway, and part of :8002/metrics
+node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
+                                     └> read_counters -> traffic.py
+Envoy's, and `render` of the control process ─> :8002/metrics/gateway, and part of :8002/metrics
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Runs TorchServe on this machine: one server, or several nodes that share it.
 
-    config.properties -> Layout -> LocalNode: a Server with its folder, ports and share   (machine, server)
-    LocalNode -> start_node -> restore -> stop_node                                       (lifecycle, restore)
-    `make serve`: development or production                                               (serve)
+config.properties -> Layout -> LocalNode: a Server with its folder, ports and share   (machine, server)
+LocalNode -> start_node -> restore -> stop_node                                       (lifecycle, restore)
+`make serve`: development or production                                               (serve)
 """

@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
     if GATEWAY:
         GATEWAY.undrain_local(node, options.gateway_config)
     is_stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_stopped.set())
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: is_stopped.set())
     watch_node(node, is_stopped)
     if is_stopped.is_set():
         if GATEWAY:

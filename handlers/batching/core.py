@@ -147,8 +147,6 @@ class Core:
         for thread in self._threads:
             thread.join()
 
-    # -- the engine --------------------------------------------------------------------------------------------------
-
     def help(self, most_items: int) -> bool:
         """Run at most so many items on this thread if nothing runs, without the held lock; else wake the threads."""
         now_s = time.perf_counter()
@@ -224,8 +222,6 @@ class Core:
         if self.scheduler.queue.ready:
             self._work_may_be_due.notify(self.scheduler.streams.free)
 
-    # -- requests ----------------------------------------------------------------------------------------------------
-
     def _end_decoding(self, slots: Sequence[Slot], *, is_helping: bool = False) -> None:
         with self.lock:
             self._arrivals.end_decoding(slots)
@@ -275,8 +271,6 @@ class Core:
         if self._expired:
             self._check_may_be_due.notify()
             self.on_change()
-
-    # -- replies -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: Request) -> Reply:
         """Write the reply of a complete request, once."""

@@ -1,5 +1,4 @@
-"""Durations of micro-batches on the ways to run a model, and the file that stores them.
-"""
+"""Durations of micro-batches on the ways to run a model, and the file that stores them."""
 
 import fcntl
 import hashlib

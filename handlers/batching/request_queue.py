@@ -75,8 +75,6 @@ class RequestQueue:
             item.request.running += 1
             item.request.has_started = True
 
-    # -- amounts -------------------------------------------------------------------------------------------------------
-
     @property
     def items(self) -> int:
         return len(self.ready) + sum(request.decoding + request.queued for request in self._decoding.values())
@@ -103,8 +101,6 @@ class RequestQueue:
                 tokens += request.work
         return Work(items, tokens)
 
-    # -- expiry --------------------------------------------------------------------------------------------------------
-
     def expire(self, now_s: float) -> list[Request]:
         """Remove the requests that waited too long, if the policy rejects them; requests with a started item go on."""
         expired = [request for request in self._list_expirable() if request.expires_s <= now_s]
@@ -121,8 +117,6 @@ class RequestQueue:
             return ()
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
-
-    # -- order ---------------------------------------------------------------------------------------------------------
 
     def rank(self, now_s: float) -> list[tuple[Rank, Slot]]:
         """List the ready items in order: by rank, then due time, then arrival."""

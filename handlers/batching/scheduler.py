@@ -134,8 +134,6 @@ class Scheduler:
             slot.is_over = True
         request.is_complete = True
 
-    # -- the engine ----------------------------------------------------------------------------------------------------
-
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the next micro-batch, of `most_on_whole` items if only the whole engine can be used, or return None."""
         ready = self.queue.ready_work

@@ -21,11 +21,7 @@ from handlers.protocol.responses import Form, Instances, Pipeline
 from handlers.protocol.tensors import BF16, from_bfloat16
 
 # transformers' and TEI's names of options.
-PIPELINE = {
-    "aggregation_strategy": "aggregation",
-    "truncate": "truncation",
-    "truncation_direction": "truncation_side",
-}
+PIPELINE = {"aggregation_strategy": "aggregation", "truncate": "truncation", "truncation_direction": "truncation_side"}
 
 
 def instances_of(

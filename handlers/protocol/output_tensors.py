@@ -1,10 +1,10 @@
 """Turn results of a task into output tensors, one row for each item. Pure.
 
-    embeddings                   -> vectors   -> FP32 (B, D)
-    ranked labels, answers       -> rankings  -> one tensor (B, k) for each field; shorter lists are padded
-    records with equal fields    -> columns   -> one tensor (B,) for each field
-    token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
-    all others                   -> documents -> BYTES (B,), each item's JSON
+embeddings                   -> vectors   -> FP32 (B, D)
+ranked labels, answers       -> rankings  -> one tensor (B, k) for each field; shorter lists are padded
+records with equal fields    -> columns   -> one tensor (B,) for each field
+token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
+all others                   -> documents -> BYTES (B,), each item's JSON
 """
 
 from collections.abc import Callable, Mapping, Sequence

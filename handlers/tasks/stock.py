@@ -16,14 +16,7 @@ from handlers.base import BatchHandler
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
-from handlers.original_archive import (
-    ORIGINAL,
-    OriginalArchive,
-    OriginalReply,
-    OriginalRow,
-    StockConfig,
-    decode_values,
-)
+from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow, StockConfig, decode_values
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers

@@ -81,11 +81,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
     def items(self, fields: Fields, model: Model) -> Items:
         """Rows of tensors, checked against the signature."""
         self._items = TensorItems(
-            self.signature,
-            self.rows,
-            model,
-            given=fields.tensors,
-            most_rows=self.config.max_request_items,
+            self.signature, self.rows, model, given=fields.tensors, most_rows=self.config.max_request_items
         )
         return self._items
 

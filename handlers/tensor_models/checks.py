@@ -21,7 +21,7 @@ from handlers.protocol.tensors import (
     make_objects,
     to_bfloat16,
 )
-from handlers.tensor_models.signature import Shape, Signature, Tensor, remove_dimension
+from handlers.tensor_models.signature import Shape, Signature, Tensor, fits, remove_dimension
 
 _STRINGS = "SU"  # kinds of numpy's strings, which a function may return for BYTES
 _KNOWN = set(DTYPES.values())
@@ -96,11 +96,7 @@ def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
         return False
     if tensor.shape is None:
         return array.ndim > tensor.batch_dim
-    return _fits(array.shape, tensor.shape)
-
-
-def _fits(shape: Sequence[int], wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
+    return fits(array.shape, tensor.shape)
 
 
 def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
@@ -150,7 +146,7 @@ def _check_output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[
         raise WrongOutput(f"{place}: {came} rows were returned for {rows}.")
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         raise WrongOutput(f"{place}: {datatype_of(array)} was returned; {tensor.datatype} is expected.")
-    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+    if tensor.shape is not None and not fits(array.shape, tensor.shape):
         came_shape, wanted = list(remove_dimension(array.shape, at)), list(remove_dimension(tensor.shape, at))
         raise WrongOutput(f"{place}: rows of {came_shape} were returned; {wanted} is expected.")
     return array

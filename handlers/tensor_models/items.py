@@ -1,9 +1,9 @@
 """The requests of a model of tensors as rows. Pure.
 
-    Open Inference tensors  -> check_inputs                -> a payload for each row
-    {"inputs": {...}}       -> read_values -> check_inputs -> a payload for each row
-    {"instances": [...]}    -> a payload for each, whose values `read_row` reads as it is decoded
-    {"x": ..., ...}         -> one such payload
+Open Inference tensors  -> check_inputs                -> a payload for each row
+{"inputs": {...}}       -> read_values -> check_inputs -> a payload for each row
+{"instances": [...]}    -> a payload for each, whose values `read_row` reads as it is decoded
+{"x": ..., ...}         -> one such payload
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,7 @@ from handlers.tensor_models.signature import GUESSED, Shape, Signature, Tensor, 
 
 class TensorItems:
     def __init__(
-        self,
-        signature: Signature,
-        rows: Rows,
-        model: Model,
-        *,
-        given: Mapping[str, str],
-        most_rows: int,
+        self, signature: Signature, rows: Rows, model: Model, *, given: Mapping[str, str], most_rows: int
     ) -> None:
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}

@@ -21,7 +21,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import free_sizes
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import Signature, Tensor
+from handlers.tensor_models.signature import Signature, Tensor, fits
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -167,7 +167,7 @@ def _make_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...
     wanted = tensor.row_shape or ()
     if sizes is None:
         sizes = tuple(FREE_SIZE if size < 0 else size for size in wanted)
-    if len(sizes) != len(wanted) or any(a not in (-1, b) for a, b in zip(wanted, sizes, strict=True)):
+    if not fits(sizes, wanted):
         raise InvalidConfig(f"warm_up: {tensor.name}: a row is {list(wanted)}, not {list(sizes)}")
     return (*sizes[: tensor.batch_dim], 1, *sizes[tensor.batch_dim :])
 

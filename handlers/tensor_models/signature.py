@@ -65,6 +65,10 @@ class Tensor:
         return f"{self.datatype or 'any datatype'} {'of any shape' if self.shape is None else list(self.shape)}"
 
 
+def fits(shape: Sequence[int], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
+
+
 def remove_dimension(shape: Sequence[int], dimension: int) -> Shape:
     return (*shape[:dimension], *shape[dimension + 1 :])
 
@@ -144,9 +148,7 @@ def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
     if listed.ndim == 0 and declared.shape:
         listed = np.full([max(1, size) for size in declared.shape], listed[()], object)
     shape = declared.shape
-    if shape is not None and (
-        len(shape) != listed.ndim or any(a not in (-1, b) for a, b in zip(shape, listed.shape, strict=True))
-    ):
+    if shape is not None and not fits(listed.shape, shape):
         raise InvalidConfig(f"{place}: {declared} is expected, not the shape {list(listed.shape)}")
     try:
         return (

@@ -15,10 +15,7 @@ class SsdRules(NamedTuple):
     most: int  # boxes of an image
 
 
-RULES = {
-    "ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300),
-    "ssd300_vgg16": SsdRules(300, 0.45, 400, 200),
-}
+RULES = {"ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300), "ssd300_vgg16": SsdRules(300, 0.45, 400, 200)}
 
 
 def select_boxes(

@@ -1,5 +1,4 @@
-"""Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios.
-"""
+"""Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios."""
 
 import argparse
 import signal

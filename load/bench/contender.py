@@ -1,7 +1,7 @@
 """Contenders of a comparison: a model behind a server, or a loop without one.
 
-    Endpoint   a model at an address, over HTTP
-    Loop       a process that runs a loop of load.bench.loops, without a server
+Endpoint   a model at an address, over HTTP
+Loop       a process that runs a loop of load.bench.loops, without a server
 """
 
 import signal

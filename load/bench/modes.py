@@ -1,7 +1,7 @@
 """Adaptive and classic mode under Poisson arrivals.
 
-    one archive -> classic, at batch_size 16, and adaptive, without a target and so without refusals for time
-        -> Poisson arrivals at shares of classic mode's rate with 64 clients
+one archive -> classic, at batch_size 16, and adaptive, without a target and so without refusals for time
+    -> Poisson arrivals at shares of classic mode's rate with 64 clients
 """
 
 from collections.abc import Iterator

@@ -136,8 +136,7 @@ def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned
             (inputs, headers), size = encode(network), network.graph.batch_size
             choices = {
                 Tuning(copies, 1): replace(
-                    register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
-                    headers=headers,
+                    register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies), headers=headers
                 )
                 for kind, copies in ((OF_ONE_THREAD, network.graph.threads), ("", 1))
             }

@@ -169,9 +169,7 @@ def _own_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) ->
         # A classifier's transform is TorchServe's own, of its image_segmenter too.
         transform = ImageClassification(crop_size=config.crop_size, resize_size=config.resize_size, **statistics)
     return Owner(
-        transform,
-        SemanticSegmentation(resize_size=None, **statistics),
-        lambda values: [network(values)["out"][0]],
+        transform, SemanticSegmentation(resize_size=None, **statistics), lambda values: [network(values)["out"][0]]
     )
 
 

@@ -1,11 +1,11 @@
 """Inputs to calibrate a precision with, and to compare it with fp32: a user's own, or the examples'.
 
-    folder of files | file of lines -> the client's own inputs       -> names and payloads
-                                    -> the task's decode and prepare -> items, and refusals
-    items                           -> split                         -> to calibrate with, to validate with
+folder of files | file of lines -> the client's own inputs       -> names and payloads
+                                -> the task's decode and prepare -> items, and refusals
+items                           -> split                         -> to calibrate with, to validate with
 
-    photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
-    requests of the model's folder, sample sentences   -> texts           -> payloads
+photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
+requests of the model's folder, sample sentences   -> texts           -> payloads
 """
 
 import io

@@ -1,7 +1,7 @@
 """The proof that a model batches (a row's outputs do not depend on other rows), and that OpenVINO computes it exactly.
 
-    signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
-                              -> also zeros, wide and large numbers      -> run by both engines -> the largest error
+signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
+                          -> also zeros, wide and large numbers      -> run by both engines -> the largest error
 """
 
 import math

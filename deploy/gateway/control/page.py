@@ -83,11 +83,7 @@ def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dic
         "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
         "columns": COLUMNS,
         "models": [
-            {
-                **_model(fleet, model),
-                "points": traffic.points(name, since_s),
-                "batch_sizes": traffic.batch_sizes(name),
-            }
+            {**_model(fleet, model), "points": traffic.points(name, since_s), "batch_sizes": traffic.batch_sizes(name)}
             for name, model in sorted(fleet.models.items())
         ],
     }
