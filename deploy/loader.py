@@ -46,32 +46,16 @@ class LoadedArchive:
 
     def __init__(
         self,
-        archive: Path,
-        mode: Literal["classic", "adaptive"],
+        archive: Path,  # NAME.mar, or the folder of an archive that was built as one
+        mode: Literal["classic", "adaptive"],  # batches are formed by the caller of `handler.handle`, or `handler.core`
         *,
-        batch_size: int | None = None,
-        response_timeout_s: int | None = None,
-        threads: int = 0,
-        gpu: int | None = None,
-        metrics: Any = None,
+        batch_size: int | None = None,  # of the registration; None for `batchSize` of model-config.yaml, or 1
+        response_timeout_s: int | None = None,  # of a batch; None for `responseTimeout` of model-config.yaml
+        threads: int = 0,  # of the engine and of decoding; 0 for the archive's own setting, by default every core
+        gpu: int | None = None,  # the device's number; None for the processor
+        metrics: Any = None,  # receives the samples of the handler's metrics; None discards them
     ) -> None:
-        """Load it; seconds.
-
-        Args:
-            archive: NAME.mar, or the folder of an archive that was built as one.
-            mode: the part that forms the batches: the caller of `handler.handle`, or `handler.core`.
-            batch_size: of the registration; None for `batchSize` of model-config.yaml, or 1.
-            response_timeout_s: seconds that a batch may take; None for `responseTimeout` of model-config.yaml.
-            threads: processor threads of the engine and of decoding; 0 for the archive's own setting, by default one
-                on every core.
-            gpu: the device's number; None for the processor.
-            metrics: receives the samples of the handler's metrics; None discards them.
-
-        Raises:
-            FileNotFoundError, shutil.ReadError: not an archive.
-            ValueError: the archive has no handler.
-            Exception: the handler does not load it, for example InvalidConfig: a file has changed or is missing.
-        """
+        """Load it, which takes seconds. Its handler may raise any exception, such as InvalidConfig."""
         # An unpacked archive lives as long as its process: a task may read and write its files.
         self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
         self.folder = folder = _unpack(archive, Path(self._unpacked.name))  #: the folder of its files

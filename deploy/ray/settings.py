@@ -47,14 +47,7 @@ class Settings:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return Serve's configuration.
-
-    Args:
-        path: models.yaml; paths of archives in it are relative to its folder.
-
-    Raises:
-        InvalidConfig: names every problem.
-    """
+    """Return Serve's configuration; paths of archives in models.yaml are relative to its folder."""
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     settings = read_settings(Settings, path, read_yaml(path))

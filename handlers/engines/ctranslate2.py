@@ -63,10 +63,7 @@ def _load_cublas() -> None:
 
 
 def compute_type(device: str, precision: str) -> str:
-    """Return CTranslate2's name of a precision on "cpu" or "cuda".
-
-    `auto` is int8 on a CPU; on a GPU it is bf16 if the GPU has it, else fp16.
-    """
+    """Return CTranslate2's name of a precision; `auto` is int8 on "cpu", and on "cuda" bf16 or else fp16."""
     known = ctranslate2.get_supported_compute_types(device)
     if precision == "auto":
         wanted = ("int8",) if device == "cpu" else ("bfloat16", "float16")

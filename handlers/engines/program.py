@@ -30,10 +30,7 @@ def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
 
 
 def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Name the tensors that a program returned, alone, in a list, a tuple or a dictionary.
-
-    Without `names` they are `output`, or `output_0` and so on.
-    """
+    """Name the tensors that a program returned in any form: `names`, or else `output`, or `output_0` and so on."""
     if isinstance(results, Mapping):
         return dict(results)
     listed = list(results) if isinstance(results, list | tuple) else [results]

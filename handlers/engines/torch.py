@@ -81,10 +81,7 @@ class TorchEngine:
         outputs: Sequence[str],
         threads: int = 0,
     ) -> None:
-        """Run a module: it has `inputs` as keyword arguments, and returns one tensor or a tuple, named `outputs`.
-
-        PyTorch's operators have so many `threads` on the CPU; 0 for one on every core.
-        """
+        """Run a module: it has `inputs` as keyword arguments, and returns one tensor or a tuple, named `outputs`."""
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = module.eval(), device, tuple(outputs)
         self.input_names = tuple(inputs)

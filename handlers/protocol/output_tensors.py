@@ -31,15 +31,11 @@ _NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "
 
 @dataclass(frozen=True, slots=True)
 class OutputTensors:
-    """A task's output tensors.
+    """A task's output tensors."""
 
-    Attributes:
-        metadata: the tensors, in the order of an answer; -1 is a size that the request decides.
-        arrays: makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64,
-            BF16 (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
-    """
-
-    metadata: Sequence[TensorMetadata]
+    metadata: Sequence[TensorMetadata]  # in the order of an answer; -1 is a size that the request decides
+    # Makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64, BF16
+    # (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
     arrays: Callable[[Sequence[Any]], Arrays]
 
     @property

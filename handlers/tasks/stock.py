@@ -25,10 +25,7 @@ from handlers.torchserve import STOCK_PRECISION
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):
-    """Serves an archive with these files:
-
-    original/   the files of the old archive, MAR-INF/MANIFEST.json among them, which names its handler
-    """
+    """Serves the files of an old archive, original/: its MAR-INF/MANIFEST.json names its handler."""
 
     config_class = StockConfig
     reads_options = True
