@@ -174,10 +174,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
 
     def _log_change(self) -> None:
-        """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.
-
-        The first load measures it, with a second model in fp32; later ones read the result.
-        """
+        """Log how much a GPU's default precision changes the samples' outputs; the first load measures it."""
         if not self.engine.description.startswith("torch"):
             return
         path = measurements.path_for(self, f"change {self.engine.description}") if self.fingerprint else None

@@ -90,10 +90,7 @@ class Stream:
         self.description = whole.description
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
-        """Translate a micro-batch, divided among the streams; see `handlers.engines.seq2seq.Generator.run`.
-
-        Without beams, `max_new_tokens` may have a number for each item. With beams, `ended` is never called.
-        """
+        """See `seq2seq.Generator.run`; without beams, `max_new_tokens` may have a number for each item."""
         return self._whole.translate(inputs, arguments, self._streams, ended)
 
 

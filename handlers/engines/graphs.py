@@ -92,10 +92,7 @@ class Layout:
             self.size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def write(self, arrays: Arrays, block: torch.Tensor) -> None:
-        """Write arrays, or tensors of the device, into a block, (size,) uint8 on the device.
-
-        Rows of padding repeat the first row: any model accepts them, and they contain no NaN that is not its own.
-        """
+        """Write arrays into a block, (size,) uint8; padding repeats the first row, which any model accepts."""
         is_there = any(isinstance(array, torch.Tensor) for array in arrays.values())
         own = block if is_there else _host_memory(block.shape, block)
         for name, space in self.tensors(own).items():

@@ -46,10 +46,7 @@ class TokenBan(transformers.LogitsProcessor):  # type: ignore[misc]
 
 
 class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Reports each item of a greedy run that has ended, and ends any run that takes too long.
-
-    `max_time` of generate() would return unfinished texts as answers.
-    """
+    """Reports each item of a greedy run that has ended, and ends a late run; `max_time` returns unfinished texts."""
 
     def __init__(self, ends_s: float, ended: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
         self._ends_s, self._ended, self._end_ids = ends_s, ended, end_ids

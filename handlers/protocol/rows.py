@@ -134,10 +134,7 @@ def _is_protobuf(headers: Headers) -> bool:
 
 
 def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
-    """Find the body of a row: the name of its field, its value, and its BodyInfo.
-
-    The value is bytes or text, not empty, or JSON that TorchServe has parsed.
-    """
+    """Find a row's body: its field's name, its value (bytes or text, not empty, or parsed JSON), and its BodyInfo."""
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
     codings = headers.get("content-encoding", "").lower().split(",")

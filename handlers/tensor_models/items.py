@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import BatchTooLarge, InvalidBody, ItemError, TensorMismatch, UnsupportedMedia, show_name
+from handlers.errors import BatchTooLarge, InvalidBody, TensorMismatch, UnsupportedMedia, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload, Payloads, Request
 from handlers.protocol.responses import Instances, OneItem
 from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, convert, to_bfloat16, to_objects
 from handlers.tensor_models.answers import Columns, write_prediction, write_row
@@ -39,9 +39,7 @@ class TensorItems:
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows = most_rows
 
-    def of_tensors(
-        self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> tuple[Payload | ItemError, ...]:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
         arrays = check_inputs(tensors, self._inputs, self._signature)
         count = count_rows(arrays, self._signature)

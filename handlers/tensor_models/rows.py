@@ -91,9 +91,7 @@ class Rows:
         ]
         return _pad(tensor, masks, 0)
 
-    def split_outputs(
-        self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
-    ) -> list[dict[str, Any]]:
+    def split_outputs(self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None) -> list[Any]:
         """Return the outputs of each row, views with the batch dimension; padded ones are cut to the row's sizes."""
         signature = signature or {name: Tensor(name) for name in outputs}
         parts = _split_rows(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
