@@ -7,7 +7,7 @@ its reading calls would be safe to repeat.
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import orjson
 
@@ -22,7 +22,7 @@ from torchserve_client.errors import (
     Unreachable,
 )
 from torchserve_client.payloads import parse_json, read_reason
-from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization
+from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization, path_of
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
@@ -165,7 +165,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        description: dict[str, Any] = self._call("GET", _path(model, version))[0]
+        description: dict[str, Any] = self._call("GET", path_of("models", model, version))[0]
         return description
 
     def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:
@@ -179,7 +179,7 @@ class Management(Api):
             ManagementError: status 404 if it is not registered.
         """
         try:
-            return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
+            return [str(each["modelVersion"]) for each in self._call("GET", path_of("models", model, "all"))]
         except ManagementError as error:
             if is_missing_ok and error.status == 404:
                 return []
@@ -191,7 +191,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        self._call("PUT", f"{_path(model, version)}/set-default")
+        self._call("PUT", path_of("models", model, version, "set-default"))
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
         """Return whether at least one worker is wanted and every wanted worker is READY.
@@ -253,7 +253,7 @@ class Management(Api):
                 f"{model} is adaptive and has one worker, since an idle second one would block the first: start more "
                 "nodes instead (make serve NODES=2)"
             )
-        self._call("PUT", _path(model, version), min_worker=workers, max_worker=most)
+        self._call("PUT", path_of("models", model, version), min_worker=workers, max_worker=most)
 
     def unregister(self, model: str, version: str | None = None) -> None:
         """Remove a model, or a version other than the default, and drop the requests in its queue.
@@ -265,8 +265,4 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        self._call("DELETE", _path(model, version))
-
-
-def _path(model: str, version: str | None) -> str:
-    return "/models/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
+        self._call("DELETE", path_of("models", model, version))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import certifi
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, Timeout
@@ -70,6 +70,11 @@ def address(url: str) -> str:
     raise InvalidPayload(
         "not the address of a server: write http://HOST:PORT or https://HOST:PORT; for several servers, the gateway's"
     )
+
+
+def path_of(*parts: str | None) -> str:
+    """Return the path of these parts of a URL, without those that are None."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts if part is not None)
 
 
 class Transport:

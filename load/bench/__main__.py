@@ -38,10 +38,10 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "resnet": Part("load.bench.resnet:measure"),
+    "resnet": Part("load.bench.images:measure"),
     "texts": Part("load.bench.texts:measure_embedding"),
     "translation": Part("load.bench.texts:measure_translation"),
-    "poisson": Part("load.bench.modes:measure_poisson"),
+    "poisson": Part("load.bench.images:measure_poisson"),
     "int8": Part("load.bench.int8:measure", ("int8",)),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),
