@@ -18,8 +18,8 @@ from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
+from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.limits import find_excess
 from handlers.protocol.requests import Payload, Request, Slot
 from handlers.protocol.terms import Terms
 

@@ -32,8 +32,7 @@ from typing import Any
 from handlers.engines import Arrays, Outputs
 from handlers.errors import INTERNAL_ERROR, OUT_OF_TIME, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
-from handlers.pipeline.failures import fail, isolate
-from handlers.pipeline.limits import find_excess
+from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol.api_forms import Answer
