@@ -42,10 +42,8 @@ class NodeSettings:
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> "NodeSettings":
         """Read the variables; an InvalidConfig lists every problem."""
-        variables = {
-            f.name: "MODEL_STORE" if f.name == "model_store" else f"NODE_{f.name.upper()}" for f in fields(cls)
-        }
-        given: dict[str, Any] = {name: environment[key] for name, key in variables.items() if environment.get(key)}
+        names = {f.name: "MODEL_STORE" if f.name == "model_store" else f"NODE_{f.name.upper()}" for f in fields(cls)}
+        given: dict[str, Any] = {name: environment[key] for name, key in names.items() if environment.get(key)}
         for name in given.keys() & {"config", "state_dir", "model_store"}:
             given[name] = Path(given[name]).resolve()
         if "forward_headers" in given:

@@ -77,9 +77,7 @@ def _write_values(array: Any) -> Any:
 def _write_texts(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return (
-        [_write_texts(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-    )
+    return list(map(_write_texts, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)

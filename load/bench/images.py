@@ -56,8 +56,6 @@ def measure_poisson(bench: Bench) -> Iterator[Row]:
                 arrivals = OpenLoop(Poisson(share * capacity_per_s, seed=number))
                 some = Comparison(arrivals, [classic, adaptive], f"Poisson at {share:.0%}", POISSON_LENGTH)
                 bench.compare(number, some, results)
-    for share, figure in product(SHARES, ("p50", "p99")):
+    for share, each in product(SHARES, ("p50", "p99")):
         at = f"Poisson at {share:.0%}"
-        yield results.row(
-            f"{bench.classifier}, {ADAPTIVE}, {at}, {figure} in ms", at, ADAPTIVE, CLASSIC, f"{figure}_ms"
-        )
+        yield results.row(f"{bench.classifier}, {ADAPTIVE}, {at}, {each} in ms", at, ADAPTIVE, CLASSIC, f"{each}_ms")

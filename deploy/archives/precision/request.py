@@ -23,9 +23,7 @@ from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig
 
 # The programs that compare, and modules that decode their inputs: other code decodes other inputs.
-PROGRAMS = tuple(
-    f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")
-)
+PROGRAMS = [f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")]
 DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 

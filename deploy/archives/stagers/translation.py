@@ -66,9 +66,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         named = None if config.src_lang == AUTO else config.src_lang  # texts of a known language need no detector
         plain = replace(config, detector=None, src_lang=named, precision="fp32")
         # Searches with beams sometimes end elsewhere, so more texts are compared if they are the default.
-        asked = (
-            [*TEXTS, *(texts or read_samples(BUILT_IN))] if config.num_beams > 1 else [*TEXTS, *texts[:MOST_SAMPLES]]
-        )
+        asked = [*TEXTS, *((texts or read_samples(BUILT_IN)) if config.num_beams > 1 else texts[:MOST_SAMPLES])]
         cause = convert(source, config, exact / CONVERTED, None) if engine == "auto" else ""
         found: Mapping[int, str] = {}
         if cause is None:

@@ -186,10 +186,8 @@ def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -
     unique = [f"{label} ({mark})" if counts[label] > 1 else label for label, mark in zip(labels, marks, strict=True)]
     if len({*unique}) < len(labels):
         raise InvalidConfig(f"{model.name}: several classes have the name {shared[0]}; give each its own")
-    changed = [new for new, old in zip(unique, labels, strict=True) if new != old]
+    given = [new for new, old in zip(unique, labels, strict=True) if new != old]
     kind = "WordNet ids" if has_ids else "numbers"
-    more = ", ..." if len(changed) > MOST_SHOWN else ""
-    print(
-        printable(f"{model.name}: several classes share a name; {kind} added: {', '.join(changed[:MOST_SHOWN])}{more}")
-    )
+    more = ", ..." if len(given) > MOST_SHOWN else ""
+    print(printable(f"{model.name}: several classes share a name; {kind} added: {', '.join(given[:MOST_SHOWN])}{more}"))
     return unique

@@ -117,10 +117,8 @@ def _quote(text: str) -> str:
 def _rates(settings: GatewaySettings) -> Resource | None:
     """Make the filter that limits the rate of each key; None without rates."""
     limited = [key for key in settings.keys if key.requests_per_second is not None]
-    buckets = [
-        {"entries": [{"key": "client", "value": key.client}], "token_bucket": make_bucket(key)} for key in limited
-    ]
-    return fill_template("listener", "rates", descriptors=buckets) if buckets else None
+    rates = [{"entries": [{"key": "client", "value": key.client}], "token_bucket": make_bucket(key)} for key in limited]
+    return fill_template("listener", "rates", descriptors=rates) if rates else None
 
 
 def make_bucket(key: Key) -> Resource:

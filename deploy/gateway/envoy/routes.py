@@ -49,9 +49,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
         no_repository=None if settings.management else fill_template("route", "no_repository"),
     )
-    first = (
-        fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
-    )
+    own = fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
     models = fleet.models
     tasks = {name: model.metadata.get("task", "") for name, model in models.items()}
     # The models of requests that name none, by their path.
@@ -59,7 +57,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
     nameless["/invocations"] = settings.invocations or ("".join(models) if len(models) == 1 else "")
     to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, nameless)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)
-    every = [*first, *to_nodes, *fixed]
+    every = [*own, *to_nodes, *fixed]
     cors = None
     if settings.cors and name == HTTP:
         origins = [{"safe_regex": {"regex": ".*"}} if each == "*" else {"exact": each} for each in settings.cors]
