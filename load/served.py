@@ -30,9 +30,8 @@ class Served:
 
     @property
     def target(self) -> Target:
-        return Target(
-            self.url + path_of("predictions", self.model, self.version), authorization(self.token), self.timeout_s
-        )
+        url = self.url + path_of("predictions", self.model, self.version)
+        return Target(url, authorization(self.token), self.timeout_s)
 
     @property
     def management(self) -> Management:

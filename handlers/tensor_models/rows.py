@@ -153,12 +153,9 @@ def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[s
 
 def _make_sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
     noise = np.random.default_rng(SEED)
-    row = {}
-    for name, tensor in signature.inputs.items():
-        # The server makes a mask without a size in `warm_up`.
-        if name not in signature.masks or name in sizes:
-            row[name] = _make_noise(tensor, _make_shape(tensor, sizes.get(name)), noise)
-    return row
+    # The server makes a mask without a size in `warm_up`.
+    own = {name: each for name, each in signature.inputs.items() if name not in signature.masks or name in sizes}
+    return {name: _make_noise(each, _make_shape(each, sizes.get(name)), noise) for name, each in own.items()}
 
 
 def _make_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:

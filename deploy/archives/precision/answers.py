@@ -12,20 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deploy.archives.precision.comparisons import (
-    Array,
-    Boxes,
-    Comparison,
-    Span,
-    compare_accuracy,
-    compare_boxes,
-    compare_maps,
-    compare_ranks,
-    compare_rows,
-    compare_spans,
-    compare_values,
-    compare_vectors,
-)
+from deploy.archives.precision import comparisons
+from deploy.archives.precision.comparisons import Array, Boxes, Comparison, Span
 from deploy.archives.tasks import run_items
 from handlers.engines import Engine
 from handlers.probabilities import sigmoid, softmax
@@ -78,7 +66,7 @@ def make_proof(
 ) -> Proof:
     """Compare answers with those of the same items in fp32."""
     kind = KINDS[kind_name]
-    compared = kind.compare(exact, answers) if truths is None else compare_accuracy(exact, answers, truths)
+    compared = kind.compare(exact, answers) if truths is None else comparisons.compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
     agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
     broken = sum(not (_is_finite(one) and _is_finite(other)) for one, other in zip(exact, answers, strict=True))
@@ -147,16 +135,18 @@ def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 
 
 KINDS: Mapping[str, Kind] = {
-    "image_classification": Kind("top-1", 0.99, _read_labels, compare_rows),
-    "object_detection": Kind("map", 0.98, _read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}),
-    "image_segmentation": Kind("miou", 0.98, _read_maps, compare_maps),
-    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
-    "text_classification": Kind("labels", 0.99, _read_labels, compare_rows),
-    "token_classification": Kind("labels", 0.99, _read_tokens, compare_rows),
-    "question_answering": Kind("labels", 0.99, _read_spans, compare_spans, {"top_k": 2}),
-    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
-    "reranking": Kind("ranks", 0.98, _read_scores, compare_ranks),
-    REGRESSION: Kind("values", 0.98, _read_values, compare_values),
+    "image_classification": Kind("top-1", 0.99, _read_labels, comparisons.compare_rows),
+    "object_detection": Kind(
+        "map", 0.98, _read_boxes, comparisons.compare_boxes, {"threshold": FOUND, "answer": "boxes"}
+    ),
+    "image_segmentation": Kind("miou", 0.98, _read_maps, comparisons.compare_maps),
+    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
+    "text_classification": Kind("labels", 0.99, _read_labels, comparisons.compare_rows),
+    "token_classification": Kind("labels", 0.99, _read_tokens, comparisons.compare_rows),
+    "question_answering": Kind("labels", 0.99, _read_spans, comparisons.compare_spans, {"top_k": 2}),
+    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
+    "reranking": Kind("ranks", 0.98, _read_scores, comparisons.compare_ranks),
+    REGRESSION: Kind("values", 0.98, _read_values, comparisons.compare_values),
 }
 
 

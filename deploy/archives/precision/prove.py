@@ -12,22 +12,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from deploy.archives.precision import inputs
 from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
-from deploy.archives.precision.inputs import (
-    FEWEST,
-    IMAGES,
-    MOST,
-    MOST_VALIDATING,
-    DecodedInput,
-    decode_inputs,
-    describe_refusals,
-    draw,
-    fit_sample,
-    list_inputs,
-    make_sample_payloads,
-    match_labels,
-    split,
-)
+from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import load_task, task_of
 from deploy.models import ModelEntry
@@ -92,9 +79,9 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and len(calibration) < FEWEST:
         raise InvalidConfig(f"{model.name}: --calibrate: {len(calibration)} inputs; at least {FEWEST} are needed")
     if calibration is not None and validation is None:
-        calibration, validation = split(calibration)
+        calibration, validation = inputs.split(calibration)
     if validation is None:
-        samples = (fit_sample(task, each) for each in make_sample_payloads(model, task.inputs))
+        samples = (inputs.fit_sample(task, each) for each in inputs.make_sample_payloads(model, task.inputs))
         validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
@@ -105,16 +92,16 @@ def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: A
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:
-        return match_labels(validation, [*names])
+        return inputs.match_labels(validation, [*names])
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: {error}") from None
 
 
 def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
     """Decode a folder's files or a file's lines, in an order by a seed."""
-    inputs = draw(list_inputs(path))
-    items, refused = decode_inputs(task, inputs, is_text=model.handler not in IMAGES)
-    if line := describe_refusals(path, len(inputs), refused):
+    given = inputs.draw(inputs.list_inputs(path))
+    items, refused = inputs.decode_inputs(task, given, is_text=model.handler not in IMAGES)
+    if line := inputs.describe_refusals(path, len(given), refused):
         _print(model, line)
     return items
 

@@ -12,12 +12,12 @@ A withdrawn version keeps its cluster, without routes, until no node has it: the
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds, make_address
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.run.node import split_address
+from torchserve_client.transport import path_of
 
 CONTROL = "control"
 DISCOVERY = "/discovery"  # the cluster of bootstrap.yaml; no model's cluster begins with a slash
@@ -117,9 +117,7 @@ def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -
         connections=limits.connections,
         interval_s=format_seconds(interval_s),
         failures=FAILURES,
-        path="/".join(
-            quote(part, safe="") for part in ("", "models", upstream.model, upstream.version) if part is not None
-        ),
+        path=path_of("models", upstream.model, upstream.version),
         management_token=[fill_template("cluster", "management_token")] if has_tokens else None,
         inference_token={"append": fill_template("cluster", "inference_token")} if has_tokens else None,
         resets=RESETS,
