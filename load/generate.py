@@ -190,8 +190,7 @@ class OpenLoop:
 
         recording.warm.set()
         await _first(keep_schedule(), recording.closed.wait())
-        # Requests that were due before the window closed count, sent or not.
-        while due_s < recording.closes_s:
+        while due_s < recording.closes_s:  # requests that were due before the window closed count, sent or not
             if len(tasks) < self.max_in_flight:
                 send()
             else:

@@ -169,8 +169,7 @@ def _describe_versions(options: argparse.Namespace, management: Management) -> l
             versions = [management.describe(model, version) for version in management.versions(model)]
             found += [{**each, "isDefault": each["modelVersion"] == default} for each in versions]
         except ManagementError as error:
-            # TorchServe lists names with a slash, but has no path for them.
-            if options.model or error.status == 0:
+            if options.model or error.status == 0:  # TorchServe lists names with a slash, but has no path for them
                 raise
             found.append({"modelName": model, "error": error.message})
     return found

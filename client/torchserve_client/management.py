@@ -245,8 +245,7 @@ class Management(Api):
             ManagementError: status 404 if it is not registered.
         """
         most = workers if most is None else most
-        # TorchServe responds to a negative number with 500 and removes every worker.
-        if not 0 <= workers <= most:
+        if not 0 <= workers <= most:  # TorchServe responds to a negative number with 500 and removes every worker
             raise InvalidPayload(f"{model}: workers must be 0 or more, and `most` not less, not {workers} and {most}")
         if most > 1 and self.describe(model, version).get("continuousBatching"):
             raise InvalidPayload(

@@ -276,13 +276,11 @@ class Rollout:
                 if not self._wait(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
                     self.report(f"{named}: requests still in flight after {DRAIN_S:g} s")
             except ManagementError as error:
-                # 404: the gateway does not have the version.
-                if error.status != 404:
+                if error.status != 404:  # 404: the gateway does not have the version
                     raise
             yield
         except BaseException:
-            # The gateway may have withdrawn it even if its response was lost.
-            try:
+            try:  # the gateway may have withdrawn it even if its response was lost
                 gateway.withdraw(model, version, is_withdrawn=False)
                 self.report(f"{named}: the gateway sends requests again")
             except ManagementError as error:

@@ -58,8 +58,7 @@ class Exports:
         """Remove the entries unused for longest until the rest fits."""
         entries: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("[!.]*"):
-            # Another build may remove it meanwhile.
-            with suppress(OSError):
+            with suppress(OSError):  # another build may remove it meanwhile
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 entries.append((path.stat().st_mtime, size, path))
         total = sum(size for _, size, _ in entries)

@@ -125,8 +125,7 @@ class NodeProcess:
         tokens = read_tokens(server.keys) if server.settings.has_tokens else {}
         if tokens is None:
             tokens = (self._status or NodeStatus()).tokens  # TorchServe is writing the key file
-        # On a full disk the published status stays.
-        with suppress(OSError):
+        with suppress(OSError):  # on a full disk the published status stays
             self._publish(NodeStatus(self._words, self._is_stopping.is_set(), tokens))
 
     def _keep_envoy(self) -> None:
@@ -152,8 +151,7 @@ class NodeProcess:
             try:
                 descriptions.append(management.describe(name, version))
             except ManagementError as error:
-                # It was unregistered.
-                if error.status != 404:
+                if error.status != 404:  # it was unregistered
                     raise
         self._words, self._response_timeout_s = summarize_health(descriptions)
         self._answered_s = time.monotonic()

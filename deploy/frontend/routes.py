@@ -134,8 +134,7 @@ class Routes(Application):
         body = await self.read_body(scope, receive, models.body_bytes)
         if headers.get("content-encoding", "identity") in _CODINGS:
             inflated = await off_loop(models.body_bytes, decompress, body, models.body_bytes)
-            # It returns others unchanged.
-            if body and inflated is body:
+            if body and inflated is body:  # it returns others unchanged
                 raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
             body = bytes(inflated)
             del headers["content-encoding"]

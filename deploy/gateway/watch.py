@@ -63,8 +63,7 @@ class Watch:
 
     async def poll(self) -> None:
         """Ask the node once; if it does not answer, its models stay."""
-        # One poll at a time: an older response never replaces a newer one.
-        async with self._polling:
+        async with self._polling:  # one poll at a time: an older response never replaces a newer one
             problem = ""
             try:
                 pending = self._read_pending()

@@ -34,8 +34,7 @@ class ExportedCounter(NamedTuple):
     labels: tuple[str, ...]
 
     def add_or_update(self, value: float, labels: Sequence[str]) -> None:
-        # Ray refuses an increment of 0.
-        if value > 0:
+        if value > 0:  # Ray refuses an increment of 0
             self.counter.inc(value, dict(zip(self.labels, labels, strict=True)))
 
 

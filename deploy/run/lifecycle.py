@@ -20,8 +20,7 @@ WATCHER = "run.pid"  # in a node's folder: the id of the process that watches th
 
 def start_node(local: LocalNode) -> None:
     """Start a node unless it runs, and register the models that it served."""
-    # The gateway's supervisor starts nodes, too.
-    with lock(local.folder / "lock"):
+    with lock(local.folder / "lock"):  # the gateway's supervisor starts nodes, too
         server, record = local.server, Record(local)
         if server.pid() is not None:
             server.authorize()
@@ -37,8 +36,7 @@ def start_node(local: LocalNode) -> None:
             with step(f"{local.title}: starting"):
                 server.start()
         lost = []
-        # Without the model API the configuration names all models.
-        if server.settings.has_model_api:
+        if server.settings.has_model_api:  # without the model API the configuration names all models
             for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
                 lost += [] if is_registered else [each]

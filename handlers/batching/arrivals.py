@@ -149,8 +149,7 @@ def _count_bytes(payload: Payload) -> int:
 
 
 def _size(value: Any) -> int:
-    # An item of a one-dimensional tensor is a numpy number.
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic):  # an item of a one-dimensional tensor is a numpy number
         return int(value.nbytes)
     if not isinstance(value, list):
         return len(value) if isinstance(value, Sized) else 0

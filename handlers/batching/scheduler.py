@@ -74,8 +74,7 @@ class Scheduler:
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
         items = sum(not isinstance(slot.outcome, ItemError) for slot in request.slots)
-        # An empty queue accepts any number.
-        if queue.items and queue.items + items > policy.max_queue_items:
+        if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Refusal("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
         # Without a deadline every response is in time.

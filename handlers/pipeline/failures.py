@@ -28,8 +28,7 @@ def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Except
     """Repeat a step that failed on halves of its slots, down to single ones; if time is up, all fail at once."""
     left = [slot for slot in slots if not slot.is_over]
     if isinstance(error, OutOfTime):
-        # Halves would take longer still.
-        for slot in left:
+        for slot in left:  # halves would take longer still
             fail(slot, error)
     elif left and len(slots) == 1:
         fail(left[0], error)
@@ -61,8 +60,7 @@ def fail(slot: Slot, error: Exception) -> None:
 
 def find_excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
     """Return the error of a request whose items are too much together, or None."""
-    # If one item exceeds the request's allowance, all items get its error.
-    for slot in slots:
+    for slot in slots:  # if one item exceeds the request's allowance, all items get its error
         if isinstance(slot.outcome, ItemError) and slot.outcome.type == WorkTooLarge.__name__:
             return slot.outcome
     costs = [slot.cost for slot in slots if not slot.is_failed]

@@ -158,8 +158,7 @@ def encode(value: Any) -> bytes:
     """Write a value, arrays included, as compact UTF-8 JSON; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
-        # orjson writes NaN and infinity as null; the slower encoder raises for them.
-        try:
+        try:  # orjson writes NaN and infinity as null; the slower encoder raises for them
             json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
         except ValueError:
             raise WrongOutput(f"{_non_finite(value) or 'result'}: the model returned NaN or infinity.") from None

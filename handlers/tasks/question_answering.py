@@ -60,8 +60,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
         )
-        # A context beside "instances" is sent once, and tokenised for each question.
-        if payload.allowance:
+        if payload.allowance:  # a context beside "instances" is sent once, and tokenised for each question
             payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
         return Passage(context, self.options(fields), question=question)
 

@@ -60,8 +60,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
             raise InvalidOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
-        # A query is sent once, and tokenised for each document.
-        if payload.allowance:
+        if payload.allowance:  # a query is sent once, and tokenised for each document
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(self.prompt + query, options, pair=document)
 

@@ -80,8 +80,7 @@ def segment_line(line: str, language: str) -> list[str]:
     try:
         found: list[str] = sentencex.segment(language, line)
     except BaseException as error:
-        # A panic is not an Exception, and would end the worker.
-        if type(error).__module__ != PANICS:
+        if type(error).__module__ != PANICS:  # a panic is not an Exception, and would end the worker
             raise
         return [line]
     return found

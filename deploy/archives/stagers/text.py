@@ -37,8 +37,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
-        # A worker on PyTorch imports transformers anyway.
-        if engine != "torch" and not config.trust_remote_code:
+        if engine != "torch" and not config.trust_remote_code:  # a worker on PyTorch imports transformers anyway
             prepare_tokenizer(folder / CHECKPOINT)
     for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
