@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import free_sizes
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature, Tensor, fits
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _ONE = Cost()  # the cost of a row if all sizes of the model are fixed
 # Padded rows may have this many times their own elements together: a wide image and a high one fill a large square.

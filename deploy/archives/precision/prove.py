@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from deploy.archives.precision import inputs
 from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
 from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput
@@ -21,12 +19,10 @@ from deploy.models import ModelEntry
 from deploy.rooms import open_room
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
-from handlers.engines import Engine
+from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof
-
-Arrays = Mapping[str, NDArray[Any]]
 
 CLASSIFIERS = ("image_classification", "text_classification")  # tasks with one right class for an input
 

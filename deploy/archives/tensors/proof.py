@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from deploy.archives.differences import relative_error
 from deploy.archives.tensors.samples import WIDE, make_others, make_rows
+from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.tensor_models.checks import check_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature, Tensor
 
-Arrays = Mapping[str, NDArray[Any]]
 Run = Callable[[Arrays], Arrays]
 
 ROWS = 3  # rows that run together; an odd number, at which few models are fixed
