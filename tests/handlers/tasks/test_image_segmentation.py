@@ -26,7 +26,7 @@ from tests.photographs import encoded, path, photograph
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
 COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
-# What writes the weights of each kind, and its settings.
+# The writer of each kind's weights, and its settings.
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "torchvision": ((), {**COMMON, "arch": ARCH, "resize_size": SHORTER, "max_seen_pixels": 120_000}),
     "transformers": ((tiny_segmenter.segmenter,), COMMON),
