@@ -165,7 +165,7 @@ def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch:
         scope = {"headers": [(b"content-length", b"%d" % stated)]}
         with pytest.raises(Refused) as refused:
             asyncio.run(http.Application().read_body(scope, receive, 25))
-        assert (refused.value.args.status, receive.await_count) == (413, calls)
+        assert (refused.value.args[0], receive.await_count) == (413, calls)
     monkeypatch.setattr(http.Application, "body_s", 0.0)
     status, document = ask("POST", "/predictions/texts", None)
     assert (status, document["type"]) == (408, "RequestTimeout")
