@@ -9,7 +9,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from deploy.frontend.forms import MalformedForm, row_of
@@ -108,13 +110,14 @@ class Replica:
         (future,) = self._core.submit_all([request])
         try:
             if not future.done():
-                loop = asyncio.get_running_loop()
+                loop, thread = asyncio.get_running_loop(), get_ident()
                 if not self._is_helping:
                     self._is_helping = True
                     loop.call_soon(self._help)
                 waiter: asyncio.Future[None] = loop.create_future()
-                # uvloop wakes once for all that a micro-batch ends.
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(_end, waiter))
+                # The loop's own thread runs quick items; for another one, uvloop wakes once for a whole micro-batch.
+                end = partial(loop.call_soon_threadsafe, _end, waiter)
+                future.add_done_callback(lambda _: _end(waiter) if get_ident() == thread else end())
                 await waiter
             reply = future.result()()
         except asyncio.CancelledError:
