@@ -5,9 +5,10 @@ Each diagram is a list of boxes, bars and arrows in pixels, on a white card that
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 IMAGES = Path(__file__).parent / "images"
 INK = "#1a1a1a"
@@ -17,6 +18,8 @@ BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 PALE = "#f3f5f7"
+# Pixels of the bars of one figure.
+HEIGHT = 68
 
 
 def text(x: float, y: float, words: str, *, size: int = 13, anchor: str = "middle", fill: str = INK) -> str:
@@ -178,27 +181,32 @@ def draw_states() -> str:
     return card(870, 200, "The states of a request: admission, decoding, queued, running, answered", parts)
 
 
+def quotient(row: Mapping[str, Any]) -> float:
+    """Return our median over the baseline's."""
+    return float(row["ours"]["median"] / row["theirs"]["median"])
+
+
 def draw_results() -> str:
     """Draw the titled rows of results.json: a bar for each processor, the quotient of both medians."""
     tables = json.loads((IMAGES.parent / "results.json").read_bytes())
     tables = [table for table in tables if table["part"] == "bench"]
-    columns = [[row for row in table["rows"] if "title" in row] for table in tables]
-    most = max(row["ours"]["median"] / row["theirs"]["median"] for rows in columns for row in rows)
+    titles = list(dict.fromkeys(row["title"] for table in tables for row in table["rows"] if "title" in row))
+    most = max(quotient(row) for table in tables for row in table["rows"] if "title" in row)
     left, unit, parts = 320, 400 / most, []
-    for index, (table, fill) in enumerate(zip(tables, (BLUE, ORANGE), strict=True)):
-        parts += [f'<rect x="{left + 200 * index}" y="12" width="12" height="12" fill="{fill}"/>']
-        parts += [text(left + 18 + 200 * index, 22, table["name"], size=12, anchor="start")]
-        for number, row in enumerate(columns[index]):
-            ours, theirs = (row[name]["median"] for name in ("ours", "theirs"))
-            y, width = 36 + 60 * number + 24 * index, ours / theirs * unit
-            words = f"{ours / theirs:.3g}x  ({ours:.3g} : {theirs:.3g} {row['measured'].rpartition(', ')[2]})"
-            parts += [f'<rect x="{left}" y="{y}" width="{width:.1f}" height="22" fill="{fill}"/>']
-            parts += [text(left + width + 8, y + 16, words, size=12, anchor="start")]
-    for number, row in enumerate(columns[0]):
-        for line, words in enumerate(row["title"].splitlines()):
-            fill = GREY if line else INK
-            parts.append(text(left - 10, 56 + 60 * number + 16 * line, words, size=13 - line, anchor="end", fill=fill))
-    end = 38 + 60 * len(columns[0])
+    for index, (table, fill) in enumerate(zip(tables, (BLUE, ORANGE, GREEN), strict=True)):
+        parts += [f'<rect x="{left + 180 * index}" y="12" width="12" height="12" fill="{fill}"/>']
+        parts += [text(left + 18 + 180 * index, 22, table["name"], size=12, anchor="start")]
+        for row in (row for row in table["rows"] if "title" in row):
+            y, width = 36 + HEIGHT * titles.index(row["title"]) + 19 * index, quotient(row) * unit
+            medians = f"{row['ours']['median']:.3g} : {row['theirs']['median']:.3g}"
+            words = f"{quotient(row):.3g}x  ({medians} {row['measured'].rpartition(', ')[2]})"
+            parts += [f'<rect x="{left}" y="{y}" width="{width:.1f}" height="17" fill="{fill}"/>']
+            parts += [text(left + width + 8, y + 13, words, size=12, anchor="start")]
+    for number, title in enumerate(titles):
+        for line, words in enumerate(title.splitlines()):
+            fill, y = GREY if line else INK, 60 + HEIGHT * number + 16 * line
+            parts.append(text(left - 10, y, words, size=13 - line, anchor="end", fill=fill))
+    end = 38 + HEIGHT * len(titles)
     parts.append(f'<path d="M{left + unit:.1f},32 V{end}" stroke="{INK}" stroke-dasharray="4 3"/>')
     parts.append(
         text(left, end + 14, "times the rate of the baseline (dashed: equal)", size=11, anchor="start", fill=GREY)

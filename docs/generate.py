@@ -233,15 +233,23 @@ def write_figure(figures: Mapping[str, float]) -> str:
     return f"{float(format(figures['median'], '.3g')):g}" if figures else ""
 
 
+def _baseline(row: Mapping[str, Any]) -> str:
+    # int8 is compared with the precision that the archive has without it.
+    return "fp32 or bf16" if row["measured"].startswith("int8") else str(row["against"])
+
+
 def write_results(part: str) -> str:
     """Return a part's table, with columns for each processor: both medians, and the ratio of each round."""
     tables = read_results(part)
     head = [f"{table['name']}, ours:theirs | by round" for table in tables]
     lines = [f"| measured, against | {' | '.join(head)} |", f"|{'---|' * (1 + 2 * len(tables))}"]
-    for rows in zip(*(table["rows"] for table in tables), strict=True):
-        against = " or ".join(dict.fromkeys(row["against"] for row in rows))
-        cells = [f"{rows[0]['measured']}, against {against}"]
-        for row in rows:
+    found = [{(row["measured"], _baseline(row)): row for row in table["rows"]} for table in tables]
+    for what, against in dict.fromkeys(key for rows in found for key in rows):
+        cells = [f"{what}, against {against}"]
+        for row in (rows.get((what, against)) for rows in found):
+            if row is None:
+                cells += ["", ""]
+                continue
             middle, least, most = (f"{row['ratio'][key]:.2f}" for key in ("median", "min", "max"))
             cells += [f"{write_figure(row['ours'])}:{write_figure(row['theirs'])}".strip(":")]
             cells += [middle if least == most else f"{middle} ({least}..{most})"]

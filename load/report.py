@@ -52,7 +52,8 @@ def ratios(base: Run, other: Run) -> Rows:
         for quantity in ("throughput 1/s", "goodput 1/s", "p50 ms", "p99 ms"):
             pairs = [(_value(step, quantity), _value(theirs[step.repeat], quantity)) for step in mine]
             if pairs and all(map(all, pairs)):
-                before, after = (median(values) for values in zip(*pairs, strict=True))
+                # As they are written, so that a reader who divides them gets the ratio.
+                before, after = (round(median(values), 1) or median(values) for values in zip(*pairs, strict=True))
                 each = [b / a for a, b in pairs]
                 cells = {
                     "load": load,

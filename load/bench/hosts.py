@@ -7,7 +7,7 @@ each is started again -> seconds to its first response
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from math import inf
@@ -38,9 +38,9 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def serve_one(folder: Path, inputs: Inputs) -> Iterator[PeerProcess]:
+def serve_one(folder: Path, inputs: Inputs, headers: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
     command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), "--port")
-    peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}")
+    peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}", headers=headers or {})
     with peer_process.start(peer, inputs.items[0].body) as running:
         yield running
 

@@ -1,7 +1,7 @@
 """Equal OpenVINO graphs in ours, BentoML, LitServe and PyTriton, which contains Triton; infinity for embeddings.
 
     a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
-        -> one TorchServe with both; each peer in a separate environment
+        -> one TorchServe with both, and one process for each; each peer in a separate environment
     ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
         one thread, and of the peer's times to wait for a batch
 
@@ -27,7 +27,7 @@ from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
-from load.bench import embeddings, peer_process
+from load.bench import embeddings, hosts, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
 from load.bench.contender import Contender, Endpoint, Tuned, register
 from load.bench.peer_graph import INPUT, OUTPUT, PeerGraph
@@ -178,6 +178,16 @@ def serve_peer(bench: Bench, peer: Peer, network: Network) -> Iterator[Tuned]:
         yield Tuned(peer.name, {clients: stack.enter_context(serve(tuning)) for clients, tuning in chosen.items()})
 
 
+@contextmanager
+def serve_process(bench: Bench, network: Network) -> Iterator[Endpoint]:
+    """Serve a network with one process of ours, without TorchServe."""
+    inputs, headers = encode(network)
+    with hosts.serve_one(bench.work / STORE / network.name, inputs, headers) as process:
+        endpoint = Endpoint(hosts.ONE, process.url, inputs, headers=headers, process=process)
+        replace(endpoint, check=partial(check, network.expected)).run(ClosedLoop(1), 0.5, 0.0)
+        yield endpoint
+
+
 def check(expected: Any, number: int, body: bytes) -> Verdict:
     """Compare the scores at the end of a response with torch's, (ROWS, SCORES)."""
     values = np.frombuffer(body[-4 * SCORES :], np.float32)
@@ -191,7 +201,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     with ExitStack() as stack:
         for network, ours in zip(networks, stack.enter_context(serve_ours(bench, networks)), strict=True):
             peers = [stack.enter_context(serve_peer(bench, peer, network)) for peer in PEERS]
-            contenders[network.name] = [ours, *peers]
+            contenders[network.name] = [ours, stack.enter_context(serve_process(bench, network)), *peers]
             bench.settle(contenders[network.name], ClosedLoop(MOST_PEER_CLIENTS))
         yield from compare_with_peers(first, contenders, "rows/s")
     yield from embeddings.measure(bench)
