@@ -89,12 +89,7 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
 
 
 def staged(
-    folder: Path,
-    kind: str,
-    task: str,
-    files: Mapping[str, Any] | None = None,
-    engine: Engine = "auto",
-    **config: Any,
+    folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, engine: Engine = "auto", **config: Any
 ) -> Path:
     """Return such a checkpoint's archive contents, with further JSON files; engine `torch` needs no export."""
     entry = model(task.replace("_", "-"))
