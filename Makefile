@@ -114,10 +114,12 @@ lock-extras: ## resolve deploy/extras/*.lock; run it after lock
 	@for lock in deploy/extras/*.lock; do deploy/extras/lock.sh "$$(basename "$$lock" .lock)"; done
 
 # grpcio-tools 1.76.0 writes code for protobuf 6.31 and later; an older runtime refuses newer code, and the lock has 6.33.6. The
-# modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names.
+# modules use a separate descriptor pool, since the default pool may contain Triton's messages, which have equal names; and
+# no runtime needs the offsets at their end.
 messages := handlers/protocol/open_inference deploy/protocol/messages deploy/gateway/envoy/discovery
 .PHONY: proto
 proto: # generate the messages of gRPC calls from their .proto files
 	@.uv/bin/uvx --quiet --from grpcio-tools==1.76.0 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 		$(messages:=.proto)
-	@sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(messages:=_pb2.py)
+	@sed -i -e 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' -e '/^if not _descriptor._USE_C/,$$d' \
+		$(messages:=_pb2.py)

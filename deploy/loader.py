@@ -46,36 +46,19 @@ class LoadedArchive:
 
     def __init__(
         self,
-        archive: Path,
-        mode: Literal["classic", "adaptive"],
+        archive: Path,  # NAME.mar, or the folder of an archive that was built as one
+        mode: Literal["classic", "adaptive"],  # batches are formed by the caller of `handler.handle`, or `handler.core`
         *,
-        batch_size: int | None = None,
-        response_timeout_s: int | None = None,
-        threads: int = 0,
-        gpu: int | None = None,
-        metrics: Any = None,
+        batch_size: int | None = None,  # of the registration; None for `batchSize` of model-config.yaml, or 1
+        response_timeout_s: int | None = None,  # of a batch; None for `responseTimeout` of model-config.yaml
+        threads: int = 0,  # of the engine and of decoding; 0 for the archive's own setting, by default every core
+        gpu: int | None = None,  # the device's number; None for the processor
+        metrics: Any = None,  # receives the samples of the handler's metrics; None discards them
     ) -> None:
-        """Load it; seconds.
-
-        Args:
-            archive: NAME.mar, or the folder of an archive that was built as one.
-            mode: the part that forms the batches: the caller of `handler.handle`, or `handler.core`.
-            batch_size: of the registration; None for `batchSize` of model-config.yaml, or 1.
-            response_timeout_s: seconds that a batch may take; None for `responseTimeout` of model-config.yaml.
-            threads: processor threads of the engine and of decoding; 0 for the archive's own setting, by default one
-                on every core.
-            gpu: the device's number; None for the processor.
-            metrics: receives the samples of the handler's metrics; None discards them.
-
-        Raises:
-            FileNotFoundError, shutil.ReadError: not an archive.
-            ValueError: the archive has no handler.
-            Exception: the handler does not load it, for example InvalidConfig: a file has changed or is missing.
-        """
+        """Load it, which takes seconds. Its handler may raise any exception, such as InvalidConfig."""
         # An unpacked archive lives as long as its process: a task may read and write its files.
         self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
-        #: The folder of its files.
-        self.folder = folder = _unpack(archive, Path(self._unpacked.name))
+        self.folder = folder = _unpack(archive, Path(self._unpacked.name))  #: the folder of its files
         manifest = manifest_of(folder)
         self.name, self.version = str(manifest["model"]["modelName"]), manifest["model"].get("modelVersion")
         settings = _settings(folder, mode, threads)
@@ -87,18 +70,15 @@ class LoadedArchive:
             from ts.context import Context  # noqa: PLC0415
 
             make_context = Context
-        #: A `handlers.base.BatchHandler` of the archive's own package.
-        self.handler = _handler(folder, manifest)
+        self.handler = _handler(folder, manifest)  #: a `handlers.base.BatchHandler` of the archive's own package
         window = batch_size or settings.get("batchSize") or 1
-        # An empty collection of metrics is false.
-        metrics = NoMetrics() if metrics is None else metrics
+        metrics = NoMetrics() if metrics is None else metrics  # an empty collection of metrics is false
         #: TorchServe's, which `handler.handle` takes.
         self.context: Any = make_context(self.name, str(folder), manifest, window, gpu, "", True, metrics, settings)
         self.handler.initialize(self.context)
 
 
 def settings_of(archive: Path) -> dict[str, Any]:
-    """Read the model-config.yaml of an archive, which need not be loaded."""
     settings: dict[str, Any] = yaml.safe_load(_read(archive, CONFIG)) or {}
     return settings
 
@@ -121,8 +101,7 @@ def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack an archive into a folder, and return the folder of its files."""
     if archive.is_dir():
         return archive
-    # It does not write outside the folder.
-    shutil.unpack_archive(archive, folder, "zip")
+    shutil.unpack_archive(archive, folder, "zip")  # it does not write outside the folder
     return folder
 
 

@@ -19,16 +19,12 @@ ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 # The engine for which an archive contains a model; with `auto`, both OpenVINO and PyTorch.
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
-# The keys of an entry.
-REQUIRED = frozenset({"task", "version"})
-# The key's former name, accepted until 0.4.0.
-TASK_UNTIL_0_3 = "handler"
+REQUIRED = frozenset({"task", "version"})  # the keys of an entry
+TASK_UNTIL_0_3 = "handler"  # the key's former name, accepted until 0.4.0
 KEYS = REQUIRED | {"weights", "made_by"}
 
-# The task whose inputs and outputs the model's own file describes.
-TENSORS = "tensors"
-# The task that runs an old archive's own code, which no build may run.
-STOCK = "stock"
+TENSORS = "tensors"  # the task whose inputs and outputs the model's own file describes
+STOCK = "stock"  # the task that runs an old archive's own code, which no build may run
 
 
 class UnknownModel(LookupError):
@@ -37,19 +33,14 @@ class UnknownModel(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    # The name of the archive and of the registered model.
-    name: str
-    # A built-in task, or a file beside the list with a task of the user's: `my_task.py`.
-    handler: str
-    # The archive's version if its weights are trained.
-    version: str
-    # The folder of model-config.yaml, the files that the task stages, and sample requests.
-    folder: Path
+    name: str  # the name of the archive and of the registered model
+    handler: str  # a built-in task, or a file beside the list with a task of the user's: `my_task.py`
+    version: str  # the archive's version if its weights are trained
+    folder: Path  # the folder of model-config.yaml, the files that the task stages, and sample requests
     # The default source of the weights; empty if the command line must name one, or the task needs none. A text stands
     # for `path: TEXT`, a file or folder beside the list or in the model's folder.
     weights: dict[str, str] = field(default_factory=dict)
-    # A program in the model's folder that writes the weights.
-    made_by: str = ""
+    made_by: str = ""  # a program in the model's folder that writes the weights
 
     @property
     def config_path(self) -> Path:

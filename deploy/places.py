@@ -21,5 +21,4 @@ INSTALL_INT8 = "deploy/extras/environment.sh int8" if HOME == ROOT else "pip ins
 # The user's own list in the folder of the state, or else the examples.
 OWN_LIST = HOME / "models.yaml"
 MODEL_LIST = OWN_LIST if OWN_LIST.is_file() else ROOT / "examples" / "models.yaml"
-# The list of moved archives, from the current folder.
-MINE = Path("my/models.yaml") if HOME == ROOT else OWN_LIST
+MINE = Path("my/models.yaml") if HOME == ROOT else OWN_LIST  # the list of moved archives, from the current folder

@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-# Seconds after which a step is worth a line.
-SHOWN_S = 2.0
-# Characters of a warning's frame.
-WIDTH = 80
+SHOWN_S = 2.0  # seconds after which a step is worth a line
+WIDTH = 80  # characters of a warning's frame
 
 _lock = threading.Lock()
 _displays: list[Progress] = []

@@ -23,12 +23,9 @@ from deploy.run.machine import PORT_STEP, LocalNode, make_local_node
 from deploy.run.node import Node
 from deploy.run.server import Server
 
-# Nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together.
-SIBLINGS = 4
-# The lowest port that is tried.
-FIRST_PORT = 12_000
-# The number of ports that are tried.
-PORTS = 20_000
+SIBLINGS = 4  # nodes of one configuration, each with ports higher by PORT_STEP, whose ports are reserved together
+FIRST_PORT = 12_000  # the lowest port that is tried
+PORTS = 20_000  # the number of ports that are tried
 GATEWAY_PORTS = ("http", "grpc", "metrics", "control", "probe")
 
 
@@ -79,9 +76,6 @@ def run_server(
             server.stop()
 
 
-# -- the gateway -------------------------------------------------------------------------------------------------------
-
-
 class NotStarted(Exception):
     """The gateway did not start; the message is its output."""
 
@@ -96,9 +90,7 @@ class Sandbox:
         self.http = f"{'https' if document.get('tls') else 'http'}://{http}"
         self.grpc, self.metrics, self.control = grpc, f"http://{metrics}/metrics", f"http://{control}"
         self.probe = f"http://{probe}"
-        self.config, self.nodes_file, self.state_dir = (
-            folder / name for name in ("gateway.yaml", "nodes.json", "state")
-        )
+        self.config, self.nodes_file, self.state_dir = map(folder.joinpath, ("gateway.yaml", "nodes.json", "state"))
         self.configure()
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:

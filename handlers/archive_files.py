@@ -1,10 +1,7 @@
 """The files of an archive: the builder records them, and the worker checks that it finds exactly these.
 
-    builder: packed files -> sums -> Build -> build.json
-    worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
-
-This finds archives that were cut short, changed or mixed up. It is not a signature: a program that can write to an
-archive can write to its build.json and its Python code, too.
+builder: packed files -> sums -> Build -> build.json
+worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with the files' names
 """
 
 import hashlib
@@ -28,28 +25,19 @@ BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.
 TORCH_FILES = frozenset({"model.pt", "model.pt2"})
-# `Build.label` as a file, from the builder that converted the model.
-LABEL = "label.json"
-# The exported graph for OpenVINO in fp32; its weights are in a .bin.
-GRAPH = "model.xml"
-# The graph in int8, if the archive was built with it.
-INT8_GRAPH = "model-int8.xml"
-# `Build.proofs` as a file, from the builder that measured them.
-PROOFS = "proofs.json"
-# `Build.fidelity` as a file.
-FIDELITY = "fidelity.json"
+LABEL = "label.json"  # `Build.label` as a file, from the builder that converted the model
+GRAPH = "model.xml"  # the exported graph for OpenVINO in fp32; its weights are in a .bin
+INT8_GRAPH = "model-int8.xml"  # the graph in int8, if the archive was built with it
+PROOFS = "proofs.json"  # `Build.proofs` as a file, from the builder that measured them
+FIDELITY = "fidelity.json"  # `Build.fidelity` as a file
 # The folder of a checkpoint, or of other files named as weights; it is not on the worker's import path.
 CHECKPOINT = "checkpoint"
-# SHA-256 releases the GIL. Two or three files of weights are most of an archive.
-HASHING_THREADS = 4
-# The most files of a kind that a message names; it counts the others.
-MOST_NAMES = 5
+HASHING_THREADS = 4  # SHA-256 releases the GIL. Two or three files of weights are most of an archive.
+MOST_NAMES = 5  # the most files of a kind that a message names; it counts the others
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The sources and the contents of an archive."""
-
     fingerprint: str  # a hash of all inputs; archives with equal fingerprints are equal
     weights: str  # their source
     is_folder: bool  # whether it was built as a folder for development, in which code and settings may be edited

@@ -37,12 +37,10 @@ from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's default of `responseTimeout`, in seconds.
-RESPONSE_TIMEOUT_S = 120
+RESPONSE_TIMEOUT_S = 120  # TorchServe's default of `responseTimeout`, in seconds
 # The share of it after which a batch starts nothing: a run that starts by then may take the other half.
 BATCH_SHARE = 0.5
-# The share of it after which generate() is stopped.
-RUN_SHARE = 0.4
+RUN_SHARE = 0.4  # the share of it after which generate() is stopped
 
 
 class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
@@ -141,8 +139,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
             check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
         except InvalidConfig:
-            # If the archive was altered, report that instead.
-            archive_files.check(self.model_dir)
+            archive_files.check(self.model_dir)  # if the archive was altered, report that instead
             raise
         return resolve_mode(config, settings)
 
@@ -177,10 +174,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
 
     def _log_change(self) -> None:
-        """Log how much a GPU's default precision changes the samples' outputs: a build without that GPU cannot.
-
-        The first load measures it, with a second model in fp32; later ones read the result.
-        """
+        """Log how much a GPU's default precision changes the samples' outputs; the first load measures it."""
         if not self.engine.description.startswith("torch"):
             return
         path = measurements.path_for(self, f"change {self.engine.description}") if self.fingerprint else None

@@ -13,10 +13,8 @@ from typing import Any
 
 from handlers.errors import InvalidConfig
 
-# The most names in a message; it counts the others.
-MOST_NAMES = 3
-# Files that tokenizers read their vocabularies from.
-VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm")
+MOST_NAMES = 3  # the most names in a message; it counts the others
+VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm")  # files that tokenizers read their vocabularies from
 # Kinds of tokenizers without a vocabulary, of bytes and characters.
 WITHOUT_VOCABULARY = ("byt5", "canine", "perceiver")
 

@@ -21,17 +21,21 @@ T = TypeVar("T")
 MOST_OPTIONS = 100
 TOO_MANY = f"{{}} options; at most {MOST_OPTIONS} are accepted."
 
-# The most problems of an item's options in a message: every item of a list has its own message.
-MOST_PROBLEMS = 5
+MOST_PROBLEMS = 5  # the most problems of an item's options in a message: every item of a list has its own message
 
 # Parsing is strict, since YAML has types: `max_batch_items: true` is a mistake, not 1.
 SETTINGS = ConfigDict(extra="forbid", strict=True)
 
+
+def doc(default: Any, description: str) -> Any:
+    """The default of a setting or an option, and its line in the reference."""
+    return Field(default=default, description=description)
+
+
 Count = Annotated[int, Field(ge=1)]
 Answers = Annotated[int, Field(ge=1, le=100)]
 Threads = Annotated[int, Field(ge=0)]
-# At most an hour.
-Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]  # at most an hour
 Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Amount = Annotated[float, Field(ge=0)]
@@ -70,9 +74,9 @@ LIMITS = frozenset({"max_batch_items", "max_batch_tokens", "max_request_items", 
 class SchedulingConfig:
     """Settings of the schedule: what decides which items run together, and when."""
 
-    mode: Literal["auto", "classic", "adaptive"] = Field(
-        default="auto",
-        description="`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
+    mode: Literal["auto", "classic", "adaptive"] = doc(
+        "auto",
+        "`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
         "requests in flight; `auto` depends on the task. The build sets TorchServe's continuousBatching to match.",
     )
     latency_target_ms: Milliseconds | None = Field(
@@ -81,27 +85,24 @@ class SchedulingConfig:
         description="The target for the time from a request's arrival at the worker to its response; None for no "
         "target, so that no request is rejected for lack of time.",
     )
-    priority_levels: Annotated[int, Field(ge=1, le=10)] = Field(
-        default=1, description="The number of levels that the header X-Priority may name; level 1 is served first."
+    priority_levels: Annotated[int, Field(ge=1, le=10)] = doc(
+        1, "The number of levels that the header X-Priority may name; level 1 is served first."
     )
-    default_priority: Count | None = Field(
-        default=None, description="The level of a request without X-Priority; None for the middle level."
-    )
-    queue_timeout_ms: Milliseconds | None = Field(
-        default=None,
-        description="Maximum time that a request may wait for the engine; the header X-Timeout-Ms may shorten it. None "
+    default_priority: Count | None = doc(None, "The level of a request without X-Priority; None for the middle level.")
+    queue_timeout_ms: Milliseconds | None = doc(
+        None,
+        "Maximum time that a request may wait for the engine; the header X-Timeout-Ms may shorten it. None "
         "for 2000 with a latency target, and for no limit without one.",
     )
-    timeout_action: Literal["reject", "delay"] = Field(
-        default="reject",
-        description="The outcome of a request that waited longer: `reject` responds with 504, `delay` serves it after "
-        "all others.",
+    timeout_action: Literal["reject", "delay"] = doc(
+        "reject",
+        "The outcome of a request that waited longer: `reject` responds with 504, `delay` serves it after all others.",
     )
-    max_queue_items: Count = Field(default=512, description="Maximum items that may wait.")
-    overload_status: Literal[429, 503] = Field(default=503, description="The HTTP status of a rejected request.")
-    streams: Count | Literal["auto"] = Field(
-        default="auto",
-        description="Number of micro-batches that may run side by side, each with its share of the engine's threads; "
+    max_queue_items: Count = doc(512, "Maximum items that may wait.")
+    overload_status: Literal[429, 503] = doc(503, "The HTTP status of a rejected request.")
+    streams: Count | Literal["auto"] = doc(
+        "auto",
+        "Number of micro-batches that may run side by side, each with its share of the engine's threads; "
         "`auto` measures the best number for at most two seconds when the worker first loads. OpenVINO's streams need "
         "the weights a second time. Only OpenVINO and CTranslate2 have streams.",
     )
@@ -143,57 +144,47 @@ def from_mapping(cls: Callable[..., Any]) -> BeforeValidator:
 class HandlerConfig:
     """Settings that every task has."""
 
-    engine: Literal["auto", "openvino", "torch"] = Field(
-        default="auto",
-        description="The library that runs the model; `auto` selects torch on a GPU and OpenVINO on a CPU.",
+    engine: Literal["auto", "openvino", "torch"] = doc(
+        "auto", "The library that runs the model; `auto` selects torch on a GPU and OpenVINO on a CPU."
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
-        default="auto",
-        description="The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = doc(
+        "auto",
+        "The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
         "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose accuracy check "
         "failed. PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
-    cuda_graphs: Switch = Field(
-        default="auto",
-        description="On a GPU, PyTorch records CUDA graphs of texts and images while the worker loads, if they are "
+    cuda_graphs: Switch = doc(
+        "auto",
+        "On a GPU, PyTorch records CUDA graphs of texts and images while the worker loads, if they are "
         "faster; `off` for none.",
     )
-    cuda_graph_seconds: Amount = Field(default=60.0, description="Maximum seconds of recording CUDA graphs.")
-    cuda_graph_gib: Amount = Field(default=2.0, description="Maximum GiB of a GPU's memory for CUDA graphs.")
-    threads: Threads = Field(
-        default=0, description="Number of the engine's threads; 0 for one on every core of this process."
+    cuda_graph_seconds: Amount = doc(60.0, "Maximum seconds of recording CUDA graphs.")
+    cuda_graph_gib: Amount = doc(2.0, "Maximum GiB of a GPU's memory for CUDA graphs.")
+    threads: Threads = doc(0, "Number of the engine's threads; 0 for one on every core of this process.")
+    decode_threads: Threads = doc(0, "Number of threads that decode items; 0 for one on every core of this process.")
+    max_batch_items: Count = doc(64, "Maximum items per micro-batch.")
+    max_batch_tokens: Count | None = doc(None, "Maximum padded tokens per micro-batch; None if nothing is padded.")
+    max_request_items: Count = doc(64, "Maximum items per request.")
+    max_body_bytes: Count = doc(
+        6 * 2**20, "Maximum bytes of a request's body; TorchServe's own `max_request_size` applies before it."
     )
-    decode_threads: Threads = Field(
-        default=0, description="Number of threads that decode items; 0 for one on every core of this process."
+    max_request_tokens: Count | None = doc(
+        None, "Maximum tokens of all items of one request, including generated ones; None if nothing is padded."
     )
-    max_batch_items: Count = Field(default=64, description="Maximum items per micro-batch.")
-    max_batch_tokens: Count | None = Field(
-        default=None, description="Maximum padded tokens per micro-batch; None if nothing is padded."
-    )
-    max_request_items: Count = Field(default=64, description="Maximum items per request.")
-    max_body_bytes: Count = Field(
-        default=6 * 2**20,
-        description="Maximum bytes of a request's body; TorchServe's own `max_request_size` applies before it.",
-    )
-    max_request_tokens: Count | None = Field(
-        default=None,
-        description="Maximum tokens of all items of one request, including generated ones; None if nothing is padded.",
-    )
-    max_groups: Count = Field(
-        default=16,
-        description="Maximum groups of one request's items; items of different groups cannot share a micro-batch "
+    max_groups: Count = doc(
+        16,
+        "Maximum groups of one request's items; items of different groups cannot share a micro-batch "
         "because of their options.",
     )
-    max_response_bytes: Count = Field(
-        default=16 * 2**20,
-        description="Maximum bytes per response; TorchServe ends a worker whose response exceeds its own "
-        "`max_response_size`.",
+    max_response_bytes: Count = doc(
+        16 * 2**20,
+        "Maximum bytes per response; TorchServe ends a worker whose response exceeds its own `max_response_size`.",
     )
-    scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = Field(
-        default=SchedulingConfig(), description="Settings that decide which items run together, and when."
+    scheduling: Annotated[SchedulingConfig, from_mapping(SchedulingConfig)] = doc(
+        SchedulingConfig(), "Settings that decide which items run together, and when."
     )
-    tensors: Annotated[TensorNames, from_mapping(TensorNames)] = Field(
-        default=TensorNames(), description="Names of tensors in the Open Inference Protocol that replace the task's."
+    tensors: Annotated[TensorNames, from_mapping(TensorNames)] = doc(
+        TensorNames(), "Names of tensors in the Open Inference Protocol that replace the task's."
     )
 
 

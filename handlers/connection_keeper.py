@@ -14,12 +14,10 @@ import os
 import socket
 import subprocess
 import sys
-from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
-# The longest wait for a batch, in seconds: the longest `max_batch_delay` whose requests are answered.
-WAIT_S = 1.0
+WAIT_S = 1.0  # the longest wait for a batch, in seconds: the longest `max_batch_delay` whose requests are answered
 # Polling `state` without an event reports only that its last writer has ended. A byte in it means that a batch runs.
 KEEPER = """
 import os, select, sys
@@ -55,13 +53,9 @@ class ConnectionKeeper:
             )
 
     def __enter__(self) -> None:
-        """Note that a batch runs."""
         os.write(self._batches, b"b")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Note that the batch has ended."""
+    def __exit__(self, *_: object) -> None:
         os.read(self._state, 1)
 
 

@@ -165,8 +165,7 @@ class ItemError:
         return cls(error.code, type(error).__name__, str(error))
 
 
-# The most characters of a client's name that a message repeats.
-LONGEST_NAME = 40
+LONGEST_NAME = 40  # the most characters of a client's name that a message repeats
 
 
 def show_name(name: str) -> str:
@@ -183,8 +182,7 @@ OUT_OF_TIME = ItemError(
 EXPIRED = ItemError(504, "QueueTimeout", "The request reached its queue timeout and was not run; retry later.")
 
 
-# The most characters of a library's message.
-REASON_LENGTH = 240
+REASON_LENGTH = 240  # the most characters of a library's message
 
 
 def reason(error: BaseException) -> str:

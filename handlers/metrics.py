@@ -5,9 +5,6 @@
 TorchServe's frontend parses metrics from lines, and its own histograms have fixed buckets from 0.005 to 10, too coarse
 for a batch size or a millisecond. So histograms are kept here and sent as the counters that Prometheus makes of one:
 `_bucket{le=...}`, `_sum` and `_count`. One line a second for each series costs less than a line for each batch.
-
-Requests and micro-batches are recorded as events, in one call without a lock; numpy adds up all events of a second at
-once. Rare observations are added at once. docs/reference/metrics.md has a table of the intervals that durations cover.
 """
 
 import logging
@@ -101,12 +98,10 @@ ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
 REFUSALS = Counter("handler_refusals_total", ("reason",))
 EXCHANGES = Counter("handler_exchanges_total")
-# Requests that were dropped because their clients had disconnected.
-ABANDONED = Counter("handler_abandoned_total")
+ABANDONED = Counter("handler_abandoned_total")  # requests that were dropped because their clients had disconnected
 
 
-# A counter, with the values of its labels.
-Series = tuple[Counter, tuple[str, ...]]
+Series = tuple[Counter, tuple[str, ...]]  # a counter, with the values of its labels
 
 
 class EventKind:
@@ -146,8 +141,7 @@ RAN = EventKind((), ((ENGINE_BUSY, ()),))
 RAN_AS_PREDICTED = EventKind((), ((ENGINE_BUSY, ()),), (PREDICTION_RATIO,))
 EXCHANGED = EventKind(((EXCHANGES, ()),))
 
-# One event, with a number for each value of its kind.
-Event = tuple[EventKind, Sequence[float]]
+Event = tuple[EventKind, Sequence[float]]  # one event, with a number for each value of its kind
 
 
 class Recorder:
@@ -244,7 +238,6 @@ class Reporter:
         self._thread.join()
 
     def report(self) -> None:
-        """Send everything recorded so far."""
         for sample in self.recorder.drain():
             self._emit(sample)
 

@@ -25,8 +25,7 @@ from handlers.config import SETTINGS, HandlerConfig
 from handlers.errors import InvalidConfig, ItemError, OutOfMemory, WrongOutput
 from handlers.torchserve import BASE_MODULE, blocked_imports
 
-# The folder of an archive that contains the files of an old archive.
-ORIGINAL = "original"
+ORIGINAL = "original"  # the folder of an archive that contains the files of an old archive
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -127,8 +126,7 @@ def decode_values(row: OriginalRow) -> OriginalRow:
 def _decode(value: Any, header: Any) -> Any:
     content_type = header.get("content-type", "") if isinstance(header, Mapping) else ""
     if isinstance(value, bytes | bytearray):
-        # A body that cannot be decoded reaches the handler as bytes.
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):  # a body that cannot be decoded reaches the handler as bytes
             if content_type == "application/json":
                 return json.loads(value.decode())
             if content_type.startswith("text"):
@@ -171,8 +169,7 @@ def _provide_captum() -> None:
     package, attr = ModuleType("captum"), ModuleType("captum.attr")
 
     def find(name: str) -> type[_Explainer]:
-        # Others look through all modules for attributes such as __file__.
-        if name.startswith("_"):
+        if name.startswith("_"):  # others look through all modules for attributes such as __file__
             raise AttributeError(name)
         return _Explainer
 

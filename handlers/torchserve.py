@@ -52,8 +52,7 @@ else:
 
 def make_reporter(context: Any, version: str | None) -> Reporter:
     """Return the reporter of a model, which is not started yet."""
-    # TorchServe does not accept an empty label.
-    labels = (context.model_name, version or "unknown")
+    labels = (context.model_name, version or "unknown")  # TorchServe does not accept an empty label
     kind: Any = None
     undeclared: type[Exception] = LookupError
     if "ts" in sys.modules:

@@ -14,8 +14,7 @@ from handlers.errors import ItemError
 from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
 
-# Seconds that `prepare` may spend on its largest micro-batch.
-LONGEST_RUN_S = 0.25
+LONGEST_RUN_S = 0.25  # seconds that `prepare` may spend on its largest micro-batch
 
 
 def run(task: Task, items: Sequence[Any]) -> None:

@@ -99,8 +99,7 @@ def _loads(options: argparse.Namespace) -> list[Load]:
 def _measure_all(subjects: Sequence[tuple[Attack, Run]], loads: Sequence[Load], repeats: int) -> None:
     """Measure every load of every model in turn, so that drift of the machine affects all of them."""
     for repeat in range(1, repeats + 1):
-        # The first model has a quieter machine, so each repeat begins with another one.
-        first = repeat % len(subjects)
+        first = repeat % len(subjects)  # the first model has a quieter machine, so each repeat begins with another one
         for load in loads:
             for attack, each in [*subjects[first:], *subjects[:first]]:
                 measure(replace(attack, load=load), each, repeat)

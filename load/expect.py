@@ -17,8 +17,7 @@ from load.results import Verdict
 
 # Absolute difference of equal numbers: the other items of a micro-batch change probabilities in bf16 by less.
 TOLERANCE = 0.02
-# Answers with a cached verdict, which saves parsing: some MB, and most answers of a run.
-CACHED = 10_000
+CACHED = 10_000  # answers with a cached verdict, which saves parsing: some MB, and most answers of a run
 
 
 def make_check(answers: Sequence[Any], tolerance: float = TOLERANCE) -> Check:
@@ -54,8 +53,7 @@ def matches(expected: Any, answer: Any, tolerance: float) -> bool:
         return is_as_long and all(matches(*pair, tolerance) for pair in zip(expected, answer, strict=True))
     if _is_number(expected):
         return _is_number(answer) and abs(expected - answer) <= tolerance
-    # True equals 1 in Python, but not in JSON.
-    return type(expected) is type(answer) and bool(expected == answer)
+    return type(expected) is type(answer) and bool(expected == answer)  # True equals 1 in Python, but not in JSON
 
 
 def _is_number(value: Any) -> bool:

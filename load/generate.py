@@ -26,40 +26,23 @@ import orjson
 from yarl import URL
 
 from load.inputs import Inputs
-from load.results import (
-    FAULT,
-    NO_ANSWER,
-    OK,
-    REFUSED,
-    Exchange,
-    Recording,
-    Refusal,
-    Summary,
-    Verdict,
-    summarise,
-)
+from load.results import FAULT, NO_ANSWER, OK, REFUSED, Exchange, Recording, Refusal, Summary, Verdict, summarise
 from load.schedules import Schedule
 
 T = TypeVar("T")
-# (number of the input, body of the response) -> verdict
-Check = Callable[[int, bytes], Verdict]
-# Returns when the window of a recording is to close.
-Until = Callable[[Recording], Awaitable[None]]
+Check = Callable[[int, bytes], Verdict]  # (number of the input, body of the response) -> verdict
+Until = Callable[[Recording], Awaitable[None]]  # returns when the window of a recording is to close
 
-# Seconds until a request fails: TorchServe's default of responseTimeout.
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # seconds until a request fails: TorchServe's default of responseTimeout
 # Bytes of the smallest body that is written in pieces, like a file: aiohttp warns of larger single writes.
 LARGE_BODY_BYTES = 1 << 20
-# Bytes per read: a list of 64 embeddings is 250 KB of JSON.
-READ_BUFFER_BYTES = 1 << 18
+READ_BUFFER_BYTES = 1 << 18  # bytes per read: a list of 64 embeddings is 250 KB of JSON
 # Seconds that a client waits after a request without a response, which avoids a busy loop on a dead server.
 PAUSE_AFTER_NO_ANSWER_S = 0.1
 # Most requests in flight: each takes a descriptor here and in the server; most systems allow a process 1024.
 MAX_IN_FLIGHT = 1000
-# Requests of an open loop that are sent before responses are read: 32 take some 4 ms.
-SENDS_WITHOUT_PAUSE = 32
-# Seconds to wait for requests in flight after Ctrl-C.
-STOP_GRACE_S = 2.0
+SENDS_WITHOUT_PAUSE = 32  # requests of an open loop that are sent before responses are read: 32 take some 4 ms
+STOP_GRACE_S = 2.0  # seconds to wait for requests in flight after Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +190,7 @@ class OpenLoop:
 
         recording.warm.set()
         await _first(keep_schedule(), recording.closed.wait())
-        # Requests that were due before the window closed count, sent or not.
-        while due_s < recording.closes_s:
+        while due_s < recording.closes_s:  # requests that were due before the window closed count, sent or not
             if len(tasks) < self.max_in_flight:
                 send()
             else:
@@ -238,8 +220,7 @@ class Attack:
         return self.summarise(run(self.generate(Recording())))
 
     def summarise(self, recording: Recording) -> Summary:
-        is_closed_loop = isinstance(self.load, ClosedLoop)
-        return summarise(recording, is_closed_loop, self.latency_threshold_ms)
+        return summarise(recording, isinstance(self.load, ClosedLoop), self.latency_threshold_ms)
 
     async def generate(self, recording: Recording) -> Recording:
         """Fill a new recording and return it; `recording.stop()` stops the run early."""

@@ -34,8 +34,7 @@ async def _generate(attack: Attack, title: str) -> Recording:
 
     def interrupt() -> None:
         recording.stop()
-        # A second Ctrl-C ends the process.
-        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C ends the process
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     watching = asyncio.create_task(_watch(title, recording))

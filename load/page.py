@@ -19,8 +19,7 @@ TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 TICKS = (50, 90, 99, 99.9, 99.99, 99.999)
-# Points of the drawn latency distribution per nine, for a smooth curve.
-POINTS_PER_NINE = 20
+POINTS_PER_NINE = 20  # points of the drawn latency distribution per nine, for a smooth curve
 
 
 def name(runs: Sequence[Run], number: int) -> str:

@@ -6,8 +6,7 @@ from statistics import median
 from load.results import PERCENTILE
 from load.run_file import Run, Step
 
-# A table: column -> text, for each row.
-Rows = list[dict[str, str]]
+Rows = list[dict[str, str]]  # a table: column -> text, for each row
 
 # Stages of a request in the server, in order, by their names in the handlers' Server-Timing.
 STAGES = ("decode", "wait", "forward", "encode")

@@ -20,22 +20,16 @@ from functools import lru_cache
 from math import inf
 
 OK = 200
-# The status of a request without a response: refused connection, lost connection or timeout.
-NO_ANSWER = 0
-# Statuses of a refusal: the server has not run the request, and the client may retry it later.
-REFUSED = (429, 503)
-# Prefix of an error in this program, which distinguishes it from the server's.
-FAULT = "generator: "
-# Most requests of a run: 0.4 KB each, so some 800 MB.
-MAX_EXCHANGES = 2_000_000
+NO_ANSWER = 0  # the status of a request without a response: refused connection, lost connection or timeout
+REFUSED = (429, 503)  # statuses of a refusal: the server has not run the request, and the client may retry it later
+FAULT = "generator: "  # prefix of an error in this program, which distinguishes it from the server's
+MAX_EXCHANGES = 2_000_000  # most requests of a run: 0.4 KB each, so some 800 MB
 # Most processor time of the generator, in % of a core: at 100 % the run would measure the generator.
 MAX_CPU_PERCENT = 90.0
-# p99 of the lag that is always allowed, in ms: 25 times that of an idle machine (README.md).
-MAX_LAG_MS = 10.0
+MAX_LAG_MS = 10.0  # p99 of the lag that is always allowed, in ms: 25 times that of an idle machine (README.md)
 # p99 of the lag that is allowed as a share of the p99 latency, so that lag is a small part of a latency.
 MAX_LAG_SHARE = 0.1
-# Percentage of all requests that must meet a latency target: that of MLPerf's Server scenario.
-PERCENTILE = 99.0
+PERCENTILE = 99.0  # percentage of all requests that must meet a latency target: that of MLPerf's Server scenario
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 # Entries of Server-Timing (W3C): a duration in ms by its name, and the items of the micro-batch.
 DURATION = re.compile(r"(?:^|,)\s*([\w-]+)\s*;\s*dur=(\d+(?:\.\d+)?)(?![\d.])")

@@ -64,8 +64,7 @@ class Step:
 def make_step(attack: Attack, summary: Summary, recording: Recording, repeat: int, started_at: str) -> Step:
     columns = {each.name: [getattr(row, each.name) for row in recording.exchanges] for each in fields(Exchange)}
     for name in ("due_s", "sent_s", "answered_s"):
-        # To the microsecond.
-        columns[name] = [round(time_s - recording.opens_s, 6) for time_s in columns[name]]
+        columns[name] = [round(time_s - recording.opens_s, 6) for time_s in columns[name]]  # to the microsecond
     return Step(
         name=str(attack.load),
         kind=attack.load.kind,

@@ -18,8 +18,7 @@ def find_highest(loads: Sequence[L], measure: Callable[[L], M], is_met: Callable
     lowest = measure(loads[0])
     if not is_met(lowest):
         return None
-    # Indices of the highest load that met the target, and of the lowest that did not.
-    met, failed = 0, len(loads) - 1
+    met, failed = 0, len(loads) - 1  # indices of the highest load that met the target, and of the lowest that did not
     if failed > 0 and is_met(measure(loads[failed])):
         met = failed
     while failed - met > 1:

@@ -7,15 +7,13 @@ from load.errors import LoadError
 from load.generate import TIMEOUT_S, Target
 from load.inputs import Input
 from load.results import OK
-from torchserve_client.client import prediction_path
 from torchserve_client.errors import ClientError, DeadlineExceeded, Unreachable
 from torchserve_client.management import Management
-from torchserve_client.transport import Request, Transport, authorization
+from torchserve_client.transport import Request, Transport, authorization, path_of
 
 # The fields of a registration that determine a model's speed.
 REGISTERED = ("modelVersion", "batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")
-# Characters of a server's message that an error repeats: two lines of a terminal.
-MESSAGE_CHARACTERS = 200
+MESSAGE_CHARACTERS = 200  # characters of a server's message that an error repeats: two lines of a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,8 @@ class Served:
 
     @property
     def target(self) -> Target:
-        return Target(self.url + prediction_path(self.model, self.version), authorization(self.token), self.timeout_s)
+        url = self.url + path_of("predictions", self.model, self.version)
+        return Target(url, authorization(self.token), self.timeout_s)
 
     @property
     def management(self) -> Management:

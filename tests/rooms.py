@@ -60,7 +60,12 @@ ROOMS = {
     ),
     "serve": Room(
         ("deploy/serve/", "load/bench/hosts.py", "docs/how-to/one-process.md"),
-        (("load/bench/__main__.py", line('"hosts"')),),
+        (
+            ("load/bench/__main__.py", line('"hosts"')),
+            ("load/bench/peers.py", r"(?<=embeddings, )hosts, "),
+            ("load/bench/peers.py", r"@contextmanager\ndef serve_process\((?:.*\n)+?\n\n(?=def )"),
+            ("load/bench/peers.py", r"stack\.enter_context\(serve_process\(bench, network\)\), "),
+        ),
     ),
     "scoring": Room(("deploy/scoring/", "docs/how-to/bulk-scoring.md")),
     "migrate": Room(("deploy/migrate/", "docs/how-to/move.md"), (("deploy/rooms.py", line('"migrate"')),)),

@@ -23,6 +23,8 @@ from handlers.tasks.tensors import load_model
 from handlers.tensor_models.config import TensorsConfig
 
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
+# Of onnx.save_model: weights in another file.
+OUTSIDE: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True}
 # The properties that TorchScript does not declare.
 SCRIPT_INPUTS = {"x": {"datatype": "FP32", "shape": [-1, 4]}, "scale": {"datatype": "FP32", "shape": [-1, 1]}}
 
@@ -179,8 +181,9 @@ class Bessel(torch.nn.Module):
         return y
 
 
-def pt2_of_bessel(path: Path) -> Path:
-    return exported(path, Bessel(), torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
+def of_rows(path: Path, module: torch.nn.Module) -> Path:
+    """Export a module of one input, of any number of rows of three."""
+    return exported(path, module, torch.rand(2, 3), dynamic={"x": {0: torch.export.Dim.DYNAMIC}})
 
 
 def garbage(path: Path) -> Path:

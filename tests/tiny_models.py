@@ -88,6 +88,11 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
     return exports.dated(folder)
 
 
+def change_json(path: Path, **changes: Any) -> None:
+    """Set values of a JSON object in a file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 def staged(
     folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, engine: Engine = "auto", **config: Any
 ) -> Path:

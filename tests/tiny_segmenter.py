@@ -22,7 +22,7 @@ def lraspp(folder: Path) -> Path:
     return file
 
 
-def segmenter(folder: Path, *, is_beit: bool = False) -> Path:
+def segmenter(folder: Path, is_beit: bool = False) -> Path:
     """Write a checkpoint of SegFormer or BEiT, of some hundred kilobytes, as `save_pretrained` leaves it."""
     labels, square = dict(enumerate(LABELS)), {"height": SIDE, "width": SIDE}
     sizes: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 32}

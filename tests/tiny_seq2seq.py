@@ -153,11 +153,15 @@ def _save(model_class: Any, config: Any, tokenizer: Any, folder: Path, **generat
     return exports.dated(folder)
 
 
+def train_pieces(sentences: list[str], file: Any, **settings: Any) -> None:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=file, minloglevel=2, **settings
+    )
+
+
 def sentence_pieces(path: Path) -> list[str]:
     with path.open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(SENTENCES * 4), model_writer=file, vocab_size=110, minloglevel=2
-        )
+        train_pieces(SENTENCES * 4, file, vocab_size=110)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
     return [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")]

@@ -23,8 +23,7 @@ class Command(NamedTuple):
 
     module: str
     words: str
-    # Another package without which it does not exist.
-    needs: str = "deploy"
+    needs: str = "deploy"  # another package without which it does not exist
 
 
 TABLE = {
@@ -105,8 +104,7 @@ def _take_folder(words: list[str]) -> list[str]:
         raise SystemExit(f"{PROGRAM}: --dir {folder}: no such folder; make it first")
     os.environ[PLACE] = str(place)
     if (nodes := place / ".nodes" / "nodes.json").is_file() and "TORCHSERVE_MANAGEMENT_URL" not in os.environ:
-        # The client's default servers are those of this folder.
-        os.environ.setdefault("TORCHSERVE_NODES", str(nodes))
+        os.environ.setdefault("TORCHSERVE_NODES", str(nodes))  # the client's default servers are those of this folder
     return words
 
 

@@ -22,9 +22,7 @@ def main(arguments: list[str]) -> int:
         description="Write a project: models.yaml, a task with settings and options, its test and a workflow.",
         examples=["torchserve-batching init demo", "torchserve-batching init ."],
     )
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="folder of the project, which is made if it is missing"
-    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the project, made if it is missing")
     options: argparse.Namespace = parser.parse_args(arguments)
     return run_command("init", lambda: _write(options.folder), NotWritten, OSError)
 

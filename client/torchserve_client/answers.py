@@ -20,8 +20,7 @@ import orjson
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, printable
 
-# Prefix of every line, which distinguishes an incomplete line from the file of another program.
-START = b'{"input":'
+START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
 
 class Answers:
@@ -29,12 +28,9 @@ class Answers:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        # The file for outdated answers.
-        self.old_path = self.path.with_name(f"{self.path.name}.old")
-        # Number of inputs with an answer from an earlier run; `match` sets it.
-        self.earlier = 0
-        # An input's name -> the key of its answer.
-        self._keys: dict[str, str] = {}
+        self.old_path = self.path.with_name(f"{self.path.name}.old")  # the file for outdated answers
+        self.earlier = 0  # number of inputs with an answer from an earlier run; `match` sets it
+        self._keys: dict[str, str] = {}  # an input's name -> the key of its answer
         self._file = _open_locked(self.path)
         try:
             self._is_clean = self._scan()
@@ -52,8 +48,7 @@ class Answers:
                 try:
                     key = keys.make(each.content())
                 except OSError:
-                    # Sending it fails too, and reports the error.
-                    key = ""
+                    key = ""  # sending it fails too, and reports the error
                 if self._keys[each.name] == key:
                     self.earlier += 1
                 else:
@@ -70,8 +65,7 @@ class Answers:
         """Write the outcomes of one request: each input's answer, or its ClientError."""
         lines = []
         for name, key, outcome in zip(names, keys, outcomes, strict=True):
-            is_error = isinstance(outcome, ClientError)
-            value = {"error": outcome.to_json()} if is_error else {"answer": outcome}
+            value = {"error": outcome.to_json()} if isinstance(outcome, ClientError) else {"answer": outcome}
             lines.append(orjson.dumps({"input": name, "key": key, **value}, option=orjson.OPT_APPEND_NEWLINE))
         # Flushed, so that killing this process loses no more than the last line.
         self._file.write(b"".join(lines))
@@ -98,8 +92,7 @@ class Answers:
                     f"{printable(self.path)}: line {number} is not an answer of `predict`; name another file"
                 )
             if "answer" in record:
-                # Files of version 0.1 have no keys.
-                self._keys[record["input"]] = str(record.get("key", ""))
+                self._keys[record["input"]] = str(record.get("key", ""))  # files of version 0.1 have no keys
             is_clean = is_clean and is_whole and "answer" in record
         return is_clean
 

@@ -23,8 +23,7 @@ from torchserve_client.errors import InvalidPayload
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _SUFFIX = re.compile(r"-r(\d+)$")
-# Bytes per read of a copy; a member of an archive may be larger than memory.
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes per read of a copy; a member of an archive may be larger than memory
 # Characters of a name: letters, the marks that some scripts write parts of letters with, digits, and punctuation.
 _CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd"}
 _PUNCTUATION = "._-+:@~"

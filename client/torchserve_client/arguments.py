@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NoReturn
 
-# Exit code of wrong usage.
-USAGE = 2
+USAGE = 2  # exit code of wrong usage
 # Seconds of each unit of a duration; a number without a unit is seconds.
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
 
@@ -39,9 +38,7 @@ def duration_s(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def number(
-    kind: type[int] | type[float], least: float, most: float = inf, *, is_open: bool = False
-) -> Callable[[str], Any]:
+def number(kind: type[int | float], least: float, most: float = inf, *, is_open: bool = False) -> Callable[[str], Any]:
     """Return a parser of numbers from `least` to `most`; `is_open` excludes `least` itself."""
     words = f"above {least:g}" if is_open else f"of {least:g} or more"
     if most < inf:

@@ -2,8 +2,6 @@
 
     inputs without an answer -> items -> FuturesClient -> items with their outcomes -> Answers -> one line, an exit code
 
-An input is read when it is sent and dropped when its outcome is written, so memory contains only requests in flight.
-
 The failure of one request is written as an error, and the next run retries it. A failure of all requests (no server, no
 such model) ends the run; the answers until then remain.
 """
@@ -26,14 +24,11 @@ from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, printable, read_inputs
 from torchserve_client.nodes import Nodes
 
-# Lines per request: the smallest max_request_items of this project's handlers.
-LINES = 64
-# Batches in flight if each file is a request: one runs, one waits, one returns.
-BATCHES_IN_FLIGHT = 3
+LINES = 64  # lines per request: the smallest max_request_items of this project's handlers
+BATCHES_IN_FLIGHT = 3  # batches in flight if each file is a request: one runs, one waits, one returns
 LEAST_IN_FLIGHT = 8  # requests, for models with small batches
 MOST_IN_FLIGHT = 64  # connections to one server
-# Requests in flight if each is a list of lines, which fills a batch by itself.
-LISTS_IN_FLIGHT = 4
+LISTS_IN_FLIGHT = 4  # requests in flight if each is a list of lines, which fills a batch by itself
 # Requests that wait in this process, so that no thread idles while the next input is read: one, and one in reserve.
 READY = 2
 # TorchServe's type of a missing or wrong token, with status 400.
@@ -59,7 +54,9 @@ def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         todo = read_items(read_inputs(options.path, own), keys, answers)
         lines = 0 if options.path.is_dir() else LINES
         in_flight = options.in_flight or (LISTS_IN_FLIGHT if lines else _in_flight(nodes, options.model))
-        with _progress() as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        shown = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        with shown as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
             bar = progress.add_task(options.model, total=count - answers.earlier)
             for sent, outcomes in request_items(futures, options.model, todo, lines, settings):
                 answers.write([each.name for each in sent], [each.key for each in sent], outcomes)
@@ -81,8 +78,7 @@ def read_items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterato
         try:
             content = each.content()
         except OSError:
-            # The client fails to read it too, and that is its outcome.
-            yield Item(each.name, "", Path(each.value))
+            yield Item(each.name, "", Path(each.value))  # the client fails to read it too, and that is its outcome
             continue
         yield Item(each.name, keys.make(content), each.value if isinstance(each.value, str) else content)
 
@@ -128,11 +124,5 @@ def _in_flight(nodes: Nodes, model: str) -> int:
     try:
         batch_size = int(management.describe(model)["batchSize"])
     except ManagementError:
-        # Clients may have no access to the management API.
-        return 2 * LEAST_IN_FLIGHT
+        return 2 * LEAST_IN_FLIGHT  # clients may have no access to the management API
     return min(max(BATCHES_IN_FLIGHT * batch_size, LEAST_IN_FLIGHT), MOST_IN_FLIGHT)
-
-
-def _progress() -> Progress:
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)

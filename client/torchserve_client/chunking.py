@@ -8,7 +8,6 @@ Inputs are a list, an array, or a dict of arrays with equal lengths. All functio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -21,10 +20,8 @@ from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
 
-# The output tensor of this project's handlers for errors of items: JSON, empty for successful items.
-ERROR = "error"
-# Items that every handler of this project accepts: the smallest max_request_items.
-MAX_REQUEST_ITEMS = 64
+ERROR = "error"  # the output tensor of this project's handlers for errors of items: JSON, empty for successful items
+MAX_REQUEST_ITEMS = 64  # items that every handler of this project accepts: the smallest max_request_items
 # Bytes that every handler accepts: three quarters of the smallest max_body_bytes, 1 MiB; JSON's punctuation adds some.
 MAX_BYTES = 3 * 2**18
 
@@ -88,8 +85,7 @@ def _size(item: Any) -> int:
     if not isinstance(item, Path | bytes | bytearray | memoryview):
         return len(str(item))
     item_bytes = item.stat().st_size if isinstance(item, Path) else len(item)
-    # Base64: four characters for three bytes.
-    return -(-item_bytes // 3) * 4
+    return -(-item_bytes // 3) * 4  # Base64: four characters for three bytes
 
 
 def join(parts: Sequence[Any]) -> Any:
@@ -128,8 +124,7 @@ class ChunkingClient:
         self._max_items, self._max_bytes = max_items, max_bytes
         # The input is in memory anyway; a chunk is encoded when a thread sends it.
         self._futures = FuturesClient(client, max_workers, max_queue_items=2**31)
-        # Model -> items per chunk.
-        self._chunk_items: dict[str, int] = {}
+        self._chunk_items: dict[str, int] = {}  # model -> items per chunk
 
     def submit(self, model: str, inputs: Inputs, **options: Any) -> "list[Future[Any]]":
         """Request predictions for every chunk in the background.
@@ -190,10 +185,8 @@ class ChunkingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._futures.__exit__(kind, error, traceback)
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._futures.__exit__(kind)
 
 
 def _add_errors(results: Mapping[range, Any]) -> list[Any]:

@@ -75,16 +75,14 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def _fail(program: str, words: str, code: int) -> int:
-    # An OSError names its file, which need not be UTF-8.
-    commands.err.print(f"{program}: {printable(words)}")
+    commands.err.print(f"{program}: {printable(words)}")  # an OSError names its file, which need not be UTF-8
     return code
 
 
 def _trust(options: argparse.Namespace) -> dict[str, Any]:
     """Return the TLS arguments of `Client` and `Management`."""
     if options.insecure:
-        # The user asked for it; urllib3 would warn with every call.
-        disable_warnings(InsecureRequestWarning)
+        disable_warnings(InsecureRequestWarning)  # the user asked for it; urllib3 would warn with every call
     verify = False if options.insecure else options.cacert or True
     return {"verify": verify, "cert": (options.cert, options.client_key) if options.client_key else options.cert}
 

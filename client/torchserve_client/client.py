@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
-from urllib.parse import quote
 
 from torchserve_client import payloads
 from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, raise_failed
@@ -21,7 +20,7 @@ from torchserve_client.management import Management
 from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, read_metadata
 from torchserve_client.payloads import Form, parse_json, read_error, read_results
 from torchserve_client.retry import RetryPolicy
-from torchserve_client.transport import Cert, Request, Response, Transport, Verify, address, authorization
+from torchserve_client.transport import Cert, Request, Response, Transport, Verify, address, authorization, path_of
 
 TIMEOUT_HEADER = "X-Timeout-Ms"
 
@@ -113,7 +112,7 @@ class Client:
             NoConnection, TLSFailed, DeadlineExceeded, Closed: there was no response.
         """
         body = payloads.encode(payload, options)
-        request = Request("POST", prediction_path(model, version), body.content, body.headers)
+        request = Request("POST", path_of("predictions", model, version), body.content, body.headers)
         return payloads.decode(self._send(request, timeout_s, body.form), body.form)
 
     def embed(
@@ -208,7 +207,7 @@ class Client:
         Raises:
             ClientError: as in `predict`.
         """
-        request = Request("GET", prediction_path(model, version), headers={HEADER: "1"})
+        request = Request("GET", path_of("predictions", model, version), headers={HEADER: "1"})
         count = self._send(request, timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
 
@@ -241,8 +240,7 @@ class Client:
                     raise
                 pause_s = error.retry_after_s + self._policy.longest_before(tries) * self._dice()
                 if pause_s >= ends_s - self._clock():
-                    # This error is more useful than DeadlineExceeded.
-                    raise
+                    raise  # this error is more useful than DeadlineExceeded
             self._sleep(pause_s)
         raise DeadlineExceeded(f"no response within {timeout_s:g} s, after {tries} tries")
 
@@ -253,7 +251,3 @@ class Client:
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Closed("the client was closed between two tries")
-
-
-def prediction_path(model: str, version: str | None) -> str:
-    return "/predictions/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)

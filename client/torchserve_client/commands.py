@@ -136,17 +136,14 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         return versions
 
     versions = [(name, each) for name, listed in nodes.each_named(call).items() for each in listed]
-    found = (
-        _read_metadata(client, options.model, [each["modelVersion"] for _, each in versions]) if options.model else {}
-    )
+    found = _read_metadata(client, options.model, [one["modelVersion"] for _, one in versions]) if options.model else {}
     if options.json:
         documents = []
         for name, each in versions:
             metadata = found.get(each.get("modelVersion", ""))
             more = {"metadata": asdict(metadata) if metadata else None} if found else {}
             documents.append({**({} if is_one else {"node": name}), **each, **more})
-        # The console would colour it.
-        out.file.write(json.dumps(documents, indent=2) + "\n")
+        out.file.write(json.dumps(documents, indent=2) + "\n")  # the console would colour it
         return 0
     for version, metadata in found.items():
         if metadata is not None:
@@ -172,8 +169,7 @@ def _describe_versions(options: argparse.Namespace, management: Management) -> l
             versions = [management.describe(model, version) for version in management.versions(model)]
             found += [{**each, "isDefault": each["modelVersion"] == default} for each in versions]
         except ManagementError as error:
-            # TorchServe lists names with a slash, but has no path for them.
-            if options.model or error.status == 0:
+            if options.model or error.status == 0:  # TorchServe lists names with a slash, but has no path for them
                 raise
             found.append({"modelName": model, "error": error.message})
     return found
@@ -202,8 +198,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
         )
     if new != Registration() and (options.promote or options.abort):
         raise InvalidPayload("--promote and --abort keep the canary's registration: omit --archive, --batch-size, ...")
-    gateway = _find_gateway(options, nodes)
-    rollout = Rollout(nodes, options.model_store, gateway, options.logs, out.print)
+    rollout = Rollout(nodes, options.model_store, _find_gateway(options, nodes), options.logs, out.print)
     if options.canary is not None:
         rollout.try_canary(options.model, new, options.canary, options.canary_header)
     elif options.promote:

@@ -8,7 +8,6 @@ Ctrl-C, cancels waiting requests and ends running ones: no thread outlives the b
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 from torchserve_client.client import Client
@@ -57,8 +56,7 @@ class FuturesClient:
             self._places.release()
             raise Closed("the futures client is closed") from error
         self._in_flight.add(future)
-        # A cancelled future calls this, too.
-        future.add_done_callback(self._release)
+        future.add_done_callback(self._release)  # a cancelled future calls this, too
         return future
 
     def _release(self, future: "Future[Any]") -> None:
@@ -83,9 +81,7 @@ class FuturesClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:

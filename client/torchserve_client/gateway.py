@@ -6,17 +6,15 @@ It listens on loopback of the gateway's machine, for operators, and raises the e
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from torchserve_client.errors import ClientError, ManagementError
 from torchserve_client.management import Api
+from torchserve_client.transport import path_of
 
-# Its address, unless gateway.yaml sets another one.
-DEFAULT_URL = "http://127.0.0.1:8003"
-# Seconds for the response at the default address, where another program may listen.
-PROBE_S = 2.0
-# Seconds until a decision is in effect for all requests: Envoy reloads its files within milliseconds.
-MOMENT_S = 1.0
+DEFAULT_URL = "http://127.0.0.1:8003"  # its address, unless gateway.yaml sets another one
+PROBE_S = 2.0  # seconds for the response at the default address, where another program may listen
+MOMENT_S = 1.0  # seconds until a decision is in effect for all requests: Envoy reloads its files within milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 if the gateway has no node with this name.
         """
-        self._call("PUT", _path("nodes", name), {"draining": is_draining})
+        self._call("PUT", path_of("control", "nodes", name), {"draining": is_draining})
 
     def canary(self, model: str) -> dict[str, Any] | None:
         """Return version, percent and header of a model's canary; None without a canary.
@@ -89,7 +87,7 @@ class Gateway(Api):
             ManagementError: the gateway does not respond or refuses.
         """
         try:
-            found: dict[str, Any] = self._call("GET", _path("canaries", model))
+            found: dict[str, Any] = self._call("GET", path_of("control", "canaries", model))
         except ManagementError as error:
             if error.status != 404:
                 raise
@@ -109,7 +107,7 @@ class Gateway(Api):
             ManagementError: status 404 until the gateway has seen the version.
         """
         document = {"version": version, "percent": percent, "header": list(header) if header else None}
-        self._call("PUT", _path("canaries", model), document)
+        self._call("PUT", path_of("control", "canaries", model), document)
 
     def end_canary(self, model: str) -> None:
         """Route all requests without a version to the default version again.
@@ -117,7 +115,7 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 if the model has no canary.
         """
-        self._call("DELETE", _path("canaries", model))
+        self._call("DELETE", path_of("control", "canaries", model))
 
     def in_flight(self, model: str, version: str | None = None) -> int | None:
         """Count the requests on all nodes without a response yet.
@@ -132,7 +130,7 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 if no node has the version.
         """
-        count = self._call("GET", _path("models", model), version=version)["in_flight"]
+        count = self._call("GET", path_of("control", "models", model), version=version)["in_flight"]
         return None if count is None else int(count)
 
     def withdraw(self, model: str, version: str | None = None, *, is_withdrawn: bool = True) -> None:
@@ -146,7 +144,7 @@ class Gateway(Api):
         Raises:
             ManagementError: status 404 if no node has the version, 400 if it is the default one of several.
         """
-        self._call("PUT", _path("models", model), {"version": version, "withdrawn": is_withdrawn})
+        self._call("PUT", path_of("control", "models", model), {"version": version, "withdrawn": is_withdrawn})
 
 
 def find_gateway(management_urls: Collection[str], url: str | None) -> Gateway | None:
@@ -170,7 +168,3 @@ def _host_and_port(url: str) -> tuple[str, int | None]:
     parts = urlsplit(url)
     host = (parts.hostname or "").replace("localhost", "127.0.0.1")
     return host, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _path(what: str, name: str) -> str:
-    return f"/control/{what}/{quote(name, safe='')}"

@@ -18,8 +18,7 @@ import orjson
 
 from torchserve_client.errors import InvalidPayload
 
-# Bytes of a key: two of a billion inputs have equal keys with a probability of 10^-21 (birthday bound).
-KEY_BYTES = 16
+KEY_BYTES = 16  # bytes of a key: two of a billion inputs have equal keys with a probability of 10^-21 (birthday bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ def _files(root: Path, excluded: Collection[Path]) -> Iterator[Input]:
 def _lines(path: Path) -> Iterator[Input]:
     words = f"{printable(path)}: neither a folder nor a file of UTF-8 lines"
     if path.exists() and not path.is_file():
-        # A pipe can be read only once, and `predict` reads inputs twice.
-        raise InvalidPayload(words)
+        raise InvalidPayload(words)  # a pipe can be read only once, and `predict` reads inputs twice
     try:
         # Not splitlines(), which also splits at form feeds and U+2028, unlike the line numbers of editors.
         with path.open(encoding="utf-8-sig") as text:

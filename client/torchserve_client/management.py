@@ -7,7 +7,7 @@ its reading calls would be safe to repeat.
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import orjson
 
@@ -22,14 +22,12 @@ from torchserve_client.errors import (
     Unreachable,
 )
 from torchserve_client.payloads import parse_json, read_reason
-from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization
+from torchserve_client.transport import Cert, Request, Transport, Verify, address, authorization, path_of
 
 __all__ = ["Api", "Management", "ManagementError", "NotReady", "Unreachable"]
 
-# Seconds between two polls of a server: short for a person, and no load for the server.
-POLL_S = 0.1
-# Models per page, the most that TorchServe 0.12.0 returns.
-PAGE_MODELS = 100
+POLL_S = 0.1  # seconds between two polls of a server: short for a person, and no load for the server
+PAGE_MODELS = 100  # models per page, the most that TorchServe 0.12.0 returns
 # Models that a page repeats of the page before: pages are addressed by a number of models, which unregistering shifts.
 OVERLAP = 50
 
@@ -131,8 +129,7 @@ class Management(Api):
             model_name=model_name,
             response_timeout=response_timeout_s,
             startup_timeout=startup_timeout_s,
-            # Waiting would block a network thread that inference also needs.
-            synchronous="false",
+            synchronous="false",  # waiting would block a network thread that inference also needs
         )
 
     def models(self) -> list[str]:
@@ -168,7 +165,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        description: dict[str, Any] = self._call("GET", _path(model, version))[0]
+        description: dict[str, Any] = self._call("GET", path_of("models", model, version))[0]
         return description
 
     def versions(self, model: str, *, is_missing_ok: bool = False) -> list[str]:
@@ -182,7 +179,7 @@ class Management(Api):
             ManagementError: status 404 if it is not registered.
         """
         try:
-            return [str(each["modelVersion"]) for each in self._call("GET", _path(model, "all"))]
+            return [str(each["modelVersion"]) for each in self._call("GET", path_of("models", model, "all"))]
         except ManagementError as error:
             if is_missing_ok and error.status == 404:
                 return []
@@ -194,7 +191,7 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        self._call("PUT", f"{_path(model, version)}/set-default")
+        self._call("PUT", path_of("models", model, version, "set-default"))
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
         """Return whether at least one worker is wanted and every wanted worker is READY.
@@ -248,15 +245,14 @@ class Management(Api):
             ManagementError: status 404 if it is not registered.
         """
         most = workers if most is None else most
-        # TorchServe responds to a negative number with 500 and removes every worker.
-        if not 0 <= workers <= most:
+        if not 0 <= workers <= most:  # TorchServe responds to a negative number with 500 and removes every worker
             raise InvalidPayload(f"{model}: workers must be 0 or more, and `most` not less, not {workers} and {most}")
         if most > 1 and self.describe(model, version).get("continuousBatching"):
             raise InvalidPayload(
                 f"{model} is adaptive and has one worker, since an idle second one would block the first: start more "
                 "nodes instead (make serve NODES=2)"
             )
-        self._call("PUT", _path(model, version), min_worker=workers, max_worker=most)
+        self._call("PUT", path_of("models", model, version), min_worker=workers, max_worker=most)
 
     def unregister(self, model: str, version: str | None = None) -> None:
         """Remove a model, or a version other than the default, and drop the requests in its queue.
@@ -268,8 +264,4 @@ class Management(Api):
         Raises:
             ManagementError: status 404 if it is not registered.
         """
-        self._call("DELETE", _path(model, version))
-
-
-def _path(model: str, version: str | None) -> str:
-    return "/models/" + "/".join(quote(part, safe="") for part in (model, version) if part is not None)
+        self._call("DELETE", path_of("models", model, version))

@@ -14,10 +14,8 @@ from torchserve_client.errors import ClientError, ServerFailed
 
 # Header of a request to /predictions/M that requests the model's metadata in place of a prediction.
 HEADER = "X-Model-Metadata"
-# Header of an adaptive worker's response to it: the number of other requests in the worker.
-IN_FLIGHT = "X-In-Flight"
-# Prefix of the gateway's parameters that contain proofs; the precision follows.
-PROOF = "proof."
+IN_FLIGHT = "X-In-Flight"  # header of an adaptive worker's response to it: the number of other requests in the worker
+PROOF = "proof."  # prefix of the gateway's parameters that contain proofs; the precision follows
 
 # Path and headers -> the parsed JSON of the response, None if it is not valid; raises ClientError.
 Get = Callable[[str, Mapping[str, str]], Any]
@@ -99,6 +97,4 @@ def _read(document: Mapping[str, Any], version: str | None) -> Metadata:
 
 
 def _tensor(document: Mapping[str, Any]) -> TensorMetadata:
-    return TensorMetadata(
-        str(document["name"]), str(document["datatype"]), tuple(int(size) for size in document["shape"])
-    )
+    return TensorMetadata(str(document["name"]), str(document["datatype"]), tuple(map(int, document["shape"])))

@@ -22,10 +22,8 @@ from urllib3.util import Retry
 from torchserve_client.errors import ClientError, InvalidPayload, ItemFailed, make_error
 from torchserve_client.transport import Response
 
-# The form field that a TorchServe handler reads.
-DATA = "data"
-# The name of an unnamed array; a handler with a single input accepts any name.
-INPUT = "input"
+DATA = "data"  # the form field that a TorchServe handler reads
+INPUT = "input"  # the name of an unnamed array; a handler with a single input accepts any name
 
 OCTETS = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
@@ -104,9 +102,6 @@ def _bytes(payload: Any) -> bytes:
     raise InvalidPayload(
         f"a payload must be bytes, a path, text, a dict, an array or a list, not {type(payload).__name__}"
     )
-
-
-# -- responses --------------------------------------------------------------------------------------------------------
 
 
 def decode(response: Response, form: Form) -> Any:

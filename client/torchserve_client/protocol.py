@@ -78,8 +78,7 @@ def datatype(array: Array) -> str:
     """Return the protocol's name of an array's type."""
     if array.dtype.kind in "OSU":
         return "BYTES"
-    # `_to_bytes` converts the byte order.
-    name = _NAMES.get(array.dtype.newbyteorder("="))
+    name = _NAMES.get(array.dtype.newbyteorder("="))  # `_to_bytes` converts the byte order
     if name is None:
         known = ", ".join(DATATYPES.values())
         raise InvalidPayload(f"arrays of {array.dtype} cannot be sent: convert to text or one of {known}")

@@ -33,10 +33,8 @@ class RetryPolicy:
 
     # Eight tries with these pauses wait 6 s on average and 11 s at most: about as long as a worker takes to restart.
     attempts: int = 8
-    # About the time of one batch, after which a full queue has room again.
-    first_pause_s: float = 0.1
-    # A person who waits notices a restarted server within this time.
-    longest_pause_s: float = 5.0
+    first_pause_s: float = 0.1  # about the time of one batch, after which a full queue has room again
+    longest_pause_s: float = 5.0  # a person who waits notices a restarted server within this time
     is_repeatable: bool = True
     statuses: frozenset[int] = frozenset({429, 503})
 

@@ -8,8 +8,6 @@
 
     retire      stop routing at the gateway, wait for its requests in flight -> drain and unregister on each node
 
-Nothing else changes until a version is READY on all nodes; if one node cannot load it, the others unregister it.
-
 Unregistering kills workers, and the gateway does not count requests to a node's own port, hence the drain. TorchServe
 resolves the version of a request on arrival, so only requests that name the old version still reach it. A drain waits a
 moment for requests that were just resolved, then until the version's queue is empty, then until its worker has
@@ -32,10 +30,8 @@ from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# Most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s.
-DRAIN_S = 600.0
-# Seconds in which the gateway notices a change on the nodes, which it polls every two.
-NOTICE_S = 20.0
+DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
+NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +123,7 @@ class Rollout:
         with self._withdraw(model, None):
             self.nodes.each_named(unregister)
 
-    def _register(
-        self, model: str, new: Registration, olds: Mapping[str, dict[str, Any]]
-    ) -> tuple[str, Callable[[], None]]:
+    def _register(self, model: str, new: Registration, olds: Mapping[str, Any]) -> tuple[str, Callable[[], None]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
         old = next(iter(olds.values()))
@@ -282,13 +276,11 @@ class Rollout:
                 if not self._wait(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
                     self.report(f"{named}: requests still in flight after {DRAIN_S:g} s")
             except ManagementError as error:
-                # 404: the gateway does not have the version.
-                if error.status != 404:
+                if error.status != 404:  # 404: the gateway does not have the version
                     raise
             yield
         except BaseException:
-            # The gateway may have withdrawn it even if its response was lost.
-            try:
+            try:  # the gateway may have withdrawn it even if its response was lost
                 gateway.withdraw(model, version, is_withdrawn=False)
                 self.report(f"{named}: the gateway sends requests again")
             except ManagementError as error:

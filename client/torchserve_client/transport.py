@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import certifi
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, Timeout
@@ -33,10 +33,8 @@ CONNECT_S = 5.0
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 Name = str | os.PathLike[str]
-# Whether to check certificates, or the file or folder of the trusted ones.
-Verify = bool | Name
-# One file with certificate and key, or one of each.
-Cert = Name | tuple[Name, Name]
+Verify = bool | Name  # whether to check certificates, or the file or folder of the trusted ones
+Cert = Name | tuple[Name, Name]  # one file with certificate and key, or one of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,11 @@ def address(url: str) -> str:
     raise InvalidPayload(
         "not the address of a server: write http://HOST:PORT or https://HOST:PORT; for several servers, the gateway's"
     )
+
+
+def path_of(*parts: str | None) -> str:
+    """Return the path of these parts of a URL, without those that are None."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts if part is not None)
 
 
 class Transport:
@@ -119,8 +122,7 @@ class Transport:
         try:
             yield
             if exchange.is_cut:
-                # A body without a length looks complete when its connection ends.
-                raise TimeoutError
+                raise TimeoutError  # a body without a length looks complete when its connection ends
         except ValueError as error:
             # An address or a header that cannot be sent; the error may quote an API key.
             raise InvalidPayload(f"{origin}: not a valid HTTP address or header ({type(error).__name__})") from None
@@ -209,8 +211,7 @@ class _TLSConnection(_Connection, HTTPSConnection):
         try:
             super().send(data)
         except ssl.SSLEOFError as error:
-            # After this error urllib3 reads the alert that the server sent.
-            raise BrokenPipeError from error
+            raise BrokenPipeError from error  # after this error urllib3 reads the alert that the server sent
 
 
 class _Pool(HTTPConnectionPool):

@@ -11,8 +11,7 @@ from torchserve_client.management import Management
 
 # Prefix of the line in which our handlers log the reason (handlers/errors.py, LOAD_FAILED).
 LOAD_FAILED = "Cannot load"
-# TorchServe's message about a worker that has ended.
-DIED = "Backend worker process died"
+DIED = "Backend worker process died"  # TorchServe's message about a worker that has ended
 LINE = re.compile(r"^\S+ \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]*)-std(?:out|err) MODEL_LOG - (?P<message>.*)$")
 
 

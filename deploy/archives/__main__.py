@@ -98,8 +98,7 @@ def list_outdated(folder: Path) -> int:
     # NAME.mar is a second name of one of the others.
     for path in {path.stat().st_ino: path for path in sorted(folder.glob("*.mar"), reverse=True)}.values():
         try:
-            # Of any format.
-            build = json.loads(read_packed(path, BUILD))
+            build = json.loads(read_packed(path, BUILD))  # of any format
         except (LookupError, ValueError):
             print(f"{os.path.relpath(path)}: not built by torchserve-batching")
             continue
@@ -120,11 +119,9 @@ def run_in_child(arguments: list[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     child = os.fork()
     if child == 0:
-        # A parent that is killed takes its child along (PR_SET_PDEATHSIG).
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # a parent that is killed takes its child along (PR_SET_PDEATHSIG)
         return main(arguments)
-    # A terminal sends Ctrl-C to both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to both
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, lambda sent, _: os.kill(child, sent))
     _, status = os.waitpid(child, 0)

@@ -57,18 +57,13 @@ class ArchiverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    # A file, or a folder for `no-archive`.
-    path: Path
-    # As registered; it ends in -untrained for random weights.
-    version: str
-    # Whether this call built it.
-    is_new: bool
+    path: Path  # a file, or a folder for `no-archive`
+    version: str  # as registered; it ends in -untrained for random weights
+    is_new: bool  # whether this call built it
     # The converter's facts about the model; see `handlers.archive_files.Build`.
     label: Mapping[str, str | float] = field(default_factory=dict)
-    # How near its answers are to fp32's, by precision.
-    proofs: Mapping[str, Proof] = field(default_factory=dict)
-    # How near its answers are to the model's own, in words; empty if nothing was compared.
-    fidelity: str = ""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)  # how near its answers are to fp32's, by precision
+    fidelity: str = ""  # how near its answers are to the model's own, in words; empty if nothing was compared
     # `handler:` of its model-config.yaml; empty if the archive was up to date.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,16 +73,13 @@ class Recipe:
     """The inputs of one archive: an entry of a model list, and the options of `archive`."""
 
     entry: ModelEntry
-    # A path, a hub id, `random`, or None for the list's.
-    weights: str | None = None
+    weights: str | None = None  # a path, a hub id, `random`, or None for the list's
     # The engine for which the archive contains a model; with `auto` it contains both, and the worker's device decides.
     engine: Engine = "auto"
     archive_format: str = "zip-store"
     export_path: Path = STORE
-    # The folder of cached exports; None for a hidden one in the model store.
-    cache_path: Path | None = None
-    # The least chrF of a converted translation model against the original; None for any.
-    min_chrf: float | None = None
+    cache_path: Path | None = None  # the folder of cached exports; None for a hidden one in the model store
+    min_chrf: float | None = None  # the least chrF of a converted translation model against the original; None for any
     comparisons: Comparisons | None = field(default_factory=plan_comparisons)
 
     @property
@@ -200,8 +192,7 @@ def _pop_json(stage: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    # A link into the cache: the cache's own file stays.
-    path.unlink()
+    path.unlink()  # a link into the cache: the cache's own file stays
     return content
 
 

@@ -10,8 +10,7 @@ from deploy.models import MODEL_LIST, Engine
 from deploy.places import ARCHIVE, HOME, MINE, OWN_LIST, ROOT, STORE
 from deploy.rooms import ROOMS, open_room
 
-# deploy.archives.precision.request; None without comparisons.
-PRECISION = open_room("precision")
+PRECISION = open_room("precision")  # deploy.archives.precision.request; None without comparisons
 
 CHECK = "build nothing; list the archives with handlers of another version, and return 1 if there are any"
 KEEP = "after a build, keep the newest N versions and those that nodes serve (default: all)"

@@ -1,10 +1,7 @@
 """The cache of exports: folders of files that took long to make, by the fingerprint of their inputs.
 
-    .exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
-    .exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
-
-An entry is written in a separate hidden folder and then renamed, so concurrent builds never see an incomplete entry.
-Its files are hard-linked into an archive's folder, without a copy of the weights.
+.exports/FINGERPRINT/files/      model.xml, model.bin, model.pt, ...
+.exports/FINGERPRINT/sums.json   path -> size and CRC-32: a truncated or altered entry is made again
 """
 
 import json
@@ -24,8 +21,7 @@ SIZE_BYTES = 4 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    # The folder of its entries; made with the first one.
-    folder: Path
+    folder: Path  # the folder of its entries; made with the first one
 
     def take(self, key: str, make: Callable[[Path], None], target: Path) -> None:
         """Put an entry's files, which may be hard links, into an empty folder; make a missing or broken entry first."""
@@ -36,8 +32,7 @@ class Exports:
                 os.utime(entry)
                 return
         except OSError:
-            # Another build removed it meanwhile.
-            shutil.rmtree(target)
+            shutil.rmtree(target)  # another build removed it meanwhile
             target.mkdir()
         self.folder.mkdir(parents=True, exist_ok=True)
         with make_work_folder(".new-", self.folder) as work:
@@ -57,15 +52,13 @@ class Exports:
                 entry.rename(new.with_name("old"))
             new.rename(entry)
         except OSError:
-            # Another build published equal files a moment ago.
-            return
+            return  # another build published equal files a moment ago
 
     def _remove_unused(self, newest: Path) -> None:
         """Remove the entries unused for longest until the rest fits."""
         entries: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("[!.]*"):
-            # Another build may remove it meanwhile.
-            with suppress(OSError):
+            with suppress(OSError):  # another build may remove it meanwhile
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 entries.append((path.stat().st_mtime, size, path))
         total = sum(size for _, size, _ in entries)

@@ -58,12 +58,15 @@ def archive_fingerprint(
     model: ModelEntry, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT
 ) -> str:
     """Hash all inputs of an archive; `packing` has its version, engine, format and precision."""
+    staged = find_staged_files(model, task)
+    if model.config_path.exists():
+        staged = {model.config_path.name: model.config_path, **staged}
     files = {
         **handler_files(root),
         **find_modules(root, "deploy.archives.archive", task.builder),
         f"task/{task.path.name}": task.path,
         **{f"task/{name}": path for name, path in task.helpers.items()},
-        **{f"model/{name}": path for name, path in _find_model_files(model, task).items()},
+        **{f"model/{name}": path for name, path in staged.items()},
     }
     return digest(files, model.name, model.handler, origin.identity, packing)
 
@@ -79,11 +82,6 @@ def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: En
         **{f"model/{name}": path for name, path in find_staged_files(model, task).items()},
     }
     return digest(files, model.handler, origin.identity, engine, settings, read_attributes(task.path))
-
-
-def _find_model_files(model: ModelEntry, task: Task) -> dict[str, Path]:
-    config = {model.config_path.name: model.config_path} if model.config_path.exists() else {}
-    return {**config, **find_staged_files(model, task)}
 
 
 def digest(files: Mapping[str, Path], *facts: object) -> str:

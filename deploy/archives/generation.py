@@ -2,8 +2,6 @@
 
 source -> Reference: one text at a time, in fp32, greedy and with beams; the language as transformers documents it
 staged -> the task as a worker loads it, with the texts in micro-batches
-
-Unequal answers are a difference, unless the model hardly prefers its own token to the archive's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +26,8 @@ TEXTS = (
     "In winter the sea is rough and the school closes for weeks at a time, so letters and bread are carried up the "
     "hill on a mule, and old Marta writes down every ship that passes, its name, its flag and the hour.",
 )
-# The most tokens of an answer.
-NEW_TOKENS = 32
-# The beams of the search.
-BEAMS = 4
+NEW_TOKENS = 32  # the most tokens of an answer
+BEAMS = 4  # the beams of the search
 # The share of the largest logit by which the model may prefer its token, and the difference of two answers' scores:
 # rounding in fp32 changes both by less.
 TIE = 1e-3

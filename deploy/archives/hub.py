@@ -1,8 +1,6 @@
 """A Hugging Face checkpoint as a folder: a local one, one inside a package, or one from the hub.
 
 Source -> open_checkpoint -> a folder with the files that serving reads: configuration, tokenizer, model.safetensors
-
-Existing files are links in it, so that no file is copied that the archive then leaves out.
 """
 
 import json
@@ -103,9 +101,7 @@ def _drop_kernels(folder: Path) -> None:
     """Drop the choice of an attention, which may be a kernel to download and run, from each config.json."""
     for path in folder.rglob("config.json"):
         text = path.read_text(encoding="utf-8")
-        kept = json.loads(
-            text, object_hook=lambda found: {key: found[key] for key in found if not key.endswith(KERNELS)}
-        )
+        kept = json.loads(text, object_hook=lambda old: {key: old[key] for key in old if not key.endswith(KERNELS)})
         if kept != json.loads(text):
             path.unlink()
             path.write_text(json.dumps(kept, indent=2), encoding="utf-8")
@@ -173,5 +169,4 @@ def _list_weights(folder: Path) -> list[str]:
         with torch.device("meta"):
             return [*getattr(transformers, config.architectures[0])._from_config(config).state_dict()]
     except Exception:
-        # Loading the model reports a broken one; only transformers' own classes have known names.
-        return []
+        return []  # loading the model reports a broken one; only transformers' own classes have known names

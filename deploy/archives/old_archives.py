@@ -26,10 +26,8 @@ SUFFIXES = (".mar", ".zip", ".tar.gz", ".tgz")
 MOST_FILES = 10_000
 MOST_BYTES = 32 * 2**30
 MOST_INFLATION = 200
-# Bytes that may be inflated by any factor, such as an empty vocabulary.
-SMALL_BYTES = 2**20
-# Bytes of a manifest or of settings.
-MOST_SETTINGS_BYTES = 2**20
+SMALL_BYTES = 2**20  # bytes that may be inflated by any factor, such as an empty vocabulary
+MOST_SETTINGS_BYTES = 2**20  # bytes of a manifest or of settings
 
 
 class Member(NamedTuple):

@@ -25,8 +25,7 @@ DTYPES = {
     **{"BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32},
     **{"ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool},
 }
-# The first object of a file before 1.6, in torch.serialization.
-OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OLD_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of a file before 1.6, in torch.serialization
 # Reads of a file, at most three for each opcode: a checkpoint with an optimizer has 300,000, a vocabulary 3,000,000.
 MOST_READS = 5_000_000
 MOST_DIMENSIONS = 32
@@ -35,8 +34,7 @@ MOST_SHARED, SMALL_BYTES = 4, 2**20
 # A state dict has no object of these modules; objects of all others are skipped.
 SYSTEM = ("os", "posix", "nt", "sys", "subprocess")
 MOST_CHARACTERS = 500
-# Opcodes that hide reads, or allocate before they read.
-REFUSED = pickle.FRAME + pickle.BYTEARRAY8 + pickle.NEWOBJ_EX
+REFUSED = pickle.FRAME + pickle.BYTEARRAY8 + pickle.NEWOBJ_EX  # opcodes that hide reads, or allocate before they read
 
 
 class InvalidPickle(Exception):

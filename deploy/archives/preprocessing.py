@@ -22,14 +22,11 @@ from handlers.errors import InvalidConfig, reason
 from handlers.vision.config import OF_ARCH, ImageClassificationConfig
 from handlers.vision.preprocessing import Levels, Pixels, Preprocessing, to_levels
 
-# The weights whose transform is the default; torchvision has them for most networks.
-FIRST = "IMAGENET1K_V1"
-# Networks whose published weights need `transform_input`.
-TRANSFORMED = ("googlenet", "inception_v3")
+FIRST = "IMAGENET1K_V1"  # the weights whose transform is the default; torchvision has them for most networks
+TRANSFORMED = ("googlenet", "inception_v3")  # networks whose published weights need `transform_input`
 # The mean and deviation, of values in 0..1, that `transform_input` normalises to; it undoes ImageNet's first.
 AGAIN = (0.5, 0.5)
-# The mean and deviation of each channel of ImageNet.
-IMAGENET = (0.485, 0.229), (0.456, 0.224), (0.406, 0.225)
+IMAGENET = (0.485, 0.229), (0.456, 0.224), (0.406, 0.225)  # the mean and deviation of each channel of ImageNet
 
 # Width and height of the pictures for a processor: wide, tall, tiny, long, and as photographs are.
 SIZES = ((301, 97), (97, 301), (128, 128), (9, 7), (173, 211), (640, 480), (400, 20), (20, 400))
@@ -157,9 +154,7 @@ def run_processors(processors: Sequence[Any], picture: Image.Image, **settings: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [
-                np.asarray(each(picture, return_tensors="pt", **settings)["pixel_values"])[0] for each in processors
-            ]
+            return [np.asarray(one(picture, return_tensors="pt", **settings)["pixel_values"])[0] for one in processors]
     except Exception as error:
         raise InvalidConfig(f"the image processor fails on a picture of {picture.size}: {reason(error)}") from error
 

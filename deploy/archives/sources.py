@@ -24,8 +24,7 @@ from deploy.work_folders import make_work_folder
 
 RANDOM_SEED = 0
 
-# The Hugging Face hub has its models as organisation/name.
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # the Hugging Face hub has its models as organisation/name
 
 # Files that serving reads; READMEs, other frameworks' weights and training state are not among them.
 SERVED = re.compile(
@@ -35,13 +34,11 @@ SERVED = re.compile(
     r"special_tokens_map\.json|added_tokens\.json|tokenizer[^/]*|vocab[^/]*|merges\.txt|[^/]*\.spm|[^/]*\.model|"
     r"model[^/]*\.safetensors|model\.safetensors\.index\.json|"
     r"chat_template\.jinja|chat_template\.json|additional_chat_templates/[^/]+\.jinja)"
-    # A module of sentence-transformers.
-    r"|\d+_\w+/pytorch_model\.bin"
+    r"|\d+_\w+/pytorch_model\.bin"  # a module of sentence-transformers
 )
 # Files that a user may expect to be served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
-# Code is served only if the archive's settings trust it.
-CODE = ".py"
+CODE = ".py"  # code is served only if the archive's settings trust it
 
 
 class WeightsUnavailable(Exception):
@@ -54,14 +51,10 @@ class WeightsNotMade(WeightsUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    # `none` for a task that needs no weights.
-    kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]
-    # The weights' name, folder or file; empty for `random` and `none`.
-    location: str
-    # A text that changes with the weights.
-    identity: str
-    # A branch, tag or commit of the hub; None for its latest.
-    revision: str | None = None
+    kind: Literal["torchvision", "hub", "folder", "file", "random", "none"]  # `none` for a task that needs no weights
+    location: str  # the weights' name, folder or file; empty for `random` and `none`
+    identity: str  # a text that changes with the weights
+    revision: str | None = None  # a branch, tag or commit of the hub; None for its latest
 
     @property
     def is_trained(self) -> bool:
@@ -149,8 +142,7 @@ def _find_beside(model: ModelEntry, name: str) -> Path:
 def _find_path(model: ModelEntry, path: Path) -> Source:
     if path.is_dir():
         listed = list_files(path) if model.handler == TENSORS else filter(Path.is_file, sorted(path.rglob("*")))
-        files = [_identify(file, path) for file in listed]
-        return Source("folder", str(path), f"folder {files}")
+        return Source("folder", str(path), f"folder {[_identify(file, path) for file in listed]}")
     if not path.is_file():
         raise WeightsUnavailable(f"{model.name}: no file {path}; {_name_options(model)}")
     parts = [path, *find_companions(path)]
@@ -175,8 +167,7 @@ def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -
         try:
             named = [str(module["path"]) for module in json.loads(modules.read_text(encoding="utf-8"))]
         except (ValueError, TypeError, KeyError):
-            # Loading the model reports the broken file.
-            named = []
+            named = []  # loading the model reports the broken file
         folders += [source / name for name in named if name not in ("", ".", "..") and Path(name).name == name]
     files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
     code = [file for file in (sorted(source.rglob("*")) if is_whole else files) if with_code and file.suffix == CODE]

@@ -1,8 +1,6 @@
 """The step of a build that stages a model's files, from the cache if it can, and compares them with the model.
 
 task, weights -> the cache, or the builder -> files of an archive -> Comparisons -> settings and proofs beside them
-
-Imports no library of models: if the cache has all files, no model is loaded.
 """
 
 import shutil

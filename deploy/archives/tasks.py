@@ -22,20 +22,16 @@ from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
 from handlers.pipeline.micro_batches import plan_micro_batches
 
-# TorchServe forms the batches, or the worker.
-Mode = Literal["classic", "adaptive"]
+Mode = Literal["classic", "adaptive"]  # TorchServe forms the batches, or the worker
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """The class that serves models of a kind, and the contents of their archives."""
 
-    # The file of its one class; the archive has it at its root.
-    path: Path
-    # The module whose `stage(model, source, engine, folder)` writes the files that the class loads.
-    builder: str
-    # The class of its settings, as "module:Class"; empty if only the task's class knows it.
-    settings: str = ""
+    path: Path  # the file of its one class; the archive has it at its root
+    builder: str  # the module whose `stage(model, source, engine, folder)` writes the files that the class loads
+    settings: str = ""  # the class of its settings, as "module:Class"; empty if only the task's class knows it
     # The settings that decide the staged files; None if staging is as cheap as copying, so that no file is cached.
     export_settings: tuple[str, ...] | None = None
     # Names or patterns of the files beside a model's configuration that belong into its archive.
@@ -44,10 +40,8 @@ class Task:
     helpers: Mapping[str, Path] = field(default_factory=dict)
     # Settings that name a file; the archive has it under the setting's name, with its ending.
     named_files: tuple[str, ...] = field(default=())
-    # Whether `--weights` may name a checkpoint on the Hugging Face hub.
-    takes_hub_ids: bool = False
-    # Whether a list must name weights for it.
-    needs_weights: bool = True
+    takes_hub_ids: bool = False  # whether `--weights` may name a checkpoint on the Hugging Face hub
+    needs_weights: bool = True  # whether a list must name weights for it
     # The default mode. Adaptive mode serves images, encoders and translation at least as well; of items that cost next
     # to nothing, digits in ONNX with 64 clients, 0.8 times as many, since each exchange has all requests in flight.
     mode: Mode = "adaptive"
@@ -83,8 +77,7 @@ TRANSLATED: dict[str, Any] = {
     "takes_hub_ids": True,
 }
 IMAGE_TEXT = "image_text.config:ImageTextEmbeddingConfig"
-# A model's file is checked against these.
-CHECKED = ("inputs", "outputs", "constants", "max_batch_items", "warm_up")
+CHECKED = ("inputs", "outputs", "constants", "max_batch_items", "warm_up")  # a model's file is checked against these
 
 # To remove a task, remove its line.
 TABLE = (
@@ -193,8 +186,7 @@ def load_task(handler: str, folder: Path, config: Any) -> Any:
     import torch  # noqa: PLC0415
 
     task = task_class(handler)()
-    # One stream needs no trial.
-    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams
+    streams = 1 if config.scheduling.streams == "auto" else config.scheduling.streams  # one stream needs no trial
     task.config = replace(config, scheduling=replace(config.scheduling, streams=streams))
     task.model_dir, task.device, task.fingerprint = folder, torch.device("cpu"), None
     task.longest_run_s = math.inf

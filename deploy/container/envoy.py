@@ -28,11 +28,9 @@ ROUTES_FILE = "routes.json"
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    # READY, STARTING, or the models that are not READY.
-    words: str = STARTING
+    words: str = STARTING  # READY, STARTING, or the models that are not READY
     is_draining: bool = False
-    # TorchServe's tokens by API.
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)  # TorchServe's tokens by API
 
 
 def bootstrap(settings: NodeSettings, torchserve: Node) -> Resource:
@@ -75,8 +73,7 @@ def _list_routes(status: NodeStatus) -> Iterator[Resource]:
     yield {"match": {"prefix": "/predictions/"}, "direct_response": {"status": 405}}
     for path in ("/models", "/metrics", "/ready", "/live"):
         yield {"match": {"path": path}, "direct_response": {"status": 405}}
-    # A description with a query is not found for any method.
-    others = [{**_method("GET"), "invert_match": True}]
+    others = [{**_method("GET"), "invert_match": True}]  # a description with a query is not found for any method
     yield {"match": {"prefix": "/models/", "headers": others}, "direct_response": {"status": 405}}
     yield {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
 
@@ -104,6 +101,5 @@ def _method(regex: str) -> Resource:
 
 
 def _header(name: str, value: str) -> Resource:
-    # A percent sign starts a command in Envoy's formats.
-    header = {"key": name, "value": value.replace("%", "%%")}
+    header = {"key": name, "value": value.replace("%", "%%")}  # a percent sign starts a command in Envoy's formats
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

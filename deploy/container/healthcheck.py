@@ -9,10 +9,8 @@ import sys
 import urllib.error
 import urllib.request
 
-# A node's address, and an edge's.
-READY = "http://127.0.0.1:8085/ready http://127.0.0.1:8004/v2/health/ready"
-# Timeout in seconds: below the HEALTHCHECK's own, so that its log contains the output.
-TIMEOUT_S = 4.0
+READY = "http://127.0.0.1:8085/ready http://127.0.0.1:8004/v2/health/ready"  # a node's address, and an edge's
+TIMEOUT_S = 4.0  # timeout in seconds: below the HEALTHCHECK's own, so that its log contains the output
 
 
 def main() -> int:

@@ -26,12 +26,9 @@ from deploy.run.lifecycle import start_node
 from deploy.run.node import read_tokens
 from torchserve_client.errors import ManagementError
 
-# Seconds between two checks of both processes.
-CHECK_S = 0.25
-# Seconds between two polls of the models.
-HEALTH_S = 1.0
-# Seconds in which Envoy sends TorchServe's last responses after TorchServe has ended.
-LAST_RESPONSE_S = 5.0
+CHECK_S = 0.25  # seconds between two checks of both processes
+HEALTH_S = 1.0  # seconds between two polls of the models
+LAST_RESPONSE_S = 5.0  # seconds in which Envoy sends TorchServe's last responses after TorchServe has ended
 # TorchServe hangs if it has not answered for this multiple of its models' longest responseTimeout; a busy one answers
 # within that timeout.
 SILENT = 2
@@ -64,8 +61,7 @@ class NodeProcess:
         self._logs: subprocess.Popen[bytes] | None = None
         self._status: NodeStatus | None = None
         self._words, self._response_timeout_s = NodeStatus().words, 0.0
-        # When TorchServe last answered, on the monotonic clock.
-        self._answered_s = time.monotonic()
+        self._answered_s = time.monotonic()  # when TorchServe last answered, on the monotonic clock
         self._is_up = False
         self._is_stopping = threading.Event()
 
@@ -128,10 +124,8 @@ class NodeProcess:
             raise ServerError(f"{self._local.title}: TorchServe has not answered for {silent_s:.0f} s")
         tokens = read_tokens(server.keys) if server.settings.has_tokens else {}
         if tokens is None:
-            # TorchServe is writing the key file.
-            tokens = (self._status or NodeStatus()).tokens
-        # On a full disk the published status stays.
-        with suppress(OSError):
+            tokens = (self._status or NodeStatus()).tokens  # TorchServe is writing the key file
+        with suppress(OSError):  # on a full disk the published status stays
             self._publish(NodeStatus(self._words, self._is_stopping.is_set(), tokens))
 
     def _keep_envoy(self) -> None:
@@ -157,26 +151,21 @@ class NodeProcess:
             try:
                 descriptions.append(management.describe(name, version))
             except ManagementError as error:
-                # It was unregistered.
-                if error.status != 404:
+                if error.status != 404:  # it was unregistered
                     raise
         self._words, self._response_timeout_s = summarize_health(descriptions)
         self._answered_s = time.monotonic()
 
     def _drain(self) -> None:
         print("node: drains", flush=True)
-        # From now on the node reports that it drains; requests that still arrive are answered.
-        self._check()
+        self._check()  # from now on the node reports that it drains; requests that still arrive are answered
 
         def count_in_flight() -> int:
             self._check()
             try:
                 return self._envoy.statistic("cluster.inference.upstream_rq_active")
             except NoAnswer:
-                # An unknown count is not idle: the next call asks this Envoy, or a restarted one.
-                return 1
+                return 1  # an unknown count is not idle: the next call asks this Envoy, or a restarted one
 
         limit_s, notice_s = self._response_timeout_s, self._settings.notice_s
-        wait_idle(
-            count_in_flight, lambda words: print(f"node: {words}", flush=True), notice_s=notice_s, limit_s=limit_s
-        )
+        wait_idle(count_in_flight, lambda line: print(f"node: {line}", flush=True), notice_s=notice_s, limit_s=limit_s)

@@ -33,21 +33,17 @@ class NodeSettings:
     # Each variable is named by its field: NODE_CONFIG, NODE_STATE_DIR, ...
     config: Path = CONFIG
     state_dir: Path = STATE_DIR
-    # The folder of archives, MODEL_STORE; None for the configuration's.
-    model_store: Path | None = None
+    model_store: Path | None = None  # the folder of archives, MODEL_STORE; None for the configuration's
     address: str = ADDRESS
     port: Port = PORT
     notice_s: float = NOTICE_S
-    # As in gateway.yaml; separated by commas.
-    forward_headers: tuple[str, ...] = ()
+    forward_headers: tuple[str, ...] = ()  # as in gateway.yaml; separated by commas
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> "NodeSettings":
         """Read the variables; an InvalidConfig lists every problem."""
-        variables = {
-            f.name: "MODEL_STORE" if f.name == "model_store" else f"NODE_{f.name.upper()}" for f in fields(cls)
-        }
-        given: dict[str, Any] = {name: environment[key] for name, key in variables.items() if environment.get(key)}
+        names = {f.name: "MODEL_STORE" if f.name == "model_store" else f"NODE_{f.name.upper()}" for f in fields(cls)}
+        given: dict[str, Any] = {name: environment[key] for name, key in names.items() if environment.get(key)}
         for name in given.keys() & {"config", "state_dir", "model_store"}:
             given[name] = Path(given[name]).resolve()
         if "forward_headers" in given:

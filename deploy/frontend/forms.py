@@ -12,23 +12,19 @@ from urllib.parse import unquote_to_bytes
 
 # As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
 BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
-# Every prediction of TorchServe has this header, and it replaces a client's.
-EXPLAIN = "explain"
-# Bytes of a part's head.
-MOST_HEAD_BYTES = 1024
+EXPLAIN = "explain"  # every prediction of TorchServe has this header, and it replaces a client's
+MOST_HEAD_BYTES = 1024  # bytes of a part's head
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
-# Netty's, of the name of a field.
-_CLEAN = str.maketrans(":,=;\t", " " * 5, '"')
+_CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # netty's, of the name of a field
 
 
 class MalformedForm(Exception):
     """The body is declared as a form but is not valid, or two fields have one name; the client reads the message."""
 
 
-# A field's name -> its value and content type.
-Fields = dict[str, tuple[bytes, str]]
+Fields = dict[str, tuple[bytes, str]]  # a field's name -> its value and content type
 
 
 def row_of(
@@ -89,9 +85,7 @@ def _multipart(body: bytes, boundary: bytes) -> Fields:
 
 def _head(lines: str) -> tuple[str, str]:
     """Return the name of a part and the content type of a file; TorchServe does not know that of a plain field."""
-    head = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines.split("\n"))
-    }
+    head = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines.split("\n"))}
     found = dict(_parameters(head.get("content-disposition", "")))
     if not (name := found.get("name", "").translate(_CLEAN).strip()):
         raise MalformedForm("A part of the form has no name.")

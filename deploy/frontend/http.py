@@ -24,8 +24,7 @@ PREFLIGHT = {
     "access-control-allow-headers": "*, Authorization",
     "access-control-max-age": "3600",
 }
-# Bytes of a body that an event loop reads itself; more would delay its other requests.
-LOOP_BYTES = 65536
+LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
 
 
 class Answer(NamedTuple):
@@ -38,12 +37,7 @@ class Answer(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is answered before it is read."""
-
-    def __init__(self, *refused: Any) -> None:
-        """See `refusal`."""
-        super().__init__()
-        self.answer = refusal(*refused)
+    """A request that is answered before it is read; its arguments are those of `refusal`."""
 
 
 class Disconnected(Exception):
@@ -61,7 +55,6 @@ def headers_of(scope: Message) -> dict[str, str]:
 
 
 def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return an answer of JSON."""
     return Answer(status, json.dumps(content).encode(), headers=headers or {})
 
 
@@ -92,13 +85,11 @@ def log_bug(error: Exception) -> None:
 class Application:
     """An ASGI application; `answer` has its routes."""
 
-    #: Bytes of a request's path, query and headers; by default as in TorchServe.
-    most_head_bytes = 8192
+    most_head_bytes = 8192  #: bytes of a request's path, query and headers; by default as in TorchServe
     #: Seconds in which a body must come, as in the gateway, and bytes of all bodies that are not complete.
     body_s, most_unread_bytes = 60.0, 256 << 20
     _unread = 0
-    #: Origins of web pages that may call from a browser.
-    origins: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()  #: origins of web pages that may call from a browser
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -120,8 +111,6 @@ class Application:
                 answer = await self.answer(scope, receive)
         except Disconnected:
             return
-        except Refused as refused:
-            answer = refused.answer
         except Exception as error:
             log_bug(error)
             answer = refusal(500, "InternalServerException", "The server failed.")
@@ -131,7 +120,6 @@ class Application:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
-        """Return a request's body."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
         parts, size, is_more = [], 0, True
         try:

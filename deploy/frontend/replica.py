@@ -7,7 +7,7 @@ the client disconnects: the server cancels the task -> core.cancel: its waiting 
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,28 @@ from deploy.loader import LoadedArchive
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
-# Seconds in which the model's own sample must be answered.
-SAMPLE_S = 20.0
+SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
 
 
 class Unhealthy(Exception):
     """The replica cannot serve; its server replaces it."""
+
+
+class Metrics(dict[str, Any]):
+    """A handler's counters; it has the interface of TorchServe's metrics cache."""
+
+    def __init__(self, make: Callable[[str, tuple[str, ...]], Any]) -> None:
+        """`make` returns the counter of a name and labels; its `add_or_update(value, labels)` adds to a sample."""
+        super().__init__()
+        self._make = make
+
+    def get_metric(self, name: str, kind: object) -> Any:  # noqa: ARG002
+        if name not in self:
+            from handlers.metrics import COUNTERS  # noqa: PLC0415
+
+            (own,) = {counter.labels for counter in COUNTERS if counter.name == name}
+            self[name] = self._make(name, ("ModelName", "ModelVersion", *own))
+        return self[name]
 
 
 class Replica:
@@ -42,8 +58,7 @@ class Replica:
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
         self.metadata = self._handler.metadata
         self._is_doubtful = False
-        # Whether the loop is about to run a micro-batch.
-        self._is_helping = False
+        self._is_helping = False  # whether the loop is about to run a micro-batch
         # Of the archive's own package, which is on the path now.
         from handlers.batching import guard  # noqa: PLC0415
         from handlers.continuous.timing import QUICK_S  # noqa: PLC0415

@@ -22,19 +22,8 @@ from deploy.frontend.http import (
     off_loop,
     refusal,
 )
-from deploy.protocol.description import (
-    APIS,
-    NAMELESS,
-    UNKNOWN,
-    UNKNOWN_MODEL,
-    configuration,
-    describe_embedder,
-    describe_server,
-    find_only,
-    list_models,
-    metadata,
-    strip_zeros,
-)
+from deploy.protocol import description
+from deploy.protocol.description import APIS, NAMELESS, UNKNOWN, UNKNOWN_MODEL, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
 from handlers.errors import InvalidInput, UnsupportedMedia
 from handlers.protocol.api_forms import error_document
@@ -58,15 +47,12 @@ _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
 class Models:
-    """The replicas of each model."""
-
     def __init__(
         self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int, preferred: Sequence[str] = ()
     ) -> None:
         """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
-        #: Whether the process is about to end, and so not ready.
-        self.is_draining = False
+        self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
 
@@ -81,11 +67,11 @@ class Models:
         if path not in NAMELESS:
             return ""
         tasks = {name: document.get("task", "") for name, document in (await self._documents()).items()}
-        return find_only(path, tasks, self._preferred)
+        return description.find_only(path, tasks, self._preferred)
 
     async def describe_embedder(self) -> dict[str, Any]:
         """Answer text-embeddings-inference's /info."""
-        return describe_embedder(await self._documents(), self._preferred)
+        return description.describe_embedder(await self._documents(), self._preferred)
 
     async def _documents(self) -> dict[str, dict[str, Any]]:
         return {name: await self._metadata(name) for name in self.names}
@@ -95,7 +81,7 @@ class Models:
         if method == "ServerLive":
             return {"live": True}
         if method == "ServerMetadata":
-            return describe_server()
+            return description.describe_server()
         if method == "ServerReady":
             return {"ready": not self.is_draining and all([await self._metadata(each) for each in self.names])}
         is_of_all = method == "ModelStatistics" and not name
@@ -112,7 +98,11 @@ class Models:
         if not document:
             raise not_ready(name, version)
         is_config = method == "ModelConfig"
-        return {"config": configuration(name, document)} if is_config else metadata(name, [own], document)
+        return (
+            {"config": description.configuration(name, document)}
+            if is_config
+            else description.metadata(name, [own], document)
+        )
 
     async def _metadata(self, name: str) -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""
@@ -122,8 +112,6 @@ class Models:
 
 
 class Routes(Application):
-    """Every route of the models."""
-
     def __init__(self, models: Models, close: Callable[[], Awaitable[None]] | None = None) -> None:
         """Prepare; `close` ends the models' process."""
         self.models, self._close = models, close
@@ -133,7 +121,7 @@ class Routes(Application):
         try:
             answer = await self._answer(path, scope, receive)
         except Refused as refused:
-            answer = refused.answer
+            answer = refusal(*refused.args)
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:
@@ -146,8 +134,7 @@ class Routes(Application):
         body = await self.read_body(scope, receive, models.body_bytes)
         if headers.get("content-encoding", "identity") in _CODINGS:
             inflated = await off_loop(models.body_bytes, decompress, body, models.body_bytes)
-            # It returns others unchanged.
-            if body and inflated is body:
+            if body and inflated is body:  # it returns others unchanged
                 raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
             body = bytes(inflated)
             del headers["content-encoding"]
@@ -171,7 +158,7 @@ class Routes(Application):
     async def _described(self, path: str) -> Answer:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            return document(*list_models(self.models.names, path[11:]))
+            return document(*description.list_models(self.models.names, path[11:]))
         if path in _SERVER or path == "/info":
             models = self.models
             return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))

@@ -33,8 +33,7 @@ STARTED = "started.json"
 STOP = "torchserve-batching gateway stop"
 START_S = 90.0  # seconds until both processes must be up
 STOP_S = 30.0  # seconds that `stop` waits beyond limits.response_s
-# Seconds in which a control process notices that its supervisor has ended, and ends.
-CONTROL_S = 10.0
+CONTROL_S = 10.0  # seconds in which a control process notices that its supervisor has ended, and ends
 FILES = 2  # open files for each client's connection, with one to a node
 OWN_FILES = 768  # open files of Envoy itself and of probes
 
@@ -125,8 +124,7 @@ def stop(options: argparse.Namespace) -> bool:
     except (InvalidConfig, OSError):
         limit_s = GatewaySettings().limits.response_s
     pid = find_holder(options.state_dir / PID)
-    # Envoy serves on if its supervisor was killed.
-    envoy = Envoy(options.state_dir)
+    envoy = Envoy(options.state_dir)  # Envoy serves on if its supervisor was killed
     was_running = pid is not None or envoy.pid() is not None
     if pid is not None:
         process = psutil.Process(pid)

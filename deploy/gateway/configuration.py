@@ -58,17 +58,14 @@ class Configuration:
         self._config, self._nodes_file, self._resolve = config, nodes_file, resolve
         self._settings: GatewaySettings | None = None
         self._nodes = tuple(known)
-        # Why the last read failed.
-        self.problem = ""
-        # Whether a file that cannot be applied may have other keys.
-        self.is_shut = False
+        self.problem = ""  # why the last read failed
+        self.is_shut = False  # whether a file that cannot be applied may have other keys
         self._logged = ""
         self._guards_file = None if state_dir is None else state_dir / GUARDED
         self._guards = read_saved(self._guards_file, PLACES, set()) if self._guards_file else set()
         # The settings as last parsed, with the times and sizes of their files.
         self._parsed: tuple[Any, GatewaySettings] | None = None
-        # The times and sizes of the files at the last read.
-        self._seen: Any = None
+        self._seen: Any = None  # the times and sizes of the files at the last read
 
     def read(self) -> tuple[GatewaySettings, tuple[Node, ...]]:
         """Read both; with `discover` this may block for as long as a name server takes."""
@@ -125,8 +122,7 @@ class Configuration:
         before = self._settings, self._nodes
         try:
             if (found := self._stat_files()) != self._seen:
-                # An editor may still write.
-                self._seen = found
+                self._seen = found  # an editor may still write
                 return None
             after = self.read()
         except (InvalidConfig, OSError) as error:

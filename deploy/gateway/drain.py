@@ -1,11 +1,9 @@
 """Takes a node out of service without losing a request, by Envoy's count of its requests in flight.
 
-    take_out:      the gateway sends it no new requests -> a moment -> none is in flight
-    drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
-    wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
-    COMMANDS:      drain and restart of `python -m deploy.run`
-
-Requests that clients send to a node's own port are not counted.
+take_out:      the gateway sends it no new requests -> a moment -> none is in flight
+drain_local:   take_out for a node of this machine after a SIGTERM; undrain_local undoes it
+wait_idle:     the wait of both, and of a node in a container, whose own Envoy counts
+COMMANDS:      drain and restart of `python -m deploy.run`
 """
 
 import argparse
@@ -27,8 +25,7 @@ from torchserve_client.gateway import MOMENT_S, Gateway
 
 # Seconds in which the gateway and Envoy notice a node that is READY again: a few polls each, on a slow machine.
 ROUTED_S = 60.0
-# A file in the node's folder: the node drained itself, and no operator drained it.
-MARK = "drained"
+MARK = "drained"  # a file in the node's folder: the node drained itself, and no operator drained it
 
 
 def connect(settings: GatewaySettings) -> Gateway:
@@ -63,8 +60,7 @@ def take_out(gateway: Gateway, name: str, limit_s: float) -> bool:
         with suppress(Unreachable):
             if (count := gateway.node(name).in_flight) is not None:
                 return count
-        # The control process or Envoy does not answer: an unknown count is not idle.
-        return 1
+        return 1  # the control process or Envoy does not answer: an unknown count is not idle
 
     def report(words: str) -> None:
         print(f"{name}: {words}", flush=True)
@@ -112,9 +108,6 @@ def undrain_local(local: LocalNode, config: Path) -> None:
         mark.unlink()
     except ManagementError as error:
         print(f"{local.title}: still drained: {error.message}; run torchserve-batching drain NODE --undo")
-
-
-# -- commands of python -m deploy.run ---------------------------------------------------------------------------------
 
 
 def drain(options: argparse.Namespace) -> None:

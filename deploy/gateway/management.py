@@ -22,8 +22,7 @@ from deploy.gateway.state import Replica
 from deploy.run.node import Node, read_tokens
 from torchserve_client.management import OVERLAP, PAGE_MODELS
 
-# Seconds to connect, which takes no work of the node.
-CONNECT_S = 1.0
+CONNECT_S = 1.0  # seconds to connect, which takes no work of the node
 # Seconds for a response of the management API: it shares its threads with inference and with registrations that wait
 # for their workers, and a busy node must not count as dead.
 RESPONSE_S = 15.0
@@ -31,19 +30,13 @@ RESPONSE_S = 15.0
 METADATA_S = 60.0
 # Bytes of the longest response: more than a thousand workers, or a model with thousands of labels.
 RESPONSE_BYTES = 8 << 20
-# The `type` in the response of a node that is about to end (deploy.container).
-DRAINING = "Draining"
-# The `type` of TorchServe's 503 for a batch whose handler raised an exception.
-RAISED = "InternalServerException"
-# Concurrent requests to a node.
-CONCURRENCY = 4
-# Percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line.
-NAME_BYTES = 1024
-# Proxies treat a backslash as a slash.
-UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")
+DRAINING = "Draining"  # the `type` in the response of a node that is about to end (deploy.container)
+RAISED = "InternalServerException"  # the `type` of TorchServe's 503 for a batch whose handler raised an exception
+CONCURRENCY = 4  # concurrent requests to a node
+NAME_BYTES = 1024  # percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line
+UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")  # proxies treat a backslash as a slash
 
-# (Model, version) -> replica.
-Models = Mapping[tuple[str, str], Replica]
+Models = Mapping[tuple[str, str], Replica]  # (Model, version) -> replica
 
 
 class NodeFailed(Exception):
@@ -89,9 +82,6 @@ async def ask(
         raise NodeUnreachable(f"cannot be reached ({type(error).__name__})") from None
     except ValueError:
         raise NodeFailed(f"{method} {path.partition('?')[0]}: the body is not JSON") from None
-
-
-# -- models -----------------------------------------------------------------------------------------------------------
 
 
 def fault(name: str) -> str | None:
@@ -175,9 +165,6 @@ def _read_replica(document: Mapping[str, Any], default: str) -> Replica:
         processes={str(worker.get("id")): pid for worker in workers if (pid := int(worker.get("pid") or 0)) > 0},
         queued=int((document.get("jobQueueStatus") or {}).get("pendingRequests") or 0),
     )
-
-
-# -- metadata ---------------------------------------------------------------------------------------------------------
 
 
 async def fetch_metadata(

@@ -1,11 +1,8 @@
 """Metrics: each node's are scraped once, for Prometheus, for Triton's statistics and for the page's charts.
 
-    node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
-                                         └> read_counters -> traffic.py
-    Envoy's, and `render` of the control process ─> :8002/metrics/gateway, and part of :8002/metrics
-
-A node that does not answer in time is omitted. Parsed names of series are cached: 4,200 lines of ten models take 2 ms
-every two seconds, and 160 ms with prometheus_client's parser.
+node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
+                                     └> read_counters -> traffic.py
+Envoy's, and `render` of the control process ─> :8002/metrics/gateway, and part of :8002/metrics
 """
 
 import asyncio
@@ -21,13 +18,11 @@ import aiohttp
 from deploy.gateway.state import Fleet
 from deploy.run.node import Node
 
-# Seconds for a node's metrics, which are scraped every two seconds.
-RESPONSE_S = 1.5
+RESPONSE_S = 1.5  # seconds for a node's metrics, which are scraped every two seconds
 # Labels of the exposition format, with or without a comma after the last.
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
-# Cached names of series: about forty models on four nodes.
-SERIES_CACHED = 1 << 16
+SERIES_CACHED = 1 << 16  # cached names of series: about forty models on four nodes
 
 # The series that traffic.py reads: the handlers' (handlers/metrics.py), and two of TorchServe's.
 READ = re.compile(
@@ -61,9 +56,6 @@ class Counter(NamedTuple):
     phase: str = ""
     error: str = ""
     end: str = ""
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def scrape(session: aiohttp.ClientSession, nodes: Iterable[Node]) -> dict[str, str]:
@@ -116,9 +108,6 @@ def _split(line: str) -> tuple[str, float | None]:
         return line, None
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
 def merge(texts: Mapping[str, str], gateway: str) -> str:
     """Merge expositions: the series of nodes get the label `node`, those of the gateway none."""
     families: dict[str, list[str]] = {}
@@ -128,8 +117,7 @@ def merge(texts: Mapping[str, str], gateway: str) -> str:
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
-                # The first description is used for all.
-                heads.setdefault(family, {}).setdefault(line[:7], line)
+                heads.setdefault(family, {}).setdefault(line[:7], line)  # the first description is used for all
             elif line and line[0] != "#" and _split(line)[1] is not None:
                 name = re.split(r"[{ ]", line, maxsplit=1)[0]
                 owner = family if family and name.startswith(family) else name

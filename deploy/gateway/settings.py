@@ -22,8 +22,7 @@ from handlers.errors import InvalidConfig
 
 # The user's own settings in the folder of the state, or else the built-in ones.
 CONFIG = own if (own := HOME / "gateway.yaml").is_file() else ROOT / "deploy" / "gateway.yaml"
-# The folder of Envoy and the control process: configuration, logs, saved state.
-STATE_DIR = HOME / ".gateway"
+STATE_DIR = HOME / ".gateway"  # the folder of Envoy and the control process: configuration, logs, saved state
 # The settings that close the edge. `NAME: none` gives one, or a part of it, its default.
 GUARDS = ("tls", "keys", "limits")
 NONE = "none"

@@ -20,22 +20,17 @@ from deploy.run.node import Node
 class Replica:
     """One version of a model on one node. Fields without comparison never change Envoy's configuration."""
 
-    # Configured workers.
-    workers: int
+    workers: int  # configured workers
     ready_workers: int
     batch_size: int
     max_batch_delay_ms: int
-    # Whether it is the node's default version.
-    is_default: bool
-    # Whether the node has restarted and not restored it yet.
-    is_missing: bool = False
+    is_default: bool  # whether it is the node's default version
+    is_missing: bool = False  # whether the node has restarted and not restored it yet
     # Differs after a registration or a worker's restart.
     generation: tuple[str, ...] = field(default=(), compare=False)
-    # Worker -> its last process id.
-    processes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    processes: Mapping[str, int] = field(default_factory=dict, compare=False)  # worker -> its last process id
     restarts: int = field(default=0, compare=False)
-    # Whether it has been READY since its registration.
-    was_ready: bool = field(default=False, compare=False)
+    was_ready: bool = field(default=False, compare=False)  # whether it has been READY since its registration
     # Whether its handler rejects the question for metadata: another project's.
     is_foreign: bool = field(default=False, compare=False)
     # Requests in TorchServe's queue; None if the node does not answer.
@@ -91,14 +86,10 @@ class Fleet:
     registered: Mapping[str, ServedModel] = field(default_factory=dict)
     withdrawn: frozenset[tuple[str, str]] = frozenset()
     canaries: Mapping[str, Canary] = field(default_factory=dict)
-    # Whether a node answers.
-    is_up: bool = False
-    # Why gateway.yaml cannot be applied.
-    unapplied: str = ""
-    # Whether no request may reach a node, since keys may have changed.
-    is_shut: bool = False
-    # The files that Envoy rejects.
-    rejected: frozenset[str] = frozenset()
+    is_up: bool = False  # whether a node answers
+    unapplied: str = ""  # why gateway.yaml cannot be applied
+    is_shut: bool = False  # whether no request may reach a node, since keys may have changed
+    rejected: frozenset[str] = frozenset()  # the files that Envoy rejects
 
     @property
     def problem(self) -> str:
@@ -113,9 +104,7 @@ class Fleet:
         """The models that clients may request, without withdrawn versions."""
         found = {}
         for name, model in self.registered.items():
-            versions = {
-                number: version for number, version in model.versions.items() if (name, number) not in self.withdrawn
-            }
+            versions = {key: version for key, version in model.versions.items() if (name, key) not in self.withdrawn}
             if versions:
                 found[name] = ServedModel(name, versions, model.default if model.default in versions else None)
         return found
@@ -124,9 +113,7 @@ class Fleet:
     def is_ready(self) -> bool:
         """Whether a node answers and every version that was once READY is ready; a fleet without models is ready."""
         versions = [version for model in self.models.values() for version in model.versions.values()]
-        counted = [
-            each for each in versions if any(found.was_ready or found.is_ready for found in each.replicas.values())
-        ]
+        counted = [each for each in versions if any(one.was_ready or one.is_ready for one in each.replicas.values())]
         is_started = bool(counted) or not versions
         return self.is_up and not self.problem and is_started and all(map(self.is_version_ready, counted))
 

@@ -42,8 +42,7 @@ HANG_S = 15.0  # seconds without a heartbeat after which it hangs
 STOP_S = 15.0  # seconds until it must have ended
 CHECK_S = 0.25  # seconds between two checks of the processes
 NODES_S = 1.0  # seconds between two checks of the nodes
-# Seconds between two starts of a control process.
-RETRY_S = 5.0
+RETRY_S = 5.0  # seconds between two starts of a control process
 ACCESS_LOG = "access.log"  # about 500 bytes for a request
 LOG_BYTES = 200 << 20  # size after which a log is rotated
 LISTEN_S = 1.0  # timeout of a connection that probes a port
@@ -119,8 +118,7 @@ def supervise(
                     envoy.keep(bootstrap(settings))
                 _rotate_logs(state_dir, envoy)
             except OSError as error:
-                # A full or read-only disk must not end a running process.
-                logger.error("%s", error)
+                logger.error("%s", error)  # a full or read-only disk must not end a running process
                 is_ending.wait(RETRY_S)
     except EnvoyError as error:
         raise GatewayFailed(str(error)) from None

@@ -24,13 +24,11 @@ from deploy.gateway.state import Fleet
 
 HISTORY_S = 300.0  # seconds of points that the page shows
 POINTS = 300  # maximum points of a model; a scrape every two seconds makes 150
-# Seconds of observations for a quantile or mean; fewer would base a p99 on a handful.
-WINDOW_S = 10.0
+WINDOW_S = 10.0  # seconds of observations for a quantile or mean; fewer would base a p99 on a handful
 REQUESTS = "handler_requests_total"  # counted by the handlers
 FRONTEND_REQUESTS = "ts_inference_requests_total"  # counted by TorchServe, for handlers of other projects
 ERRORS = "handler_item_errors_total"
-# Error types of refused items, which did not fail.
-REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")
+REFUSALS = ("Overloaded", "QueueFull", "QueueTimeout")  # error types of refused items, which did not fail
 PHASES = {"compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 # A point covers the time since the previous scrape; latencies, means and waits cover ten seconds, and are None without
 # observations.
@@ -48,8 +46,7 @@ COLUMNS = (
     "errors_per_s",  # items without a result, except those of refused requests
 )
 
-# (Counter, upper end of a bucket or error type or "") -> its growth.
-Growth = Mapping[tuple[str, str], float]
+Growth = Mapping[tuple[str, str], float]  # (Counter, upper end of a bucket or error type or "") -> its growth
 
 
 class Sample(NamedTuple):
@@ -64,8 +61,7 @@ class Traffic:
     def __init__(self) -> None:
         self.texts: Mapping[str, str] = {}
         self.time_s = 0.0
-        # Node -> counter -> its last value.
-        self._last: dict[str, dict[Counter, float]] = {}
+        self._last: dict[str, dict[Counter, float]] = {}  # node -> counter -> its last value
         self._sums: dict[Counter, float] = defaultdict(float)
         # (Model, version) -> time of the last scrape with new requests, ms since 1970.
         self._last_ms: dict[tuple[str, str], int] = {}
@@ -83,15 +79,13 @@ class Traffic:
     def add(self, scraped: Mapping[str, Mapping[Counter, float]], fleet: Fleet, now_s: float) -> None:
         """Add the growth of the counters of the scraped nodes; of removed nodes and models only the sums are kept."""
         self._last = {node: last for node, last in self._last.items() if node in fleet.nodes}
-        # Points contain the growth on nodes that were scraped before.
-        known = self._last.keys() & scraped.keys()
+        known = self._last.keys() & scraped.keys()  # points contain the growth on nodes that were scraped before
         growth: dict[str, dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         for node, values in scraped.items():
             last = self._last.setdefault(node, {})
             for counter, value in values.items():
                 before = last.get(counter, 0.0)
-                # A counter that fell has restarted at 0.
-                increase = value - before if value >= before else value
+                increase = value - before if value >= before else value  # a counter that fell has restarted at 0
                 last[counter] = value
                 self._sums[counter] += increase
                 if node in known:

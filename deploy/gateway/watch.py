@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
-POLL_S = 2.0
+POLL_S = 2.0  # Seconds between two polls of a node. Envoy's configuration contains a new model about a second later.
 # Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
 # first run.
 ASK_S = 5.0
@@ -49,19 +48,13 @@ class Watch:
         """Poll a node, with the models known from before; call `changed` after every poll."""
         self.node = node
         self.models = models
-        # (Model, version) -> the handler's metadata.
-        self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
-        # Whether it answered the last poll.
-        self.is_up = False
-        # Whether it reported that it is about to end.
-        self.is_draining = False
-        # Whether it has ever listed its models.
-        self.is_listed = False
+        self.metadata: dict[tuple[str, str], Mapping[str, Any]] = {}  # (Model, version) -> the handler's metadata
+        self.is_up = False  # whether it answered the last poll
+        self.is_draining = False  # whether it reported that it is about to end
+        self.is_listed = False  # whether it has ever listed its models
         self.problem = ""
-        # Model names that no URL can contain, with the reason.
-        self._faults: dict[str, str] = {}
-        # Whether it was unreachable since it last answered.
-        self._was_unreachable = False
+        self._faults: dict[str, str] = {}  # model names that no URL can contain, with the reason
+        self._was_unreachable = False  # whether it was unreachable since it last answered
         self._session, self._changed = session, changed
         self._polling = asyncio.Lock()
         self._task = asyncio.create_task(self._follow())
@@ -70,14 +63,12 @@ class Watch:
 
     async def poll(self) -> None:
         """Ask the node once; if it does not answer, its models stay."""
-        # One poll at a time: an older response never replaces a newer one.
-        async with self._polling:
+        async with self._polling:  # one poll at a time: an older response never replaces a newer one
             problem = ""
             try:
                 pending = self._read_pending()
                 found, faults = await list_models(self._session, self.node)
-                # A restoration may begin or end meanwhile.
-                later = self._read_pending()
+                later = self._read_pending()  # a restoration may begin or end meanwhile
                 missing = self._find_missing(found, None if pending is None or later is None else {**pending, **later})
                 found = {key: _keep_history(self.models.get(key), replica) for key, replica in found.items()}
                 self.models = {**found, **missing}
@@ -140,8 +131,7 @@ class Watch:
             try:
                 await self.poll()
             except Exception:
-                # An unexpected response must not end the polls.
-                logger.exception("%s", self.node.name)
+                logger.exception("%s", self.node.name)  # an unexpected response must not end the polls
             await asyncio.sleep(POLL_S)
 
     def _ask_new(self) -> None:
@@ -195,8 +185,7 @@ def _keep_history(before: Replica | None, now: Replica) -> Replica:
         processes={**before.processes, **now.processes},
         restarts=before.restarts + others,
         was_ready=before.was_ready or now.is_ready,
-        # The archive's URL comes first.
-        is_foreign=before.is_foreign and before.generation[:1] == now.generation[:1],
+        is_foreign=before.is_foreign and before.generation[:1] == now.generation[:1],  # the archive's URL comes first
     )
 
 
@@ -227,9 +216,6 @@ def _find_default(versions: dict[str, dict[str, Replica]]) -> str | None:
     nodes = Counter({version: sum(replica.is_default for replica in on.values()) for version, on in versions.items()})
     (version, count), *_ = nodes.most_common(1)
     return version if count else None
-
-
-# -- saved state ------------------------------------------------------------------------------------------------------
 
 
 def write_known(path: Path, watches: Iterable[Watch]) -> None:

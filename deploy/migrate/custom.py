@@ -17,8 +17,7 @@ from handlers.errors import InvalidConfig
 RENAMED = {"initialize": "initialize_old", "handle": "handle_old"}
 # Calls that read files; at import time they look in the folder of the archive.
 READING = ("open", "load", "read_text", "read_bytes", "read_csv", "from_pretrained")
-# The fields of a row, which are not a request's own.
-ROW_FIELDS = {"data", "body"}
+ROW_FIELDS = {"data", "body"}  # the fields of a row, which are not a request's own
 
 DRAFT = Template('''"""A draft of `archive --from`. Decide at each place marked BATCHING, then build it."""
 

@@ -29,8 +29,7 @@ def read_weights(model: ModelEntry, path: Path) -> StateDict:
         with zipfile.ZipFile(path) as archive:
             is_script = any("/code/" in name for name in archive.namelist())
     except Exception:
-        # Another format, or damaged, as its reader then says.
-        is_script = False
+        is_script = False  # another format, or damaged, as its reader then says
     if not is_script:
         return read_state(model, path, ())
     try:

@@ -24,8 +24,7 @@ NAMELESS = {**dict.fromkeys(("/embed", "/v1/embed"), _EMBEDDING), "/rerank": ("r
 UNKNOWN_MODEL, UNKNOWN = "model_not_found", "Unknown model; GET /v1/models lists the models."
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
-# The platform of a handler without metadata.
-UNKNOWN_PLATFORM = "torchserve"
+UNKNOWN_PLATFORM = "torchserve"  # the platform of a handler without metadata
 # Datatypes with another name in a configuration, which has no name for ANY.
 OTHER_TYPES = {"BYTES": "TYPE_STRING", "ANY": "TYPE_INVALID"}
 

@@ -15,8 +15,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
 from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.protocol.description import SERVICE
 
 
@@ -35,8 +34,7 @@ class ExportedCounter(NamedTuple):
     labels: tuple[str, ...]
 
     def add_or_update(self, value: float, labels: Sequence[str]) -> None:
-        # Ray refuses an increment of 0.
-        if value > 0:
+        if value > 0:  # Ray refuses an increment of 0
             self.counter.inc(value, dict(zip(self.labels, labels, strict=True)))
 
 

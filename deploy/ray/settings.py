@@ -1,7 +1,6 @@
 """models.yaml -> Serve's configuration: an application for each archive, and one at /."""
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,14 +47,7 @@ class Settings:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return Serve's configuration.
-
-    Args:
-        path: models.yaml; paths of archives in it are relative to its folder.
-
-    Raises:
-        InvalidConfig: names every problem.
-    """
+    """Return Serve's configuration; paths of archives in models.yaml are relative to its folder."""
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     settings = read_settings(Settings, path, read_yaml(path))
@@ -69,7 +61,12 @@ def read(path: Path) -> dict[str, Any]:
     args |= {"preferred": settings.default_models} if settings.default_models else {}
     # It computes nothing, and leaves the processors to the archives' replicas.
     front = {"name": "routes", **SHARED, "max_ongoing_requests": 4096, "ray_actor_options": {"num_cpus": 0}}
-    application = partial(_application, settings.host)
+
+    def application(name: str, builder: str, args: dict[str, Any], deployment: dict[str, Any]) -> dict[str, Any]:
+        made = {"import_path": f"deploy.ray.app:{builder}", "args": {"host": settings.host, **args}}
+        prefix = "/" if builder == "routes" else f"/predictions/{name}"
+        return {"name": name, "route_prefix": prefix, **made, "deployments": [deployment]}
+
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": settings.host, "port": settings.port},
@@ -83,13 +80,6 @@ def read(path: Path) -> dict[str, Any]:
             application("routes", "routes", args, front),
         ],
     }
-
-
-def _application(
-    host: str, name: str, builder: str, args: dict[str, Any], deployment: dict[str, Any]
-) -> dict[str, Any]:
-    made = {"import_path": f"deploy.ray.app:{builder}", "args": {"host": host, **args}, "deployments": [deployment]}
-    return {"name": name, "route_prefix": "/" if builder == "routes" else f"/predictions/{name}", **made}
 
 
 def _archive(path: Path, served: Served) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.archives.archive import ArchiverFailed
 from deploy.archives.sources import WeightsUnavailable
-from deploy.command import CommandParser, run_command
+from deploy.command import CommandParser, number, run_command
 from deploy.models import ROOT
 from deploy.rooms import open_room
 from deploy.run import serve
@@ -18,8 +18,7 @@ from deploy.run.machine import FOLDER, all_nodes
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
-# deploy.gateway.drain; None without a gateway, which only a stop and two commands need.
-GATEWAY = open_room("gateway")
+GATEWAY = open_room("gateway")  # deploy.gateway.drain; None without a gateway, which only a stop and two commands need
 
 
 def start(options: argparse.Namespace) -> None:
@@ -43,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
     if GATEWAY:
         GATEWAY.undrain_local(node, options.gateway_config)
     is_stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_stopped.set())
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: is_stopped.set())
     watch_node(node, is_stopped)
     if is_stopped.is_set():
         if GATEWAY:
@@ -94,7 +93,7 @@ def make_parser() -> CommandParser:
         group = added.add_argument_group("nodes")
         if command in (start, run):
             words = "number of nodes that share this machine; default: the running number, or 1"
-            group.add_argument("--node-count", type=_positive, metavar="N", help=words)
+            group.add_argument("--node-count", type=number(int, 1), metavar="N", help=words)
         if command is run:
             group.add_argument("--node", metavar="NAME", help="node to run, node-1 to node-N; default: node-1")
         if GATEWAY:
@@ -106,12 +105,6 @@ def main(arguments: list[str]) -> int:
     options = make_parser().parse_args(arguments)
     failures = (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError)
     return run_command(options.command, lambda: options.function(options), *failures)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,13 @@ from deploy.run.machine import LocalNode
 from deploy.run.processes import find_holder, hold_pid_file, lock
 from deploy.run.restore import Record, restore
 
-# Seconds between two checks of a watched server.
-CHECK_S = 1.0
-# In a node's folder: the id of the process that watches the node.
-WATCHER = "run.pid"
+CHECK_S = 1.0  # seconds between two checks of a watched server
+WATCHER = "run.pid"  # in a node's folder: the id of the process that watches the node
 
 
 def start_node(local: LocalNode) -> None:
     """Start a node unless it runs, and register the models that it served."""
-    # The gateway's supervisor starts nodes, too.
-    with lock(local.folder / "lock"):
+    with lock(local.folder / "lock"):  # the gateway's supervisor starts nodes, too
         server, record = local.server, Record(local)
         if server.pid() is not None:
             server.authorize()
@@ -39,13 +36,11 @@ def start_node(local: LocalNode) -> None:
             with step(f"{local.title}: starting"):
                 server.start()
         lost = []
-        # Without the model API the configuration names all models.
-        if server.settings.has_model_api:
+        if server.settings.has_model_api:  # without the model API the configuration names all models
             for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
                 lost += [] if is_registered else [each]
-        # The gateway answers 503 for a lost version, and the next start tries it again.
-        record.finish(lost)
+        record.finish(lost)  # the gateway answers 503 for a lost version, and the next start tries it again
 
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:

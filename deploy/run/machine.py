@@ -25,12 +25,9 @@ from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.server import WHOLE, Server, Share
 
 FOLDER = NODES.parent
-# Between the ports of two nodes; a configuration's own ports are 8080 to 8082 and 7070 to 7071.
-PORT_STEP = 100
-# Bytes of a socket's path with its end (sockaddr_un).
-SOCKET_PATH_BYTES = 108
-# The longest name of a worker's socket in a node's tmp/.
-SOCKET_NAME = "/.ts.sock.65535"
+PORT_STEP = 100  # between the ports of two nodes; a configuration's own ports are 8080 to 8082 and 7070 to 7071
+SOCKET_PATH_BYTES = 108  # bytes of a socket's path with its end (sockaddr_un)
+SOCKET_NAME = "/.ts.sock.65535"  # the longest name of a worker's socket in a node's tmp/
 NVIDIA_SMI_S = 30.0  # timeout of nvidia-smi
 
 
@@ -107,8 +104,7 @@ def local_nodes(layout: Layout, folder: Path = FOLDER, root: Path = ROOT) -> lis
         values = _shift_ports(settings, number * PORT_STEP)
         values["model_store"] = str((place / settings.model_store).resolve())
         if share.gpu is not None:
-            # TorchServe counts the machine's GPUs, and ignores CUDA_VISIBLE_DEVICES.
-            values["number_of_gpu"] = "1"
+            values["number_of_gpu"] = "1"  # TorchServe counts the machine's GPUs, and ignores CUDA_VISIBLE_DEVICES
         name = f"node-{number + 1}"
         found.append(make_local_node(name, folder / name, text, root=files, values=values, share=share))
     return found

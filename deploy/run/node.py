@@ -17,10 +17,8 @@ from handlers.config import SETTINGS
 from handlers.errors import InvalidConfig
 
 NODES = HOME / ".nodes" / "nodes.json"
-# In a node's folder: a mark that exists from `make serve` to `make stop`.
-STARTED = "served"
-# In a node's folder: the registrations that are not restored yet.
-RESTORE = "restore.json"
+STARTED = "served"  # in a node's folder: a mark that exists from `make serve` to `make stop`
+RESTORE = "restore.json"  # in a node's folder: the registrations that are not restored yet
 
 # Metric labels, file names and path segments contain the name.
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
@@ -37,8 +35,7 @@ class Node:
     metrics: str
     # TorchServe's key_file.json: `{"management": {"key": ...}, "inference": {"key": ...}}`; None without tokens.
     token_file: str | None = None
-    # It exists while the node restores its models, if STARTED is in the same folder.
-    restore_file: str | None = None
+    restore_file: str | None = None  # it exists while the node restores its models, if STARTED is in the same folder
 
     @field_validator("name")
     @classmethod
@@ -97,6 +94,5 @@ def replace_file(path: Path, text: str) -> None:
     with new.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        # After a power cut, too.
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # after a power cut, too
     new.replace(path)

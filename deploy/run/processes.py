@@ -9,10 +9,8 @@ from pathlib import Path
 
 from deploy.run.errors import ServerError
 
-# Attempts to lock a pid file: a process that reads it locks it for a moment.
-ATTEMPTS = 50
-# Seconds between two attempts.
-RETRY_S = 0.02
+ATTEMPTS = 50  # attempts to lock a pid file: a process that reads it locks it for a moment
+RETRY_S = 0.02  # seconds between two attempts
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> bool:

@@ -32,8 +32,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
             models, *_ = pool.map(verify, nodes)
     except BaseException:
         for node in new:
-            # The files of a server that died are kept for the message with its death.
-            with suppress(ServerError):
+            with suppress(ServerError):  # the files of a server that died are kept for the message with its death
                 node.server.stop()
             Record(node).remove()
         raise

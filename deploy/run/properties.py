@@ -15,8 +15,7 @@ import psutil
 from handlers.errors import InvalidConfig
 from torchserve_client.transport import address
 
-# A line that ends in an odd number of backslashes continues.
-CONTINUES = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+CONTINUES = re.compile(r"(?<!\\)(?:\\\\)*\\$")  # a line that ends in an odd number of backslashes continues
 NAME_AND_VALUE = re.compile(r"(?P<name>[^\s=:]+)\s*[=:\s]\s*(?P<value>.*)", re.DOTALL)
 LOG_CONFIG = re.compile(r"(?<=-Dlog4j2\.configurationFile=)\S+")
 HEAP = re.compile(r"-Xmx(\d+[kmg]?)(?:\s|$)", re.IGNORECASE)
@@ -36,26 +35,18 @@ class ServerSettings:
     metrics_url: str = "http://127.0.0.1:8082"
     # The setting that a listening port comes from -> host and port.
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    # The folder of archives, relative to the server's working folder.
-    model_store: str = "model_store"
+    model_store: str = "model_store"  # the folder of archives, relative to the server's working folder
     # The file of TorchServe's metrics, relative to the server's working folder.
     metrics_config: str = "deploy/metrics.yaml"
-    # Whether every call needs a token of key_file.json.
-    has_tokens: bool = True
-    # Whether models can be registered and unregistered while the server runs.
-    has_model_api: bool = False
-    # The archives to register at the start: file names, NAME=FILE, or "all".
-    load_models: tuple[str, ...] = ()
+    has_tokens: bool = True  # whether every call needs a token of key_file.json
+    has_model_api: bool = False  # whether models can be registered and unregistered while the server runs
+    load_models: tuple[str, ...] = ()  # the archives to register at the start: file names, NAME=FILE, or "all"
     # Name -> version -> settings of the models to register at the start.
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    # Requests that wait for a worker, per model; an archive's own setting wins.
-    job_queue_size: int = 100
-    # Bytes of the largest body.
-    max_request_size: int = 6_553_500
-    # -Xmx in bytes; None without that option.
-    heap_bytes: int | None = None
-    # MaxDirectMemorySize in bytes; Java's default is the heap's size.
-    direct_bytes: int | None = None
+    job_queue_size: int = 100  # requests that wait for a worker, per model; an archive's own setting wins
+    max_request_size: int = 6_553_500  # bytes of the largest body
+    heap_bytes: int | None = None  # -Xmx in bytes; None without that option
+    direct_bytes: int | None = None  # MaxDirectMemorySize in bytes; Java's default is the heap's size
 
     @classmethod
     def read(cls, path: Path) -> "ServerSettings":

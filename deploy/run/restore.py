@@ -43,8 +43,7 @@ class Registration:
     is_default: bool
     response_timeout_s: int
     startup_timeout_s: int
-    # When, in Unix time; 0 if unknown.
-    since_s: float = field(default=0.0, compare=False)
+    since_s: float = field(default=0.0, compare=False)  # when, in Unix time; 0 if unknown
 
 
 class Record:
@@ -82,7 +81,6 @@ class Record:
         return list(found.values())
 
     def read_pending(self) -> list[Registration]:
-        """Return the registrations that are not restored yet."""
         return _read(self._pending)
 
     def finish(self, lost: Sequence[Registration] = ()) -> None:

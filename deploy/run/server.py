@@ -34,16 +34,13 @@ from torchserve_client.worker_log import WorkerLog, wait_loaded
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
 # At its start Java changes into the folder hsperfdata_USER for a moment, to remove the files of other Java processes.
 JAVA_FOLDER = "hsperfdata_"
-# The option by which TorchServe passes the temporary folder to Java.
-TEMPORARY = "-Djava.io.tmpdir="
-# The start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it.
-LAST_LINE = "Terminating due to"
+TEMPORARY = "-Djava.io.tmpdir="  # the option by which TorchServe passes the temporary folder to Java
+LAST_LINE = "Terminating due to"  # the start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it
 CONSOLE_LINES = 3  # lines of the console in an error
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
-# Seconds in which the system closes the ports of a killed process.
-PORTS_S = 10.0
+PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
 
 
 @dataclass(frozen=True, slots=True)

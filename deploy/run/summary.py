@@ -24,8 +24,7 @@ def rows(
             description = server.management.describe(name, version)
             batch = f"batch_size {description['batchSize']}, max_batch_delay {description['maxBatchDelay']} ms"
             yield "Model", f"{name} {version}, {batch}, workers {len(description['workers'])}"
-            # A handler of another project may not return metadata.
-            with suppress(ClientError):
+            with suppress(ClientError):  # a handler of another project may not return metadata
                 metadata = client.metadata(name, version)
                 yield "Precision", metadata.precision or "as exported"
                 yield "Engine", metadata.platform.removeprefix("torchserve_")

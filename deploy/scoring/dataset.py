@@ -55,8 +55,7 @@ def score(
     model = {
         "batch_size": batch_size,
         "threads": math.ceil(num_cpus) if threads is None else threads,
-        # Ray shows an actor the devices that are its own, from 0 on.
-        "gpu": 0 if num_gpus > 0 else None,
+        "gpu": 0 if num_gpus > 0 else None,  # Ray shows an actor the devices that are its own, from 0 on
     }
     return dataset.map_batches(
         Scorer,
@@ -82,7 +81,6 @@ class Scorer:
         self._column, self._options = column, options
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
-        """Score one batch."""
         import pyarrow as pa  # noqa: PLC0415
 
         inputs = [_checked(value) for value in table.column(self._column).to_pylist()]
@@ -90,7 +88,7 @@ class Scorer:
         received = iter(self._model.answers(sent, self._options))
         answers = [each if isinstance(each, Answer) else next(received) for each in inputs]
         good = [None if each.status >= 400 else each.body.decode() for each in answers]
-        errors = [_error(each) if each.status >= 400 else None for each in answers]
+        errors = [json.loads(each.body) if each.status >= 400 else None for each in answers]
         kind = table.schema.field(self._column).type
         kept = table.drop_columns(self._column) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else table
         error = pa.struct([("code", pa.int64()), ("type", pa.string()), ("message", pa.string())])
@@ -108,8 +106,3 @@ def _checked(value: Any) -> Any:
     message = f"an input is bytes, a text or an object, not {type(value).__name__}"
     # The client writes code 0 for an error that no server answered.
     return Answer(400, json.dumps({"code": 0, "type": "InvalidPayload", "message": message}).encode())
-
-
-def _error(answer: Answer) -> dict[str, Any]:
-    error = json.loads(answer.body)
-    return {"code": error["code"], "type": error["type"], "message": error["message"]}

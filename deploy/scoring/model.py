@@ -15,8 +15,7 @@ from deploy.loader import LoadedArchive
 
 # Content types by the Python type of an input, as torchserve_client sends them; a dict needs none.
 OCTETS, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
-# Seconds of TorchServe's responseTimeout, two days; a handler allows a batch half of it.
-BATCH_S = 2 * 86_400
+BATCH_S = 2 * 86_400  # seconds of TorchServe's responseTimeout, two days; a handler allows a batch half of it
 
 
 class Answer(NamedTuple):
@@ -52,11 +51,9 @@ class Model:
         loaded = LoadedArchive(
             archive, "classic", batch_size=batch_size, response_timeout_s=BATCH_S, threads=threads, gpu=gpu
         )
-        #: The folder of its files.
-        self.folder = loaded.folder
+        self.folder = loaded.folder  #: the folder of its files
         self._loaded, self._handler, self._context = loaded, loaded.handler, loaded.context
-        # No program reads a worker's log lines here.
-        logging.getLogger("ts.metrics").setLevel(logging.WARNING)
+        logging.getLogger("ts.metrics").setLevel(logging.WARNING)  # no program reads a worker's log lines here
 
     def answers(self, inputs: Sequence[bytes | str | Mapping[str, Any]], options: Mapping[str, Any]) -> list[Answer]:
         """Answer all inputs in one batch; an input that fails affects no other.

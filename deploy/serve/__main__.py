@@ -19,7 +19,6 @@ from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve the archive of the command line."""
     parser = CommandParser(
         prog="torchserve-batching serve",
         description="Serve one archive in this process, without TorchServe and Java.",
@@ -56,8 +55,7 @@ def _serve(options: Any, process: Process) -> None:
         raise NotServed(f"--config: {error}") from None
     listener = _bind(options.host, options.port)
     if options.grpc_port is not None:
-        # gRPC binds it itself, after minutes perhaps.
-        _bind(options.host, options.grpc_port, "--grpc-port").close()
+        _bind(options.host, options.grpc_port, "--grpc-port").close()  # gRPC binds it itself, after minutes perhaps
     # An archive is unpacked for each process, and the next one must know its measurements and crashes.
     with suppress(RuntimeError):
         os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))

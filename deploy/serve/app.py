@@ -5,6 +5,7 @@ every other                                                  -> deploy.frontend.
 """
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -13,30 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_version, refusal
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
 from deploy.serve.server import RUNNING, Limits
 from handlers.protocol.metadata import METADATA_HEADER
 
-# The `type` of the answer of a node that ends (deploy.gateway.management).
-DRAINING = "Draining"
+DRAINING = "Draining"  # the `type` of the answer of a node that ends (deploy.gateway.management)
 
 
 class Host(Routes):
-    """Serves one archive."""
-
     def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
         self._replica, self._archive, self._metrics = replica, archive, metrics
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
         self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        # The requests that run or wait.
-        self._running = 0
+        self._running = 0  # the requests that run or wait
         super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes), replica.close)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
-        """Answer a request."""
         path = scope["path"].rstrip("/")
         if path == "/metrics":
             return Answer(200, _text(self._metrics).encode(), "text/plain; version=0.0.4; charset=utf-8")
@@ -103,10 +98,6 @@ def _text(metrics: Metrics) -> str:
         lines += [f"# HELP {name} Torchserve prometheus counter metric with unit: count", f"# TYPE {name} counter"]
         for labels, value in [*series.samples.items()]:
             named = zip((*series.labels, "Hostname"), (*labels, host), strict=True)
-            written = ",".join(f'{label}="{_escape(text)}"' for label, text in named)
+            written = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in named)
             lines.append(f"{name}{{{written},}} {float(value)}")
     return "\n".join([*lines, ""])
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -13,8 +13,7 @@ from typing import NoReturn
 from deploy.work_folders import make_work_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds beyond drain_s until the process ends, whatever still runs.
-LATE_S = 5.0
+LATE_S = 5.0  # seconds beyond drain_s until the process ends, whatever still runs
 
 
 class NotServed(Exception):
@@ -35,8 +34,7 @@ class Process:
         self._ends = threading.Lock()
         #: Called at the first signal; until the servers run, it ends the process.
         self.stop: Callable[[], object] = self.end
-        #: Seconds from the first signal to the end.
-        self.drain_s = 0.0
+        self.drain_s = 0.0  #: seconds from the first signal to the end
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def _watch(self) -> None:

@@ -18,23 +18,17 @@ from pydantic.dataclasses import dataclass
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deploy.frontend.http import GRPC_METHODS
-from deploy.frontend.metrics import Metrics
-from deploy.frontend.replica import Replica
+from deploy.frontend.replica import Metrics, Replica
 from deploy.protocol.description import SERVICE
 from deploy.serve.process import NotServed, Process
 from deploy.settings_file import Origin
 
 BACKLOG = 2048
-# The key of a request's scope: the tasks of its connection, which end with it.
-RUNNING = "running"
-# The states in which a connection waits.
-HEAD, WRITE = "head", "write"
-# Requests of a connection that wait for its first.
-MOST_PIPELINED = 64
-# Bytes around a byte of a body that comes in the smallest chunks.
-CHUNK_BYTES = 8
-# HealthCheckResponse of grpc.health.v1: its one field, as bytes.
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
+HEAD, WRITE = "head", "write"  # the states in which a connection waits
+MOST_PIPELINED = 64  # requests of a connection that wait for its first
+CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 
 
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
@@ -56,8 +50,6 @@ class Limits:
 
 
 class Series(NamedTuple):
-    """The samples of one counter."""
-
     labels: tuple[str, ...]
     samples: dict[tuple[str, ...], float]
 
@@ -82,7 +74,6 @@ class Joined:
             self.flush()
 
     def flush(self) -> None:
-        """Send the answer."""
         parts, self._parts = self._parts, []
         if parts:
             self._transport.writelines(parts)
@@ -102,8 +93,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head, if there are not too many connections."""
         self._open: set[asyncio.Task[Any]] = set()
-        # Bytes since the last message that are not a body: heads, trailers and chunks' lengths.
-        self._extra = 0
+        self._extra = 0  # bytes since the last message that are not a body: heads, trailers and chunks' lengths
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(Joined(transport))
         if len(self.connections) > self.limits.connections:
@@ -129,13 +119,11 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self.scope[RUNNING], self._is_in_head = self._open, True
 
     def on_headers_complete(self) -> None:
-        """End a head."""
         self._is_in_head = False
         self._stop(HEAD)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count a part of a body."""
         self._extra = max(0, self._extra - (1 + CHUNK_BYTES) * len(body))
         super().on_body(body)
 
@@ -159,7 +147,6 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._wait(WRITE, self.limits.body_s)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
         super().resume_writing()
         self._stop(WRITE)
 
@@ -201,7 +188,6 @@ def load(options: Any, limits: Limits) -> Any:
 
 
 def run(host: Any, listener: socket.socket, options: Any, limits: Limits, process: Process) -> None:
-    """Serve until the process is to stop."""
     # Each connection is a file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,16 +1,13 @@
 """Adaptive batching: the worker decides which waiting requests run next, when, and which requests it refuses.
 
-    core           submit, cancel, close: requests and threads, behind one lock
-      arrivals       admission and decoding of submitted requests
-      guard          ends the process after a bug on a thread
-    trial          chooses precision and streams while the worker loads
-    measurements   durations of micro-batches, stored in a file
-    scheduler      the queue, its engine and admission              pure: the caller
-    request_queue  waiting items and their order                    passes the time
-    batches        which items share a micro-batch
-    engine         running micro-batches, and how long each takes
-    policy         the archive's settings
-
-docs/explanation/batching.md lists the rules of the scheduler and the effect of each. The package knows no server;
-handlers.continuous connects it to TorchServe. It may import handlers.pipeline and the packages below it.
+core           submit, cancel, close: requests and threads, behind one lock
+  arrivals       admission and decoding of submitted requests
+  guard          ends the process after a bug on a thread
+trial          chooses precision and streams while the worker loads
+measurements   durations of micro-batches, stored in a file
+scheduler      the queue, its engine and admission              pure: the caller
+request_queue  waiting items and their order                    passes the time
+batches        which items share a micro-batch
+engine         running micro-batches, and how long each takes
+policy         the archive's settings
 """

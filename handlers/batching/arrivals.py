@@ -18,19 +18,16 @@ from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
 from handlers.metrics import REFUSALS, Recorder
+from handlers.pipeline.failures import find_excess
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.limits import find_excess
 from handlers.protocol.requests import Payload, Request, Slot
 from handlers.protocol.terms import Terms
 
-# Bytes of payload from which other threads decode a request; less takes microseconds.
-LARGE_BYTES = 16 * 1024
-# Least decode threads: a few slow decodings leave some for other requests.
-LEAST_THREADS = 4
+LARGE_BYTES = 16 * 1024  # bytes of payload from which other threads decode a request; less takes microseconds
+LEAST_THREADS = 4  # least decode threads: a few slow decodings leave some for other requests
 # Weight of the latest item in the mean of tokens per byte: about twenty items follow a change of language.
 LATEST_WEIGHT = 0.1
-# Bytes that a JSON number counts as.
-NUMBER_BYTES = 8
+NUMBER_BYTES = 8  # bytes that a JSON number counts as
 
 OnDecoded = Callable[[Sequence[Slot]], None]
 
@@ -42,8 +39,7 @@ class Arrivals:
         self._config = config
         self._scheduler = scheduler
         self._recorder = recorder
-        # Tokens per byte of payload; 0 while every item counts as one token, as images do.
-        self._per_byte = 0.0
+        self._per_byte = 0.0  # tokens per byte of payload; 0 while every item counts as one token, as images do
 
     def admit(self, request: Request) -> None:
         """Admit or refuse a request; afterwards a request without items to decode is complete."""
@@ -101,8 +97,7 @@ class Decoder:
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
-        # A list of photographs leaves threads for later requests.
-        self._most_of_one_request = count // 2
+        self._most_of_one_request = count // 2  # a list of photographs leaves threads for later requests
         self._jobs: PriorityQueue[_Job] = PriorityQueue()
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
@@ -115,8 +110,7 @@ class Decoder:
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
                 small += slots
                 continue
-            # Threads may share the iterator of a list.
-            left = iter(slots)
+            left = iter(slots)  # threads may share the iterator of a list
             for _ in range(min(len(slots), self._most_of_one_request)):
                 self._jobs.put(_Job(0, request.level, request.due_s, next(self._numbers), left, on_decoded))
         self._decode(small)
@@ -155,8 +149,7 @@ def _count_bytes(payload: Payload) -> int:
 
 
 def _size(value: Any) -> int:
-    # An item of a one-dimensional tensor is a numpy number.
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic):  # an item of a one-dimensional tensor is a numpy number
         return int(value.nbytes)
     if not isinstance(value, list):
         return len(value) if isinstance(value, Sized) else 0

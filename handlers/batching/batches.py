@@ -21,12 +21,9 @@ LONGEST_SHARE = 0.5
 WAVES = 2
 # Least duration of such a part, in fixed costs of a micro-batch: shorter ones would cost over a tenth of throughput.
 WORTHWHILE_COSTS = 10.0
-# Most that riders may add to a micro-batch, as a share of its predicted time.
-RIDERS_SHARE = 0.5
-# Least length of a rider, as a share of its padded length.
-LEAST_FILLED = 0.75
-# Most urgent items that one plan considers; its duration is quadratic in their number.
-PLANNED_ITEMS = 128
+RIDERS_SHARE = 0.5  # most that riders may add to a micro-batch, as a share of its predicted time
+LEAST_FILLED = 0.75  # least length of a rider, as a share of its padded length
+PLANNED_ITEMS = 128  # most urgent items that one plan considers; its duration is quadratic in their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ class Limits:
     def share_out(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
         """Leave other streams, busy for `busy_s`, their part of the ready tokens; divide this stream's into WAVES."""
         token_s = max(line.token_s, 1e-12)
-        # With this part, all streams end together.
-        share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))
+        share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))  # with this part, all streams end together
         share = min(share, max(share / WAVES, WORTHWHILE_COSTS * line.fixed_s / token_s))
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 

@@ -44,8 +44,7 @@ from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import Request, Slot
 from handlers.protocol.responses import Reply
 
-# Longest seconds between two checks for expired requests and a stuck engine.
-CHECK_S = 1.0
+CHECK_S = 1.0  # longest seconds between two checks for expired requests and a stuck engine
 # Header with the milliseconds after which a refused client may retry: Retry-After, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
 # Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.
@@ -76,10 +75,8 @@ class Core:
         self.on_change: Callable[[], None] = lambda: None
         self.scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
         self.pipeline = Pipeline(task, recorder)
-        # Submitted requests until their replies are written.
-        self.pending: dict[Request, Future[Write]] = {}
-        # Items that ran, until their micro-batch is split.
-        self.unsplit: dict[Slot, FinishedMicroBatch] = {}
+        self.pending: dict[Request, Future[Write]] = {}  # submitted requests until their replies are written
+        self.unsplit: dict[Slot, FinishedMicroBatch] = {}  # items that ran, until their micro-batch is split
         self._recorder, self._longest_run_s = recorder, longest_run_s
         self._work_may_be_due = threading.Condition(self.lock)
         self._check_may_be_due = threading.Condition(self.lock)
@@ -150,8 +147,6 @@ class Core:
         for thread in self._threads:
             thread.join()
 
-    # -- the engine --------------------------------------------------------------------------------------------------
-
     def help(self, most_items: int) -> bool:
         """Run at most so many items on this thread if nothing runs, without the held lock; else wake the threads."""
         now_s = time.perf_counter()
@@ -168,8 +163,7 @@ class Core:
     def _run_stream(self, stream: Pipeline) -> None:
         while running := self._wait_for_batch():
             self._run(running, self.pipeline if running.is_wide else stream)
-            # No thread keeps items while it waits.
-            del running
+            del running  # no thread keeps items while it waits
 
     def _wait_for_batch(self) -> RunningBatch | None:
         """Return the next micro-batch, or None when the worker is closed."""
@@ -228,8 +222,6 @@ class Core:
         if self.scheduler.queue.ready:
             self._work_may_be_due.notify(self.scheduler.streams.free)
 
-    # -- requests ----------------------------------------------------------------------------------------------------
-
     def _end_decoding(self, slots: Sequence[Slot], *, is_helping: bool = False) -> None:
         with self.lock:
             self._arrivals.end_decoding(slots)
@@ -270,8 +262,7 @@ class Core:
     def _expire(self, now_s: float) -> None:
         """Fail the requests that waited too long; the watching thread sets their futures. The caller holds the lock."""
         if self._is_closed:
-            # The watching thread may have ended, and `close` cancels every request.
-            return
+            return  # the watching thread may have ended, and `close` cancels every request
         for request in self.scheduler.queue.expire(now_s):
             request.fail(EXPIRED)
             request.is_complete = True
@@ -280,8 +271,6 @@ class Core:
         if self._expired:
             self._check_may_be_due.notify()
             self.on_change()
-
-    # -- replies -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: Request) -> Reply:
         """Write the reply of a complete request, once."""
@@ -310,8 +299,7 @@ class Core:
                 is_in_time = self.scheduler.observe_response(request, now_s)
             if not is_in_time:
                 self._recorder.add(DEADLINE_MISSES, 1)
-        # Slots refer to their request: this frees both at once.
-        request.slots = []
+        request.slots = []  # slots refer to their request: this frees both at once
         return reply.with_headers(headers)
 
     def _split(self, part: FinishedMicroBatch) -> None:

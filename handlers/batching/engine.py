@@ -12,14 +12,12 @@ from heapq import heapify, heapreplace
 
 from handlers.protocol.requests import Slot
 
-# Weight of earlier micro-batches after each new one: about the last fifty decide.
-FORGETTING = 0.98
+FORGETTING = 0.98  # weight of earlier micro-batches after each new one: about the last fifty decide
 # Least weight of the warm-up's measurements, so that a long spell of one size leaves the other sizes known.
 LEAST_SEED_WEIGHT = 0.01
 # Most items per stream that share the whole engine: eight on two cores, where this was measured.
 MOST_WIDE_ITEMS_PER_STREAM = 4
-# Wide micro-batches in a row after which the narrow model is doubtful.
-DOUBTFUL_AFTER_WIDE = 8
+DOUBTFUL_AFTER_WIDE = 8  # wide micro-batches in a row after which the narrow model is doubtful
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Durations of micro-batches on the ways to run a model, and the file that stores them.
-
-The file is in CACHE_DIR, or in the model's own folder, which TorchServe keeps while the model is registered. A file
-with invalid content is ignored.
-"""
+"""Durations of micro-batches on the ways to run a model, and the file that stores them."""
 
 import fcntl
 import hashlib
@@ -19,11 +15,9 @@ from handlers.engines import available_threads
 from handlers.engines.compilation import cache_dir
 from handlers.pipeline.task import Task
 
-# Linux's description of the processors.
-PROCESSORS = Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")  # Linux's description of the processors
 
-# (padded tokens, seconds) of micro-batches, one item first.
-Seeds = list[tuple[int, float]]
+Seeds = list[tuple[int, float]]  # (padded tokens, seconds) of micro-batches, one item first
 
 
 class Candidate(NamedTuple):

@@ -6,8 +6,7 @@ from math import inf
 from handlers.config import HandlerConfig
 from handlers.pipeline.micro_batches import OVERHEAD, Overhead
 
-# Seconds that replace the latency target in ageing and order if there is none: the examples' target.
-NOMINAL_S = 0.5
+NOMINAL_S = 0.5  # seconds that replace the latency target in ageing and order if there is none: the examples' target
 # Default of `queue_timeout_ms` if there is a latency target, in seconds: four times the examples' target.
 QUEUE_TIMEOUT_S = 2.0
 

@@ -18,8 +18,7 @@ from handlers.batching.policy import Policy
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
 
-# Wait after which a request gains a level, in latency targets.
-AGING_TARGETS = 2.0
+AGING_TARGETS = 2.0  # wait after which a request gains a level, in latency targets
 
 # The level to which an item's request has aged, lower first, and whether its deadline has passed.
 Rank = tuple[float, bool]
@@ -69,15 +68,12 @@ class RequestQueue:
         request.decoding = request.queued = 0
 
     def start(self, items: Iterable[Slot]) -> None:
-        """Remove items that start."""
         started = set(items)
         self.ready = [item for item in self.ready if item not in started]
         for item in started:
             item.request.queued -= 1
             item.request.running += 1
             item.request.has_started = True
-
-    # -- amounts -------------------------------------------------------------------------------------------------------
 
     @property
     def items(self) -> int:
@@ -105,8 +101,6 @@ class RequestQueue:
                 tokens += request.work
         return Work(items, tokens)
 
-    # -- expiry --------------------------------------------------------------------------------------------------------
-
     def expire(self, now_s: float) -> list[Request]:
         """Remove the requests that waited too long, if the policy rejects them; requests with a started item go on."""
         expired = [request for request in self._list_expirable() if request.expires_s <= now_s]
@@ -123,8 +117,6 @@ class RequestQueue:
             return ()
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
-
-    # -- order ---------------------------------------------------------------------------------------------------------
 
     def rank(self, now_s: float) -> list[tuple[Rank, Slot]]:
         """List the ready items in order: by rank, then due time, then arrival."""

@@ -2,9 +2,6 @@
 
     admit -> refused (503), or decoding -> failed, or queued -> expired (504), or behind all others, or running -> done
 
-Each item of a request has its own state, and ends item by item if the engine reports it (`end_item`).
-request_queue decides the order, batches which items share a micro-batch, and engine how many micro-batches run at once.
-
 A request is admitted if its response can be expected in time:
 
     work before it and its own (seconds of the engine) + allowance -> after its deadline? refused : admitted
@@ -27,17 +24,13 @@ from handlers.batching.request_queue import RequestQueue, Work
 from handlers.errors import ItemError
 from handlers.protocol.requests import Request, Slot
 
-# Change of an allowance by a late response, as a share of the target.
-LATE_ADDS = 0.03
-# Change by any other response: under overload, few responses are late in the long run.
-IN_TIME_SUBTRACTS = 0.0001
-# Largest allowance, as a share of the target, so that no history refuses every request.
-MOST_ALLOWANCE = 0.5
+LATE_ADDS = 0.03  # change of an allowance by a late response, as a share of the target
+IN_TIME_SUBTRACTS = 0.0001  # change by any other response: under overload, few responses are late in the long run
+MOST_ALLOWANCE = 0.5  # largest allowance, as a share of the target, so that no history refuses every request
 # Longest turn of a refused client, in latency targets: 10 s at the examples' target. Then turns start again from the
 # time that the queue needs, since refused clients may not come again.
 MOST_TURN = 20.0
-# Of the requests that an idle worker would refuse for a short timeout, one in this many is tried.
-HURRIED_TRY = 16
+HURRIED_TRY = 16  # of the requests that an idle worker would refuse for a short timeout, one in this many is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +74,7 @@ class Scheduler:
         request.due_s = min(request.deadline_s, now_s + queue.patience_s)
         request.expires_s = now_s + min(policy.queue_timeout_s, request.timeout_s)
         items = sum(not isinstance(slot.outcome, ItemError) for slot in request.slots)
-        # An empty queue accepts any number.
-        if queue.items and queue.items + items > policy.max_queue_items:
+        if queue.items and queue.items + items > policy.max_queue_items:  # an empty queue accepts any number
             message = f"{queue.items} items wait; max_queue_items is {policy.max_queue_items}."
             return Refusal("QueueFull", message, self._finish_s(queue.work_before(inf, inf, now_s), now_s))
         # Without a deadline every response is in time.
@@ -140,8 +132,6 @@ class Scheduler:
         for slot in request.slots:
             slot.is_over = True
         request.is_complete = True
-
-    # -- the engine ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float, *, most_on_whole: int | None = None) -> RunningBatch | None:
         """Start the next micro-batch, of `most_on_whole` items if only the whole engine can be used, or return None."""

@@ -31,10 +31,8 @@ from handlers.warm_up import decode_items, run
 
 logger = logging.getLogger(__name__)
 
-# Seconds after the first measurement in which others may begin: for precisions, and again for streams.
-TRIAL_S = 2.0
-# Duration of a full micro-batch in seconds: long enough to see how long each item takes.
-FULL_S = 0.1
+TRIAL_S = 2.0  # seconds after the first measurement in which others may begin: for precisions, and again for streams
+FULL_S = 0.1  # duration of a full micro-batch in seconds: long enough to see how long each item takes
 # Turns of each candidate, of which the quickest run of each size counts: other load slows all candidates alike.
 ROUNDS = 5
 # A candidate that takes this many times as long as another, single and concurrent, has no further turn: a stall of the
@@ -76,8 +74,7 @@ class Trial:
         self._most_items: int = min(window, config.max_batch_items)
         self._is_on_gpu = task.device.type != "cpu"
         self._first_s: float | None = None
-        # Decoded beside full micro-batches; None in classic mode.
-        self._decoded_beside: Payload | None = None
+        self._decoded_beside: Payload | None = None  # decoded beside full micro-batches; None in classic mode
         self._precisions = tuple(engine.precisions) if isinstance(engine, Precise) else ("",)
         self._counts: tuple[int, ...] = (1,)
         # Classic mode has streams only if the whole engine consists of them.
@@ -222,9 +219,6 @@ class Trial:
         logger.warning("Selected %s; ms per item, single / concurrent%s: %s", best, origin, ", ".join(parts))
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-
 def measure(
     tasks: Sequence[Task], item: Any, count_full: Callable[[float], int], decoded_beside: Payload | None
 ) -> Seeds:
@@ -240,7 +234,6 @@ def measure(
 
 @contextmanager
 def _decode_repeatedly(task: Task, payload: Payload) -> Iterator[None]:
-    """Decode a payload repeatedly on another thread."""
     is_over = threading.Event()
 
     def work() -> None:

@@ -26,8 +26,7 @@ from handlers.protocol.responses import Reply
 
 logger = logging.getLogger(__name__)
 
-# Longest seconds of a wait, whatever happens.
-LONGEST_WAIT_S = 1.0
+LONGEST_WAIT_S = 1.0  # longest seconds of a wait, whatever happens
 
 
 class OpenRequest(NamedTuple):
@@ -47,16 +46,13 @@ def select_complete(in_flight: Mapping[str, OpenRequest], *, with_refused: bool)
 
 
 class Exchanges:
-    """The exchanges of one worker."""
-
     def __init__(self, core: Core, window: int, recorder: Recorder) -> None:
         """`window` is the most requests in flight, the registration's batch_size."""
         self._core, self._recorder = core, recorder
         self._timing = Timing(window, core.scheduler.policy.has_target)
         self._in_flight: dict[str, OpenRequest] = {}
         self._answer_may_be_due = threading.Condition(core.lock)
-        # When this thread stops waiting; minus infinity while it does not wait.
-        self._answer_due_s = -inf
+        self._answer_due_s = -inf  # when this thread stops waiting; minus infinity while it does not wait
         core.on_change = self._wake
 
     def serve(self, connection: socket.socket) -> NoReturn:

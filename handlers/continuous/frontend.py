@@ -28,14 +28,10 @@ from handlers.protocol.responses import Reply
 from handlers.protocol.rows import MOST_FIELDS
 
 INTEGER = struct.Struct("!i")
-# First byte of a message.
-PREDICT = b"I"
-# End of a list, instead of a length.
-END = -1
-# Start of an answer.
-OK = 200
-# Bytes of one read from the socket.
-CHUNK_BYTES = 256 * 1024
+PREDICT = b"I"  # first byte of a message
+END = -1  # end of a list, instead of a length
+OK = 200  # start of an answer
+CHUNK_BYTES = 256 * 1024  # bytes of one read from the socket
 
 
 class Disconnected(Exception):
@@ -101,8 +97,7 @@ class Link:
         """Use a connection on which the frontend awaits an answer."""
         self._connection = connection
         self._inbox = _Inbox(connection)
-        # Bytes of each request in flight, after its id.
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}  # bytes of each request in flight, after its id
 
     def receive(self, on_new: Callable[[str, NewRequest], None]) -> Collection[str]:
         """Wait for a message; call `on_new` for each new request and return all ids in flight, in its order."""
@@ -117,8 +112,7 @@ class Link:
                 new, sizes[id_] = self._read_request()
                 on_new(id_, new)
             else:
-                # The frontend does not change a request.
-                inbox.skip(known - INTEGER.size)
+                inbox.skip(known - INTEGER.size)  # the frontend does not change a request
                 if inbox.integer() != END:
                     raise ProtocolError("a request has changed")
                 sizes[id_] = known
@@ -177,8 +171,7 @@ def serve_batches(
     with suppress(Disconnected):
         while True:
             link.send(answer(batch))
-            # No body is kept while the thread waits.
-            batch = received = dict[str, NewRequest]()
+            batch = received = dict[str, NewRequest]()  # no body is kept while the thread waits
             link.receive(received.__setitem__)
 
 

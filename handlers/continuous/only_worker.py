@@ -11,13 +11,10 @@ from pathlib import Path
 
 from handlers.errors import InvalidConfig
 
-# Seconds within which the process of a replaced worker must have ended.
-GONE_S = 5.0
-# Seconds between two attempts.
-POLL_S = 0.1
+GONE_S = 5.0  # seconds within which the process of a replaced worker must have ended
+POLL_S = 0.1  # seconds between two attempts
 
-# Claims of this process by name; the kernel releases them when it ends.
-_claims: dict[str, socket.socket] = {}
+_claims: dict[str, socket.socket] = {}  # claims of this process by name; the kernel releases them when it ends
 
 
 def claim_worker(model: str, version: str | None) -> None:
@@ -26,8 +23,7 @@ def claim_worker(model: str, version: str | None) -> None:
     try:
         is_frontend = Path(f"/proc/{frontend}/comm").read_text().strip() == "java"
     except OSError:
-        # Other systems than Linux have no abstract sockets.
-        return
+        return  # other systems than Linux have no abstract sockets
     if is_frontend:
         claim(f"torchserve {frontend} {model} {version}", GONE_S)
 
@@ -40,8 +36,7 @@ def claim(name: str, gone_s: float) -> None:
     while True:
         claimed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The kernel accepts 107 bytes.
-            claimed.bind(b"\0" + name.encode()[:107])
+            claimed.bind(b"\0" + name.encode()[:107])  # the kernel accepts 107 bytes
         except OSError:
             claimed.close()
             if time.monotonic() > deadline_s:

@@ -16,12 +16,10 @@ from math import inf
 # Seconds for which a refusal waits, and between two checks for new requests during a micro-batch. A client
 # that retries at once, with connection and body, costs a millisecond of a core.
 HOLD_S = 0.05
-# Seconds between two checks while the engine is idle: an exchange then uses none of its time.
-SOON_S = 0.02
+SOON_S = 0.02  # seconds between two checks while the engine is idle: an exchange then uses none of its time
 # Seconds of work that the exchange thread runs itself: waking another thread, and an exchange, would take as long.
 QUICK_S = 0.003
-# Items that the exchange thread always runs together, if they are that quick.
-QUICK_ITEMS = 16
+QUICK_ITEMS = 16  # items that the exchange thread always runs together, if they are that quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +35,11 @@ class WorkerState:
 
     @property
     def is_all_complete(self) -> bool:
-        """Whether all requests in flight can be answered."""
         return self.complete == self.in_flight
 
 
 @dataclass(slots=True)
 class Timing:
-    """The timing of one worker's exchanges."""
-
     window: int  # most requests in flight: the registration's batch_size
     has_target: bool  # of latency
     received_s: float = -inf  # time of the last exchange

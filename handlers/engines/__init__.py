@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 # The message of a failed allocation contains one of these, in OpenVINO and in ONNX Runtime.
 ALLOCATION_FAILURES = ("alloc", "out of memory")
 
-# The files of an archive that contain a program of PyTorch.
-EXPORTED, SCRIPTED = "model.pt2", "model.pt"
+EXPORTED, SCRIPTED = "model.pt2", "model.pt"  # the files of an archive that contain a program of PyTorch
 
 
 class _Cpu(str):
@@ -30,8 +29,7 @@ class _Cpu(str):
     type, index = "cpu", None  # type: ignore[assignment]
 
 
-# A torch.device, or CPU, which needs no torch.
-Device = Any
+Device = Any  # a torch.device, or CPU, which needs no torch
 CPU = _Cpu("cpu")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -93,8 +91,7 @@ class Divisible(Protocol):
 
     # Whether the whole engine divides a micro-batch among its streams, so that one of them is as fast for one item.
     deals_out: bool
-    # The numbers of streams that are worth a trial; the first is the engine's own.
-    stream_counts: Sequence[int]
+    stream_counts: Sequence[int]  # the numbers of streams that are worth a trial; the first is the engine's own
 
     def divide(self, streams: int) -> Arrangement:
         """Return the engine in this number of streams, at most one for each thread; 1 for the whole engine only."""
@@ -104,8 +101,7 @@ class Divisible(Protocol):
 class Precise(Protocol):
     """An engine that can run in several precisions; a trial measures which is the fastest (handlers.batching.trial)."""
 
-    # The likeliest first; only one if the settings name it.
-    precisions: Sequence[str]
+    precisions: Sequence[str]  # the likeliest first; only one if the settings name it
 
     def in_precision(self, precision: str) -> Engine:
         """Return the engine in one of `precisions`."""

@@ -49,8 +49,7 @@ def note_crash(note: Path) -> Iterator[None]:
             if not note.stat().st_size:
                 note.unlink()
                 if is_new:
-                    # In a build, the folder would become a part of the archive.
-                    note.parent.rmdir()
+                    note.parent.rmdir()  # in a build, the folder would become a part of the archive
 
 
 @contextmanager

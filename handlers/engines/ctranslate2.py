@@ -26,8 +26,7 @@ from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_t
 from handlers.engines.decoding import Decoding
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
-# The folder of an archive that contains a converted model.
-CONVERTED = "ctranslate2"
+CONVERTED = "ctranslate2"  # the folder of an archive that contains a converted model
 # CTranslate2's names of the precisions that other engines have too; it has further ones.
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The key of a converted model's config.json that the builder sets if its search with beams differs from transformers'.
@@ -39,8 +38,7 @@ ALLOCATION_FAILURES = ("out of memory", "bad_alloc", "failed to allocate")
 # The cost of an almost empty step of the decoder on a CPU, in items. Marian in int8 on one core takes 5.7 ms for a step
 # and 0.33 ms for each item.
 STEP_ITEMS = 16
-# The most tokens of an answer if neither the request nor the model states a limit.
-MAX_NEW_TOKENS = 256
+MAX_NEW_TOKENS = 256  # the most tokens of an answer if neither the request nor the model states a limit
 # Seconds between two checks of a search with beams, which takes tenths of a second and has no callback.
 _POLL_S = 0.002
 
@@ -65,10 +63,7 @@ def _load_cublas() -> None:
 
 
 def compute_type(device: str, precision: str) -> str:
-    """Return CTranslate2's name of a precision on "cpu" or "cuda".
-
-    `auto` is int8 on a CPU; on a GPU it is bf16 if the GPU has it, else fp16.
-    """
+    """Return CTranslate2's name of a precision; `auto` is int8 on "cpu", and on "cuda" bf16 or else fp16."""
     known = ctranslate2.get_supported_compute_types(device)
     if precision == "auto":
         wanted = ("int8",) if device == "cpu" else ("bfloat16", "float16")
@@ -95,10 +90,7 @@ class Stream:
         self.description = whole.description
 
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
-        """Translate a micro-batch, divided among the streams; see `handlers.engines.seq2seq.Generator.run`.
-
-        Without beams, `max_new_tokens` may have a number for each item. With beams, `ended` is never called.
-        """
+        """See `seq2seq.Generator.run`; without beams, `max_new_tokens` may have a number for each item."""
         return self._whole.translate(inputs, arguments, self._streams, ended)
 
 
@@ -165,8 +157,7 @@ class CTranslate2Engine(Stream):
         super().__init__(self, streams)
 
     def divide(self, streams: int) -> Arrangement:
-        # Another number of streams needs the model to be loaded again.
-        streams = min(streams, self._threads)
+        streams = min(streams, self._threads)  # another number of streams needs the model to be loaded again
         whole = self if streams == self._streams else self._load_again(streams=streams)
         return Arrangement(whole, [Stream(whole) for _ in range(streams)] if streams > 1 else ())
 
@@ -179,9 +170,7 @@ class CTranslate2Engine(Stream):
             for row, length in zip(inputs["input_ids"], lengths.tolist(), strict=True)
         ]
         wanted = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
-        limits = [
-            self._decoding.limit(most) for most in ([wanted] * len(sources) if isinstance(wanted, int) else wanted)
-        ]
+        limits = [*map(self._decoding.limit, [wanted] * len(sources) if isinstance(wanted, int) else wanted)]
         prefix = [self._vocabulary[number] for number in self._decoding.prefix(arguments)]
         options = self._decoding.options(arguments, max(limits))
         ends_s = time.perf_counter() + self._longest_run_s

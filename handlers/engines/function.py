@@ -17,11 +17,9 @@ import numpy as np
 from handlers.engines import Arrays, Outputs
 from handlers.errors import InvalidConfig, OutOfMemory
 
-# The folder of an archive that contains the function's file.
-FOLDER = "function"
+FOLDER = "function"  # the folder of an archive that contains the function's file
 FILE = "infer.py"
-# The module's name, which pickles of its classes contain.
-MODULE = "infer"
+MODULE = "infer"  # the module's name, which pickles of its classes contain
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -40,14 +38,11 @@ class FunctionEngine:
             if not isinstance(outputs, Mapping):
                 return outputs  # type: ignore[no-any-return] # the caller refuses it
             # Copies: the function may use the same arrays for its next run.
-            return {
-                name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in outputs.items()
-            }
+            return {name: np.array(each) if isinstance(each, np.ndarray) else each for name, each in outputs.items()}
         except MemoryError as error:
             raise OutOfMemory from error
         except SystemExit as error:
-            # It would end the worker and all other requests.
-            raise RuntimeError("the function called exit") from error
+            raise RuntimeError("the function called exit") from error  # it would end the worker and all other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +62,7 @@ def load_function(folder: Path) -> Function:
         raise InvalidConfig(f"{FILE}: the file is missing")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    # Last, so that a module of the folder never replaces one that other code imports.
-    sys.path.append(str(folder))
+    sys.path.append(str(folder))  # last, so that a module of the folder never replaces one that other code imports
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -30,12 +30,9 @@ logger = logging.getLogger(__name__)
 LEAST_STARTING = 0.5
 # Largest difference between graph and eager module, as a share of the largest value: kernels may add in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-# Kernels read up to so many bytes at once.
-ALIGNMENT = 256
-# Larger copies are not worth the pinned memory, which the process keeps.
-MOST_PINNED = 2**25
-# Graphs of engines that are no longer used, too.
-KEPT: list[Any] = []
+ALIGNMENT = 256  # kernels read up to so many bytes at once
+MOST_PINNED = 2**25  # larger copies are not worth the pinned memory, which the process keeps
+KEPT: list[Any] = []  # graphs of engines that are no longer used, too
 RECORDED = "recorded"
 
 Run = Callable[[], torch.Tensor]
@@ -95,10 +92,7 @@ class Layout:
             self.size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def write(self, arrays: Arrays, block: torch.Tensor) -> None:
-        """Write arrays, or tensors of the device, into a block, (size,) uint8 on the device.
-
-        Rows of padding repeat the first row: any model accepts them, and they contain no NaN that is not its own.
-        """
+        """Write arrays into a block, (size,) uint8; padding repeats the first row, which any model accepts."""
         is_there = any(isinstance(array, torch.Tensor) for array in arrays.values())
         own = block if is_there else _host_memory(block.shape, block)
         for name, space in self.tensors(own).items():
@@ -144,15 +138,12 @@ class Rung(NamedTuple):
 
 
 class Graphs:
-    """The graphs of one module on one device."""
-
     def __init__(self, recorder: Any, device: torch.device, dtype: torch.dtype, run: Any, errors: Any) -> None:
         """`run` turns tensors into results, both by name; `errors` is the context that reports a lack of memory."""
         self._recorder, self._device, self._run, self._errors = recorder, device, run, errors
         self._tolerance, self._lock = TOLERANCES.get(dtype, 1e-4), threading.Lock()
         self._rungs: dict[tuple[Any, ...], dict[int, Rung]] = {}
-        # Of the run that needed most: later graphs use its memory again.
-        self._pool_bytes = 0
+        self._pool_bytes = 0  # of the run that needed most: later graphs use its memory again
 
     def run(self, arrays: Arrays) -> Outputs | None:
         """Run a micro-batch on the smallest rung; None if there is none."""
@@ -169,8 +160,7 @@ class Graphs:
         started_s, free = time.perf_counter(), self._recorder.free_bytes()
         counts, recorded = Counter[str](), list[tuple[int, Arrays]]()
         gc.collect()
-        # A collection may free memory of the GPU, which ends a recording.
-        gc.disable()
+        gc.disable()  # a collection may free memory of the GPU, which ends a recording
         try:
             with self._recorder.using():
                 for rows, example in ladder(examples, budget.max_items, budget.max_tokens):

@@ -10,8 +10,7 @@ from typing import Any
 
 from handlers.engines import Arrays
 
-# Padding at most doubles a micro-batch.
-ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64)  # padding at most doubles a micro-batch
 # Each is a length that texts are padded to anyway (handlers.text.inputs.round_length).
 TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from handlers.engines import ALLOCATION_FAILURES, Arrays, Outputs, available_threads
 from handlers.errors import REASON_LENGTH, InvalidConfig, InvalidText, OutOfMemory, OutOfRange
 
-# The file of an archive; its external data is in the same folder or below.
-FILE = "onnx/model.onnx"
+FILE = "onnx/model.onnx"  # the file of an archive; its external data is in the same folder or below
 # Datatypes by ONNX Runtime's names of tensors; sequences and maps are not served.
 DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -27,8 +26,7 @@ DATATYPES = {
 }
 # The error of a file in a newer version of the format, with the newest known version.
 NEWER = re.compile(r"max supported IR version: (\d+)")
-# The tag of the version, the first field of a file.
-VERSION = b"\x08"
+VERSION = b"\x08"  # the tag of the version, the first field of a file
 # The start of an error, which names its place in ONNX Runtime's code.
 WHERE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(/\S+ onnxruntime::.*?\) )?", re.S
@@ -44,8 +42,7 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "Graph": {"node": (1, "Node")},
     "Model": {"graph": (7, "Graph")},
 }
-# The number of BFLOAT16 in onnx.proto's TensorProto.DataType.
-BFLOAT16 = 16
+BFLOAT16 = 16  # the number of BFLOAT16 in onnx.proto's TensorProto.DataType
 
 
 def onnxruntime() -> Any:
@@ -68,8 +65,7 @@ class OnnxEngine:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep the largest amount of memory that any micro-batch needed, for each of its sizes.
         options.enable_cpu_mem_arena = False
-        # Only fatal messages: errors of a file or a run are raised.
-        options.log_severity_level = 4
+        options.log_severity_level = 4  # only fatal messages: errors of a file or a run are raised
         self.session = _session(path, options)
         self._value = onnxruntime().OrtValue
         places = [*self.session.get_inputs(), *self.session.get_overridable_initializers(), *self.session.get_outputs()]
@@ -99,8 +95,7 @@ class OnnxEngine:
         feeds = {}
         for name, array in inputs.items():
             if self._datatypes[name] == "BF16":
-                bits = _to_bf16(array)
-                feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16)
+                feeds[name] = self._value.ortvalue_from_numpy_with_onnx_type(_to_bf16(array), BFLOAT16)
             else:
                 feeds[name] = self._value.ortvalue_from_numpy(array)
         values = self.session.run_with_ort_values(self._outputs, feeds)

@@ -33,10 +33,8 @@ logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
-# The byte that marks an output that has been read.
-UNWRITTEN = 0xA5
-# The fewest bytes of a mark: no eight bytes of an output have this value by chance.
-LEAST_MARK = 8
+UNWRITTEN = 0xA5  # the byte that marks an output that has been read
+LEAST_MARK = 8  # the fewest bytes of a mark: no eight bytes of an output have this value by chance
 MOST_MARK = 64
 # This version ends the process with SIGFPE if it compiles rotary positions in bf16 for one thread (openvino#33300).
 CRASHES_ON_ROTARY = "2026.4."
@@ -235,7 +233,6 @@ class OpenVinoEngine:
                     "INFERENCE_NUM_THREADS": threads,
                     "NUM_STREAMS": streams,
                     "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
-                    # Two workers would pin themselves to the same cores.
-                    "ENABLE_CPU_PINNING": False,
+                    "ENABLE_CPU_PINNING": False,  # two workers would pin themselves to the same cores
                 },
             )

@@ -11,10 +11,8 @@ from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Shapes, availab
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
 from handlers.errors import InvalidConfig
 
-# The name of a program's only output.
-ONLY_OUTPUT = "output"
-# The names of several outputs.
-OUTPUT = "output_{}"
+ONLY_OUTPUT = "output"  # the name of a program's only output
+OUTPUT = "output_{}"  # the names of several outputs
 
 
 def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
@@ -32,10 +30,7 @@ def load_program(folder: Path, device: torch.device) -> torch.nn.Module:
 
 
 def flat_outputs(results: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Name the tensors that a program returned, alone, in a list, a tuple or a dictionary.
-
-    Without `names` they are `output`, or `output_0` and so on.
-    """
+    """Name the tensors that a program returned in any form: `names`, or else `output`, or `output_0` and so on."""
     if isinstance(results, Mapping):
         return dict(results)
     listed = list(results) if isinstance(results, list | tuple) else [results]
@@ -81,6 +76,5 @@ class ProgramEngine(TorchEngine):
     def _array(self, result: Any) -> Any:
         if not isinstance(result, torch.Tensor):
             return result  # the caller refuses it
-        # A copy: the program may use the same memory for its next run.
-        own = result.to("cpu", copy=True)
+        own = result.to("cpu", copy=True)  # a copy: the program may use the same memory for its next run
         return (own.float() if own.dtype in (torch.bfloat16, self._cast) else own).numpy()

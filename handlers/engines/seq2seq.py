@@ -25,8 +25,7 @@ from handlers.errors import OutOfTime
 # batch's shorter texts is faster. Marian in bf16 on two cores takes 8 ms for a step of one item, 24 ms for one of 32. A
 # GPU was not measured; a step should take about as long for one item as for many, so batches stay whole.
 _STEP_ITEMS = {"cpu": 12, "cuda": 256}
-# The most tokens of an answer if neither the request nor the model states a limit.
-MAX_NEW_TOKENS = 256
+MAX_NEW_TOKENS = 256  # the most tokens of an answer if neither the request nor the model states a limit
 
 
 def step_items(device: torch.device) -> int:
@@ -35,10 +34,7 @@ def step_items(device: torch.device) -> int:
 
 
 class TokenBan(transformers.LogitsProcessor):  # type: ignore[misc]
-    """Keeps single tokens out of the answer.
-
-    For a step of 32 items of Marian it takes 6 us; transformers' `suppress_tokens` takes 9 ms, `bad_words_ids` more.
-    """
+    """Keeps single tokens out of the answer, in 6 us for a step of 32 items; `suppress_tokens` takes 9 ms."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
@@ -50,10 +46,7 @@ class TokenBan(transformers.LogitsProcessor):  # type: ignore[misc]
 
 
 class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
-    """Reports each item of a greedy run that has ended, and ends any run that takes too long.
-
-    `max_time` of generate() would return unfinished texts as answers.
-    """
+    """Reports each item of a greedy run that has ended, and ends a late run; `max_time` returns unfinished texts."""
 
     def __init__(self, ends_s: float, ended: Listener | None, end_ids: Collection[int], max_new_tokens: int) -> None:
         self._ends_s, self._ended, self._end_ids = ends_s, ended, end_ids
@@ -77,8 +70,6 @@ class RunWatch(transformers.StoppingCriteria):  # type: ignore[misc]
 
 
 class Generator:
-    """The engine of a model with an encoder and a decoder."""
-
     input_names = ("input_ids", "attention_mask")
 
     def __init__(self, model: Any, device: torch.device, threads: int = 0, longest_run_s: float = inf) -> None:
@@ -92,19 +83,10 @@ class Generator:
 
     @torch.inference_mode()
     def run(self, inputs: Arrays, arguments: Mapping[str, Any] | None = None, ended: Listener | None = None) -> Outputs:
-        """Run generate() once.
+        """Run generate() once: `input_ids` and `attention_mask`, (B, T) int64 -> `sequences`, (B, U), right-padded.
 
-        Args:
-            inputs: `input_ids` and `attention_mask`, (B, T) int64.
-            arguments: further arguments of generate(), for all B; without any, decoding is greedy.
-            ended: called for each item that ends, if decoding is greedy.
-
-        Returns:
-            `sequences`, (B, U) int64, right-padded.
-
-        Raises:
-            OutOfMemory: the micro-batch does not fit.
-            OutOfTime: it took longer than `longest_run_s`.
+        Without `arguments` decoding is greedy, and `ended` is called for each item that ends. OutOfTime ends a run that
+        takes longer than `longest_run_s`.
         """
         arguments = {"max_new_tokens": MAX_NEW_TOKENS, **(arguments or {})}
         if arguments.get("num_beams", 1) == 1:

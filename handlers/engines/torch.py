@@ -22,8 +22,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 ALLOCATION_FAILURES = ("_ALLOC_FAILED", "CUDA error: out of memory")
 # cuDNN's messages if it has no memory to work in, or lacks a library (pytorch#108645): free memory distinguishes them.
 WORKSPACE_FAILURES = ("unable to find an engine to execute this computation", "unable to find a valid cudnn algorithm")
-# Below this share of a GPU's memory, cuDNN lacks memory.
-LITTLE_FREE = 0.1
+LITTLE_FREE = 0.1  # below this share of a GPU's memory, cuDNN lacks memory
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,8 +54,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
             _check_context(device)
             free, total = torch.cuda.mem_get_info(device)
             is_library |= free < LITTLE_FREE * total and any(sign in str(error).lower() for sign in WORKSPACE_FAILURES)
-            # The blocks of the failed attempt are released before a smaller one is tried.
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # the blocks of the failed attempt are released before a smaller one is tried
         if is_library or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise OutOfMemory from error
         raise
@@ -83,10 +81,7 @@ class TorchEngine:
         outputs: Sequence[str],
         threads: int = 0,
     ) -> None:
-        """Run a module: it has `inputs` as keyword arguments, and returns one tensor or a tuple, named `outputs`.
-
-        PyTorch's operators have so many `threads` on the CPU; 0 for one on every core.
-        """
+        """Run a module: it has `inputs` as keyword arguments, and returns one tensor or a tuple, named `outputs`."""
         torch.set_num_threads(available_threads(threads))
         self._module, self._device, self._outputs = module.eval(), device, tuple(outputs)
         self.input_names = tuple(inputs)

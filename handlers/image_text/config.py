@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Count
+from handlers.config import SETTINGS, Count, doc
 from handlers.text.config import EmbeddingConfig, TruncationOptions
 from handlers.vision.config import PixelsConfig
 
@@ -20,11 +19,10 @@ class ImageTextEmbeddingConfig(EmbeddingConfig, PixelsConfig):
 class ImageTextEmbeddingOptions(TruncationOptions):
     """Options of one image or text."""
 
-    dimensions: Count | None = Field(
-        default=None,
-        description="Number of leading values of the vector to return, scaled to unit length; null for all.",
+    dimensions: Count | None = doc(
+        None, "Number of leading values of the vector to return, scaled to unit length; null for all."
     )
-    input_type: Literal["query", "document", "classification", "clustering"] | None = Field(
-        default=None, description="The role of the item; these models treat all alike."
+    input_type: Literal["query", "document", "classification", "clustering"] | None = doc(
+        None, "The role of the item; these models treat all alike."
     )
-    normalized: Literal[True] = Field(default=True, description="Jina's option; vectors always have unit length.")
+    normalized: Literal[True] = doc(True, "Jina's option; vectors always have unit length.")

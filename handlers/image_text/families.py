@@ -7,12 +7,10 @@ from handlers.errors import InvalidConfig
 from handlers.text.encoders import read_tokenizer
 from handlers.text.sentence_files import read_json
 
-# Models of images and texts, by `model_type`.
-TWO_TOWERS = ("clip", "siglip", "chinese_clip")
+TWO_TOWERS = ("clip", "siglip", "chinese_clip")  # models of images and texts, by `model_type`
 # Models of images, whose vector is the first token after the last layer's norm.
 ONLY_IMAGES = ("dinov2", "dinov2_with_registers", "dinov3_vit", "vit")
-# The file of the exported tower for texts.
-TEXT_GRAPH = "text.xml"
+TEXT_GRAPH = "text.xml"  # the file of the exported tower for texts
 # Models without a mask: the vector is that of the last position, and every text is padded to the length of training.
 UNMASKED = ("siglip",)
 

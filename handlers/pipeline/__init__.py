@@ -1,9 +1,6 @@
 """The steps of a request through a task, the same in both modes: flow.py has them from top to bottom.
 
-    task            the hooks that the steps call
-    limits          whether the items of a request are too much together
-    micro_batches   which items go through the model together
-    failures        which items of a failed step are at fault
-
-It may import handlers.protocol, handlers.engines and the packages below these.
+task            the hooks that the steps call
+micro_batches   which items go through the model together
+failures        which items of a failed step are at fault
 """

@@ -13,8 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from handlers.config import SETTINGS
 
-# The mark of a class whose values pydantic checks.
-CHECKED = "__pydantic_validator__"
+CHECKED = "__pydantic_validator__"  # the mark of a class whose values pydantic checks
 
 
 def complete(cls: type, base: type) -> Any:

@@ -1,11 +1,12 @@
-"""Find the items at fault after a step failed, and replace them by errors.
+"""Find the items at fault after a step failed, or the request whose items are too much, and replace them by errors.
 
 step on some items raises -> the step again on each half -> ... -> a single item that fails -> its ItemError
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from handlers.config import HandlerConfig
 from handlers.errors import (
     INTERNAL_ERROR,
     OUT_OF_MEMORY,
@@ -14,6 +15,7 @@ from handlers.errors import (
     ItemError,
     OutOfMemory,
     OutOfTime,
+    WorkTooLarge,
     WrongOutput,
     where,
 )
@@ -26,8 +28,7 @@ def isolate(slots: list[Slot], step: Callable[[list[Slot]], None], error: Except
     """Repeat a step that failed on halves of its slots, down to single ones; if time is up, all fail at once."""
     left = [slot for slot in slots if not slot.is_over]
     if isinstance(error, OutOfTime):
-        # Halves would take longer still.
-        for slot in left:
+        for slot in left:  # halves would take longer still
             fail(slot, error)
     elif left and len(slots) == 1:
         fail(left[0], error)
@@ -48,12 +49,27 @@ def fail(slot: Slot, error: Exception) -> None:
     elif isinstance(error, OutOfTime):
         slot.outcome = OUT_OF_TIME
     elif isinstance(error, InvalidInput):
-        # Only the engine can find out that it cannot compute with the item.
-        slot.outcome = ItemError.of(error)
+        slot.outcome = ItemError.of(error)  # only the engine can find out that it cannot compute with the item
     elif isinstance(error, WrongOutput):
-        # Its message contains names, datatypes and shapes, never a payload.
-        logger.error("An item failed: %s", error)
+        logger.error("An item failed: %s", error)  # its message contains names, datatypes and shapes, never a payload
         slot.outcome = ItemError(WrongOutput.code, WrongOutput.__name__, str(error))
     else:
         logger.error("An item failed: %s", where(error))
         slot.outcome = INTERNAL_ERROR
+
+
+def find_excess(slots: Sequence[Slot], config: HandlerConfig) -> ItemError | None:
+    """Return the error of a request whose items are too much together, or None."""
+    for slot in slots:  # if one item exceeds the request's allowance, all items get its error
+        if isinstance(slot.outcome, ItemError) and slot.outcome.type == WorkTooLarge.__name__:
+            return slot.outcome
+    costs = [slot.cost for slot in slots if not slot.is_failed]
+    tokens, limit = sum(cost.tokens for cost in costs), config.max_request_tokens
+    groups = len({cost.group for cost in costs})
+    if limit is not None and tokens > limit:
+        message = f"The items of the request come to {tokens} tokens; max_request_tokens is {limit}."
+    elif groups > config.max_groups:
+        message = f"The items of the request have {groups} sets of options; max_groups is {config.max_groups}."
+    else:
+        return None
+    return ItemError.of(WorkTooLarge(message))

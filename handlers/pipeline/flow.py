@@ -31,18 +31,8 @@ from typing import Any
 
 from handlers.engines import Arrays, Outputs
 from handlers.errors import INTERNAL_ERROR, OUT_OF_TIME, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
-from handlers.metrics import (
-    EXECUTION_SECONDS,
-    FAILED,
-    OUTPUT,
-    SUCCEEDED,
-    Event,
-    Recorder,
-    execution_event,
-    item_event,
-)
-from handlers.pipeline.failures import fail, isolate
-from handlers.pipeline.limits import find_excess
+from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
+from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol.api_forms import Answer
@@ -57,10 +47,8 @@ logger = logging.getLogger(__name__)
 # Reads gRPC messages. It imports protobuf, which takes a tenth of a second, so a worker imports it when it needs it.
 GRPC_MODULE = "handlers.protocol.grpc_inference"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
-# Header with the model's version, for clients and routers of several versions.
-VERSION_HEADER = "X-Model-Version"
-# TorchServe sets this header for GET /models/M?customized=true.
-DESCRIBE = "describe"
+VERSION_HEADER = "X-Model-Version"  # header with the model's version, for clients and routers of several versions
+DESCRIBE = "describe"  # TorchServe sets this header for GET /models/M?customized=true
 # TorchServe sets this header to "True" for /explanations/M, and to "False" for every prediction over HTTP.
 EXPLAIN = "explain"
 NO_EXPLANATION = ItemError(501, "NotImplemented", "This model does not compute explanations; call /predictions.")
@@ -113,8 +101,6 @@ class Pipeline:
             self.split(part)
         return list(map(self.pack, requests))
 
-    # -- unpack ------------------------------------------------------------------------------------------------------
-
     def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
         """Divide a row, with its headers in `sent`, into slots; a bug in the hook fails this request only."""
         arrived_s = time.perf_counter()
@@ -140,8 +126,6 @@ class Pipeline:
         # Only its slot refers to a payload, until it is decoded.
         request.slots, request.payloads = [Slot(payload) for payload in request.payloads], ()
         return request
-
-    # -- decode, prepare ---------------------------------------------------------------------------------------------
 
     def decode(self, slot: Slot, ends_s: float = inf) -> None:
         """Decode the payload in a slot on any thread; after `ends_s`, of `time.perf_counter`, the item fails."""
@@ -183,8 +167,6 @@ class Pipeline:
             slot.decoded_at = ended_s
             slot.decode_s += ended_s - started_s
 
-    # -- plan --------------------------------------------------------------------------------------------------------
-
     def _limit(self, requests: Sequence[Request]) -> None:
         """Fail the requests whose items are too much together."""
         for request in requests:
@@ -193,7 +175,6 @@ class Pipeline:
                     slot.outcome = error
 
     def plan(self, slots: Sequence[Slot]) -> list[list[Slot]]:
-        """Divide the items without an error into micro-batches."""
         good = [slot for slot in slots if not isinstance(slot.outcome, ItemError)]
         if len(good) < 2:
             return [good] if good else []
@@ -201,8 +182,6 @@ class Pipeline:
         costs = [slot.cost for slot in good]
         plan = plan_micro_batches(costs, config.max_batch_items, config.max_batch_tokens, self._task.overhead)
         return [[good[index] for index in micro_batch] for micro_batch in plan]
-
-    # -- run ---------------------------------------------------------------------------------------------------------
 
     def run(
         self, slots: list[Slot], ends_s: float = inf, listener: SlotListener | None = None
@@ -252,8 +231,6 @@ class Pipeline:
 
         return self._task.forward_reporting(inputs, items, ended)
 
-    # -- split -------------------------------------------------------------------------------------------------------
-
     def split(self, micro_batch: FinishedMicroBatch) -> None:
         """Replace the items of a micro-batch by their results, and count it."""
         started_s = time.perf_counter()
@@ -281,8 +258,6 @@ class Pipeline:
         except Exception as error:
             for slot in slots:
                 fail(slot, error)
-
-    # -- pack --------------------------------------------------------------------------------------------------------
 
     def pack(self, request: Request) -> Reply:
         """Write the reply to a request, and count it and its items."""

@@ -12,8 +12,7 @@ from handlers.protocol.requests import Cost
 
 __all__ = ["OVERHEAD", "Cost", "Overhead", "plan_micro_batches"]
 
-# The most tokens of an overhead: more than any plan has.
-MOST_OVERHEAD = 2**31
+MOST_OVERHEAD = 2**31  # the most tokens of an overhead: more than any plan has
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Overhead:
         return replace(self, tokens=max(self.tokens, round(tokens)))
 
 
-# The overhead of a model that runs once for a micro-batch.
-OVERHEAD = Overhead()
+OVERHEAD = Overhead()  # the overhead of a model that runs once for a micro-batch
 
 
 def plan_micro_batches(

@@ -186,5 +186,4 @@ def _with_options(decode: Callable[[Any, Payload], Any]) -> Callable[[Any, Paylo
     return checked
 
 
-# A task of any settings and items.
-Task = Hooks[Any, Any]
+Task = Hooks[Any, Any]  # a task of any settings and items

@@ -19,16 +19,12 @@ from handlers.protocol.responses import Reply, encode_padded
 
 # OpenAI's types of errors, by status.
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-# The type of all other errors below 500.
-INVALID_REQUEST = "invalid_request_error"
-# The type of all other errors from 500 on.
-SERVER_ERROR = "server_error"
+INVALID_REQUEST = "invalid_request_error"  # the type of all other errors below 500
+SERVER_ERROR = "server_error"  # the type of all other errors from 500 on
 # With the value "false", OpenAI's clients do not retry a request that failed with 500 or more.
 RETRY_HEADER = "X-Should-Retry"
-# The status of an overload, which clients may retry.
-BUSY = 503
-# The start of a message that names a field.
-_FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")
+BUSY = 503  # the status of an overload, which clients may retry
+_FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")  # the start of a message that names a field
 
 
 def error_document(status: int, code: str, message: str, param: str | None, api: str = "") -> Mapping[str, Any]:
@@ -47,12 +43,9 @@ class Answer:
     is_list: bool = True  # an error then names the index of its item
     tokens: int = 0  # of all items, as the model received them: special ones included, truncated ones not
     aliases: Mapping[str, str] = field(default_factory=dict)  # the client's names of fields by our own
-    # The names of an item in the task's messages.
-    items: ClassVar[tuple[str, ...]] = ()
-    # The request's field with the items.
-    key: ClassVar[str] = ""
-    # The form of its errors; see `error_document`.
-    api: ClassVar[str] = ""
+    items: ClassVar[tuple[str, ...]] = ()  # the names of an item in the task's messages
+    key: ClassVar[str] = ""  # the request's field with the items
+    api: ClassVar[str] = ""  # the form of its errors; see `error_document`
 
     def with_tokens(self, tokens: int) -> "Answer":
         """Return a copy with the number of tokens of the request."""
@@ -140,8 +133,7 @@ class Ranking(Answer):
             ranked = [each | own for each, own in zip(ranked, repeated, strict=True)]
         if is_tei:
             return ranked
-        # Voyage's clients read `data`.
-        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}
+        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}  # Voyage's clients read `data`
         return {"model": self.model, "results": ranked, "usage": _usage(self.tokens), **voyage}
 
 

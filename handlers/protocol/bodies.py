@@ -10,15 +10,9 @@ from typing import Any, Literal
 import orjson
 
 from handlers.config import MOST_OPTIONS, TOO_MANY
-from handlers.errors import (
-    InvalidOption,
-    InvalidText,
-    MalformedJson,
-    UnsupportedMedia,
-)
+from handlers.errors import InvalidOption, InvalidText, MalformedJson, UnsupportedMedia
 
-# The fields of a tensor of the Open Inference Protocol.
-TENSOR = {"name", "shape", "datatype", "data", "parameters"}
+TENSOR = {"name", "shape", "datatype", "data", "parameters"}  # the fields of a tensor of the Open Inference Protocol
 BOM = "\ufeff"
 
 Reader = Literal["json", "form", "text", "unknown", "other"]

@@ -65,8 +65,6 @@ def _read_content(item: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CohereEmbeddings(Embeddings):
-    """Vectors by type."""
-
     asked: Asked = NOTHING
     api = "cohere"
 

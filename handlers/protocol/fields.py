@@ -16,16 +16,12 @@ from numpy.typing import NDArray
 
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload, Payloads, Request
 from handlers.protocol.responses import Form, Instances, Pipeline
 from handlers.protocol.tensors import BF16, from_bfloat16
 
 # transformers' and TEI's names of options.
-PIPELINE = {
-    "aggregation_strategy": "aggregation",
-    "truncate": "truncation",
-    "truncation_direction": "truncation_side",
-}
+PIPELINE = {"aggregation_strategy": "aggregation", "truncate": "truncation", "truncation_direction": "truncation_side"}
 
 
 def instances_of(
@@ -97,9 +93,7 @@ class Fields:
         own = {name: value[name] for name in value if name not in self.inputs}
         return Payload(inputs, {**shared, **own})
 
-    def of_tensors(
-        self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> tuple[Payload | ItemError, ...]:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         inputs = self._inputs_of(tensors)
         columns = {
             name: _column(name, array, self.item_dimensions if name in inputs and array.dtype.kind != "O" else 0)

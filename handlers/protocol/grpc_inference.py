@@ -30,16 +30,13 @@ OutputTensor = ModelInferResponse.InferOutputTensor
 
 # The most tensors, parameters and outputs of one request: an empty one has two bytes here, and a hundred once read.
 MOST_FIELDS = 1000
-# The numbers of the fields of ModelInferRequest that have fields: inputs and outputs.
-_NESTED = (5, 6)
+_NESTED = (5, 6)  # the numbers of the fields of ModelInferRequest that have fields: inputs and outputs
 # The fields of each that do not count: name, datatype, contents, and a dimension each if the shape is not packed.
 _FREE_FIELDS = 3 + tensors.MAX_DIMENSIONS
-# The tag of raw_output_contents: field 6, of bytes.
-_RAW_OUTPUT = bytes([6 << 3 | 2])
+_RAW_OUTPUT = bytes([6 << 3 | 2])  # the tag of raw_output_contents: field 6, of bytes
 # The first bytes of gzip and zlib; no message begins with them.
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-# zlib's number for gzip or zlib, whichever the head states.
-_ANY_HEAD = 32 + zlib.MAX_WBITS
+_ANY_HEAD = 32 + zlib.MAX_WBITS  # zlib's number for gzip or zlib, whichever the head states
 
 # Datatype -> the field of `contents` with its elements. FP16 and BF16 are raw only, as in Triton.
 _CONTENTS = {

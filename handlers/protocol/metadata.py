@@ -15,8 +15,6 @@ METADATA_HEADER = "x-model-metadata"
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output of a model."""
-
     name: str
     datatype: str = "BYTES"  # one of handlers.protocol.tensors.DTYPES
     shape: tuple[int, ...] = (-1,)  # with the dimension of rows; -1 if the request decides a size
@@ -25,8 +23,6 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """The answer to a request for metadata."""
-
     name: str
     version: str | None  # None if the archive has none
     platform: str
@@ -37,8 +33,7 @@ class Metadata:
     # The most rows of a request: `max_request_items`, or the number of samples that fit into `max_request_tokens`.
     max_batch_size: int
     max_request_items: int
-    # By name: "type" and further words of JSON Schema, "default" and "description".
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # by name: "type" and further words of JSON Schema, "default" and "description"
     accepts: Sequence[str]
     # Agreement with fp32 by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -1,12 +1,10 @@
 """Turn results of a task into output tensors, one row for each item. Pure.
 
-    embeddings                   -> vectors   -> FP32 (B, D)
-    ranked labels, answers       -> rankings  -> one tensor (B, k) for each field; shorter lists are padded
-    records with equal fields    -> columns   -> one tensor (B,) for each field
-    token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
-    all others                   -> documents -> BYTES (B,), each item's JSON
-
-A task chooses one; an archive's settings may rename its tensors. Model adds empty rows for failed items.
+embeddings                   -> vectors   -> FP32 (B, D)
+ranked labels, answers       -> rankings  -> one tensor (B, k) for each field; shorter lists are padded
+records with equal fields    -> columns   -> one tensor (B,) for each field
+token ids, masks             -> sequences -> INT64 (B, T) each, as wide as the longest
+all others                   -> documents -> BYTES (B,), each item's JSON
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +31,15 @@ _NOTHING: dict[str, Any] = {"f": np.nan, "i": -1, "u": 0, "b": False, "O": "", "
 
 @dataclass(frozen=True, slots=True)
 class OutputTensors:
-    """A task's output tensors.
+    """A task's output tensors."""
 
-    Attributes:
-        metadata: the tensors, in the order of an answer; -1 is a size that the request decides.
-        arrays: makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64,
-            BF16 (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
-    """
-
-    metadata: Sequence[TensorMetadata]
+    metadata: Sequence[TensorMetadata]  # in the order of an answer; -1 is a size that the request decides
+    # Makes the tensors, by name, of B results, at least one, without errors: each is (B, ...), FP32, INT64, BF16
+    # (`handlers.protocol.tensors`) or objects. It raises WrongOutput if a result contains NaN or infinity.
     arrays: Callable[[Sequence[Any]], Arrays]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tensors, in the order of an answer."""
         return tuple(tensor.name for tensor in self.metadata)
 
     def rename(self, names: Mapping[str, str]) -> "OutputTensors":

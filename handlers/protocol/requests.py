@@ -29,10 +29,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self, unit: str, amount: int, limit: int) -> None:
-        """Take an item's part, in "pixels" or "characters"; any thread may call it.
-
-        A refused part stays counted, so that the order of the items does not matter.
-        """
+        """Take an item's part, in "pixels" or "characters", on any thread; a refused part stays counted."""
         with self._lock:
             self._taken[unit] += amount
             is_over = self._taken[unit] > limit
@@ -56,6 +53,9 @@ class Payload:
     allowance: Allowance | None = field(default=None, compare=False, repr=False)
 
 
+Payloads = tuple[Payload | ItemError, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The cost of one item in a micro-batch: the return value of the hook `cost`.
@@ -76,8 +76,7 @@ class Cost:
         return max(self.length, self.work)
 
 
-# The default cost of an item.
-UNIT_COST = Cost()
+UNIT_COST = Cost()  # the default cost of an item
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +99,6 @@ class Slot:
 
     @property
     def is_failed(self) -> bool:
-        """Whether an error replaced the item or its result."""
         return isinstance(self.outcome, ItemError)
 
 
@@ -108,7 +106,7 @@ class Slot:
 class Request:
     """One request from its arrival to its reply. Times are in seconds, of `time.perf_counter` or the simulation's."""
 
-    payloads: tuple[Payload | ItemError, ...]  # in the client's order; none once they are in `slots`
+    payloads: Payloads  # in the client's order; none once they are in `slots`
     form: Form = field(default_factory=OneItem)
     terms: Mapping[str, Any] = field(default_factory=dict)  # what it asks of the scheduler, unchecked; see `Terms`
     slots: list[Slot] = field(default_factory=list)
@@ -147,7 +145,5 @@ class Items(Protocol):
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         """Read parsed JSON that is not an Open Inference request."""
 
-    def of_tensors(
-        self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> tuple[Payload | ItemError, ...]:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         """Make items of the tensors of an Open Inference request, by name; BF16 numbers have the dtype BF16."""

@@ -151,16 +151,14 @@ def error_headers(status: int, message: str) -> dict[str, str]:
 def status_of(results: Sequence[Any]) -> int:
     """Return the status of a row: 200 if at least one item has a result, else the first error's status."""
     first, *_ = results
-    is_failed = all(isinstance(result, ItemError) for result in results)
-    return first.code if is_failed else 200
+    return first.code if all(isinstance(result, ItemError) for result in results) else 200
 
 
 def encode(value: Any) -> bytes:
     """Write a value, arrays included, as compact UTF-8 JSON; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
-        # orjson writes NaN and infinity as null; the slower encoder raises for them.
-        try:
+        try:  # orjson writes NaN and infinity as null; the slower encoder raises for them
             json.dumps(value, allow_nan=False, default=np.ndarray.tolist)
         except ValueError:
             raise WrongOutput(f"{_non_finite(value) or 'result'}: the model returned NaN or infinity.") from None

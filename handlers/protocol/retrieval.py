@@ -14,6 +14,7 @@ names are from OpenAI's documentation of POST /v1/embeddings and of errors, and 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,7 +23,6 @@ from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidOption
 from handlers.protocol import cohere
 from handlers.protocol.api_forms import Answer, Embeddings, Ranking
 from handlers.protocol.bodies import check_count, parse_json
-from handlers.protocol.embedding_inputs import INPUTS, modalities, text_or_image
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.rows import Headers, Shape, body_of
@@ -30,8 +30,7 @@ from handlers.protocol.rows import Headers, Shape, body_of
 Api = Literal["embeddings", "rerank"]
 
 HEADER = "X-Api"
-# Fields of clients that have no effect here.
-IGNORED = {"model", "user"}
+IGNORED = {"model", "user"}  # fields of clients that have no effect here
 # Other clients' names of fields: Jina's, Voyage's and TEI's (text-embeddings-inference).
 _TRUNCATION = {"truncate": "truncation", "truncation_direction": "truncation_side"}
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -54,9 +53,11 @@ ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
 INPUT_TYPES = {
     **dict.fromkeys(("query", "search_query", "retrieval.query"), "query"),
     **dict.fromkeys(("document", "search_document", "passage", "retrieval.passage"), "document"),
-    # Names of prompts.
-    **{name: name for name in ("classification", "clustering")},
+    **{name: name for name in ("classification", "clustering")},  # names of prompts
 }
+
+INPUTS = {"text": "text", "image": "b64"}  # the task's fields by clients' names of an item's inputs
+_SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
@@ -106,8 +107,7 @@ def _drop_neutral(sent: dict[str, Any], shape: Shape) -> None:
 
 
 def _embeddings(sent: dict[str, Any], shape: Shape, aliases: Mapping[str, str], asked: cohere.Asked | None) -> Request:
-    # TEI scales vectors by default.
-    is_tei = asked is None and "inputs" in aliases.values()
+    is_tei = asked is None and "inputs" in aliases.values()  # TEI scales vectors by default
     is_scaled = sent.pop("normalize", True) if is_tei else False
     is_fixed = "normalized" in shape.only_values or "dimensions" in sent
     if not isinstance(is_scaled, bool) or (not is_scaled and is_fixed and is_tei):
@@ -177,3 +177,34 @@ def _check_number(name: str, items: Sequence[Any], most: int) -> None:
         raise EmptyInput(f"{name}: must not be empty.")
     if len(items) > most:
         raise TooManyInstances(f"{name}: {len(items)} items; max_request_items is {most}.")
+
+
+def modalities(shape: Shape) -> list[str]:
+    """Return the kinds of items that a model accepts."""
+    return [name for name, field in INPUTS.items() if field in shape.inputs]
+
+
+def text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: Shape) -> Payload | ItemError:
+    """Make an item of a text, an image, or an object with one of both."""
+    try:
+        known = modalities(shape)
+        if isinstance(given, dict):
+            if len(given) != 1 or not given.keys() <= set(known):
+                shapes = " or ".join(f'{{"{name}": ...}}' for name in known)
+                raise InvalidBody(f"{modality}: must be a string or {shapes}.")
+            ((modality, given),) = given.items()
+        elif isinstance(given, str) and given.startswith("data:image/") and "image" in known:
+            modality = "image"
+        return Payload({INPUTS[modality]: _base64(given) if modality == "image" else given}, options)
+    except InvalidInput as error:
+        return ItemError.of(error)
+
+
+def _base64(given: Any) -> str:
+    """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
+    if not isinstance(given, str):
+        raise InvalidBody("image: must be a data URI, or base64.")
+    head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)
+    if (head and not head.lower().endswith(";base64")) or _SCHEME.match(data):
+        raise InvalidBody("image: this server fetches no URLs; send data:image/png;base64,... or base64.")
+    return data

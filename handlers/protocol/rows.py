@@ -12,8 +12,6 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
     POST /v2/models/M/infer through a gateway   JSON, whatever the type
     {"inputs": [tensor, ...], ...}              Open Inference Protocol: tensors, Items.of_tensors
     application/x-protobuf                      Open Inference Protocol by gRPC (protocol.grpc_inference)
-
-`protocol.fields` has the items of most tasks, `tensor_models` the items of models of tensors.
 """
 
 import re
@@ -37,18 +35,13 @@ from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
 
-# TorchServe's name of a body.
-BODY = "body"
-# The field of a form that TorchServe's handlers read.
-DATA = "data"
-# The most fields of a form, as in the gateway: a worker spends microseconds on each.
-MOST_FIELDS = 200
+BODY = "body"  # TorchServe's name of a body
+DATA = "data"  # the field of a form that TorchServe's handlers read
+MOST_FIELDS = 200  # the most fields of a form, as in the gateway: a worker spends microseconds on each
 # Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
 ORIGINAL_PATH = "x-envoy-original-path"
-# The media types of a task whose only inputs are texts.
-TEXT = ("text/plain",)
-# Characters at the start of a body that are searched for the start of JSON, behind white space.
-_HEAD = 64
+TEXT = ("text/plain",)  # the media types of a task whose only inputs are texts
+_HEAD = 64  # characters at the start of a body that are searched for the start of JSON, behind white space
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
@@ -61,8 +54,7 @@ class Headers(dict[str, str]):
 
     sent: Mapping[str, Any]
 
-    # The content type of each field of its form, or of its body, by the field's name.
-    types: Mapping[str, str]
+    types: Mapping[str, str]  # the content type of each field of its form, or of its body, by the field's name
 
     @property
     def is_grpc(self) -> bool:
@@ -142,10 +134,7 @@ def _is_protobuf(headers: Headers) -> bool:
 
 
 def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
-    """Find the body of a row: the name of its field, its value, and its BodyInfo.
-
-    The value is bytes or text, not empty, or JSON that TorchServe has parsed.
-    """
+    """Find a row's body: its field's name, its value (bytes or text, not empty, or parsed JSON), and its BodyInfo."""
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
     codings = headers.get("content-encoding", "").lower().split(",")

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from handlers.errors import MalformedTensor
 
 BYTES = "BYTES"
-# The upper two bytes of an FP32, as a structured dtype: numpy has none for it.
-BF16 = np.dtype([("bf16", "<u2")])
+BF16 = np.dtype([("bf16", "<u2")])  # the upper two bytes of an FP32, as a structured dtype: numpy has none for it
 
 DTYPES = {
     "BOOL": np.dtype("?"),
@@ -43,10 +42,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The types in JSON for each `dtype.kind`.
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
-# The most dimensions of a tensor; numpy has at most 64.
-MAX_DIMENSIONS = 16
-# The most elements of a tensor, and of a dimension, even beside a dimension of 0.
-MAX_SIZE = 2**31 - 1
+MAX_DIMENSIONS = 16  # the most dimensions of a tensor; numpy has at most 64
+MAX_SIZE = 2**31 - 1  # the most elements of a tensor, and of a dimension, even beside a dimension of 0
 
 _LENGTH = struct.Struct("<I")
 

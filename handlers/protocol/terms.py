@@ -12,12 +12,9 @@ from handlers.errors import InvalidPriority, InvalidTimeout
 
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-timeout-ms"
-# The headers, by their names in lower case.
-TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)
-# The most digits of a level; int() raises for thousands of digits.
-MOST_DIGITS = 9
-# In microseconds: the parameter `timeout` is an integer of 64 bits.
-LONGEST_TIMEOUT_US = 2**64 - 1
+TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)  # the headers, by their names in lower case
+MOST_DIGITS = 9  # the most digits of a level; int() raises for thousands of digits
+LONGEST_TIMEOUT_US = 2**64 - 1  # in microseconds: the parameter `timeout` is an integer of 64 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
         else:
             state = read_state(self.model_dir / "model.pt")
             network = build_torchvision(state, arch, len(self.labels), preprocessing)
-        dtype = dtype_for(self.device, self.config.precision)
-        network.classifier.to(dtype, memory_format=torch.channels_last)
+        network.classifier.to(dtype_for(self.device, self.config.precision), memory_format=torch.channels_last)
         return network, ["logits"]
 
     def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:

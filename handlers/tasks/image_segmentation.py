@@ -18,8 +18,7 @@ from handlers.vision.encoding import encode_map
 from handlers.vision.handler import DecodedImage, ImageHandler
 from handlers.vision.images import open_image
 
-# Pixels of a token: a square of 16 x 16.
-PIXELS_PER_TOKEN = 256
+PIXELS_PER_TOKEN = 256  # pixels of a token: a square of 16 x 16
 
 
 class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):

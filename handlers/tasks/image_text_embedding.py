@@ -113,7 +113,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return DecodedImage(pixels, options, size)
 
     def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
-        """Tokenise the texts; images need no preparation."""
         texts = [item for item in items if not isinstance(item, DecodedImage)]
         prepared = iter(super().prepare(texts) if texts else ())
         return [item if isinstance(item, DecodedImage) else next(prepared) for item in items]
@@ -124,7 +123,6 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         return Cost(self.patches if is_image else self.padded_length(len(item.ids)), group=is_image)
 
     def tokens(self, item: Any) -> int:
-        """Count the tokens of a text, or the patches of an image."""
         return self.patches if isinstance(item, DecodedImage) else len(item.ids)
 
     def padded_length(self, tokens: int) -> int:
@@ -132,8 +130,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def collate(self, items: Sequence[Any]) -> Arrays:
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
-        is_images = isinstance(items[0], DecodedImage)
-        return stack_pixels(items) if is_images else self.stack(items)
+        return stack_pixels(items) if isinstance(items[0], DecodedImage) else self.stack(items)
 
     def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
         image, *texts = items

@@ -57,9 +57,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
         rows = zip(outputs["labels"], outputs["scores"], items, strict=True)
         return [self._predictions(labels, scores, item.options) for labels, scores, item in rows]
 
-    def _predictions(
-        self, labels: Sequence[str], scores: Sequence[float], options: LanguageIdOptions
-    ) -> list[dict[str, Any]]:
+    def _predictions(self, labels: Sequence[str], scores: Sequence[float], options: LanguageIdOptions) -> Sequence[Any]:
         has_prefix = self.config.label_prefix if options.label_prefix is None else options.label_prefix
         threshold = self.config.threshold if options.threshold is None else options.threshold
         return [

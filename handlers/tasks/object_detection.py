@@ -16,10 +16,7 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
-    """The network is a PixelDetector of checkpoint/, or a PixelSsd: pixels -> logits, boxes.
-
-    Answers have the form of transformers' pipeline of that name.
-    """
+    """The network is a PixelDetector or a PixelSsd: pixels -> logits, boxes. Answers are transformers' pipeline's."""
 
     config_class = ObjectDetectionConfig
     options_class = ObjectDetectionOptions

@@ -27,7 +27,7 @@ from handlers.text.inputs import read_text
 from handlers.text.windowed import WindowsHandler
 
 
-def _list_records(result: Record | Sequence[Record]) -> Sequence[Record]:
+def _records(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
@@ -39,9 +39,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
     media_types = ()
     head = Head("AutoModelForQuestionAnswering", ("start_logits", "end_logits"), is_paired=True)
     options_class = QuestionAnsweringOptions
-    output_tensors = rankings(
-        {"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _list_records
-    )
+    output_tensors = rankings({"answer": object, "score": np.float32, "start": np.int64, "end": np.int64}, _records)
 
     def load(self) -> Engine:
         engine = super().load()
@@ -62,8 +60,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         question, context = (
             read_text(fields.pop(name, None), name, self.config.max_characters) for name in ("question", "context")
         )
-        # A context beside "instances" is sent once, and tokenised for each question.
-        if payload.allowance:
+        if payload.allowance:  # a context beside "instances" is sent once, and tokenised for each question
             payload.allowance.take("characters", len(question) + len(context), self.config.max_request_characters)
         return Passage(context, self.options(fields), question=question)
 

@@ -42,8 +42,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         self.activation, self.prompt = read_activation(self.checkpoint_dir), ""
         if (self.checkpoint_dir / "modules.json").is_file():
             prompts = Prompts.read(self.checkpoint_dir)
-            # It precedes the query.
-            self.prompt = prompts.texts.get(prompts.default or "", "")
+            self.prompt = prompts.texts.get(prompts.default or "", "")  # it precedes the query
         return engine
 
     def sample(self) -> Payload:
@@ -61,14 +60,12 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         most = options.max_tokens_per_doc
         if most is not None and most < self.max_length:
             raise InvalidOption(f"max_tokens_per_doc: {most}; this model cuts documents at {self.max_length} tokens.")
-        # A query is sent once, and tokenised for each document.
-        if payload.allowance:
+        if payload.allowance:  # a query is sent once, and tokenised for each document
             payload.allowance.take("characters", len(query) + len(document), self.config.max_request_characters)
         return Text(self.prompt + query, options, pair=document)
 
     def only_values(self) -> Mapping[str, Any]:
-        # TEI's name for logits.
-        is_known = self.activation in (sigmoid, np.asarray)
+        is_known = self.activation in (sigmoid, np.asarray)  # TEI's name for logits
         return {"raw_scores": self.activation is np.asarray} if is_known else {}
 
     def split(self, outputs: Outputs, items: Sequence[Pair]) -> Sequence[Any]:  # noqa: ARG002

@@ -16,14 +16,7 @@ from handlers.base import BatchHandler
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
-from handlers.original_archive import (
-    ORIGINAL,
-    OriginalArchive,
-    OriginalReply,
-    OriginalRow,
-    StockConfig,
-    decode_values,
-)
+from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow, StockConfig, decode_values
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers
@@ -32,10 +25,7 @@ from handlers.torchserve import STOCK_PRECISION
 
 
 class StockHandler(BatchHandler[StockConfig, OriginalRow]):
-    """Serves an archive with these files:
-
-    original/   the files of the old archive, MAR-INF/MANIFEST.json among them, which names its handler
-    """
+    """Serves the files of an old archive, original/: its MAR-INF/MANIFEST.json names its handler."""
 
     config_class = StockConfig
     reads_options = True
@@ -84,7 +74,6 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"rows": make_objects(items)}
 
     def run(self, rows: Sequence[OriginalRow]) -> Outputs:
-        """Call the old handler once."""
         replies = self.original.handle([*rows])
         for reply in replies:
             if isinstance(reply, OriginalReply) and reply.status not in [*HTTPStatus]:
@@ -92,5 +81,4 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         return {"replies": make_objects(replies)}
 
     def split(self, outputs: Outputs, items: Sequence[OriginalRow]) -> Sequence[Any]:  # noqa: ARG002
-        """Return the old handler's answers, in order."""
         return [*outputs["replies"]]

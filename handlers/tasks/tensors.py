@@ -35,8 +35,7 @@ from handlers.tensor_models.signature import (
 
 # OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
-# Accepted sizes of rows that are remembered.
-MOST_SIZES = 10_000
+MOST_SIZES = 10_000  # accepted sizes of rows that are remembered
 
 
 class TensorsHandler(BatchHandler[TensorsConfig, Row]):
@@ -64,8 +63,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self.input_tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
         self._samples = make_sample_rows(self.signature, self.config)
-        # None if only a run shows the outputs of a function.
-        self.outputs = self.signature.outputs
+        self.outputs = self.signature.outputs  # None if only a run shows the outputs of a function
         if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
             rows = [self.rows.make_row(self._samples[0])]
@@ -75,21 +73,15 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         return engine
 
     def sample(self) -> Payload | None:
-        """Return the first size of `warm_up`."""
         return next(iter(self.samples()), None)
 
     def samples(self) -> Sequence[Payload]:
-        """Return a row of each size of `warm_up`."""
         return [Payload(row) for row in self._samples]
 
     def items(self, fields: Fields, model: Model) -> Items:
         """Rows of tensors, checked against the signature."""
         self._items = TensorItems(
-            self.signature,
-            self.rows,
-            model,
-            given=fields.tensors,
-            most_rows=self.config.max_request_items,
+            self.signature, self.rows, model, given=fields.tensors, most_rows=self.config.max_request_items
         )
         return self._items
 
@@ -175,8 +167,7 @@ def _load_function(folder: Path, config: TensorsConfig, device: Device) -> tuple
         try:
             function.load(folder, str(device))
         except Exception as error:
-            # The owner of the function reads this line; the traceback follows.
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]  # the owner of the function reads this line; the traceback follows
             raise InvalidConfig(f"{FILE}: load failed: {type(error).__name__}: {reason}") from error
     signature = merge_signature(DeclaredSignature(tuple(Tensor(name) for name in function.inputs)), config)
     return FunctionEngine(function.infer, function.inputs), signature

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from handlers.base import BatchHandler
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse_options
@@ -35,8 +32,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
     reads_options = True
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
-    # Checking a text takes microseconds, and the tokenizer has its own threads.
-    decodes_in_threads = False
+    decodes_in_threads = False  # checking a text takes microseconds, and the tokenizer has its own threads
 
     def load(self) -> FunctionEngine:
         config = self.config
@@ -48,7 +44,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         self.max_length = find_source_limit(self.checkpoint_dir, config.max_length)
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.output_tensors = sequences({"input_ids": self.pad_id, "attention_mask": 0})
-        return FunctionEngine(_return_inputs, ["input_ids", "attention_mask"])
+        return FunctionEngine(dict, ["input_ids", "attention_mask"])
 
     def sample(self) -> Payload:
         return Payload("What went before decides what comes next.")
@@ -97,7 +93,3 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
 def _count_tokens(item: Item) -> int:
     """Count the tokens of the item's answer, padding included."""
     return item.options.max_length if item.options.padding == "max_length" else len(item.ids)
-
-
-def _return_inputs(input_ids: NDArray[np.int64], attention_mask: NDArray[np.int64]) -> Outputs:
-    return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -29,8 +29,7 @@ from handlers.text.translators import Original, Prepared, read_translator
 if TYPE_CHECKING:
     from handlers.engines.seq2seq import Generator
 
-# CTranslate2's streams before a trial of their number.
-LIKELIEST_STREAMS = 2
+LIKELIEST_STREAMS = 2  # CTranslate2's streams before a trial of their number
 
 
 class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
@@ -49,8 +48,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     output_tensors: OutputTensors = columns({"translation_text": object})
-    # Checking a text takes microseconds; tokenising is one call for each source language.
-    decodes_in_threads = False
+    decodes_in_threads = False  # checking a text takes microseconds; tokenising is one call for each source language
 
     engine: "Generator | CTranslate2Engine"
 
@@ -135,8 +133,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         sent = parse_options(TranslationOptions, payload.options)
         text = read_payload(payload, self.config.max_characters)
         source = self._find_source(text, sent)
-        # A wrong option is an error of the text, not of a sentence.
-        self._complete(sent, source, text)
+        self._complete(sent, source, text)  # a wrong option is an error of the text, not of a sentence
         prefix, text = self.languages.prefix_of(text)
         language = source.code or self.model.source_lang or DEFAULT_LANGUAGE
         options = {**payload.options, "split": "none", "src_lang": source.code}

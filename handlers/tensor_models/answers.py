@@ -77,9 +77,7 @@ def _write_values(array: Any) -> Any:
 def _write_texts(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return (
-        [_write_texts(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-    )
+    return list(map(_write_texts, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,7 @@ class Columns:
         failed = [isinstance(result, ItemError) for result in results]
         if not any(failed):
             arrays = self.model.outputs.arrays(results)
-            return Reply(
-                200, encode_padded({"outputs": {name: _write_values(array) for name, array in arrays.items()}})
-            )
+            return Reply(200, encode_padded({"outputs": {name: _write_values(each) for name, each in arrays.items()}}))
         rows = [None if isinstance(result, ItemError) else write_row(self.model, result) for result in results]
         names = next(row.keys() for row in rows if row is not None)
         errors = [result.to_json() if isinstance(result, ItemError) else None for result in results]

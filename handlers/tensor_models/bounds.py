@@ -9,11 +9,8 @@ from typing import Any
 import openvino
 
 # On a CPU OpenVINO 2026.4 computes these on whole numbers in float32.
-INEXACT = frozenset(
-    {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
-)
-# float32 represents every whole number up to this one.
-MOST_EXACT = 2**24
+INEXACT = {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
+MOST_EXACT = 2**24  # float32 represents every whole number up to this one
 # Operations that do not change numbers.
 UNCHANGED = frozenset(
     {"Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Broadcast", "Tile", "Slice", "StridedSlice", "Split"}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from handlers.errors import EmptyInput, InvalidBody, InvalidText, NonFiniteInput, TensorMismatch, WrongOutput, show_name
-from handlers.protocol.output_tensors import ERROR
+from handlers.protocol.output_tensors import ERROR, Arrays
 from handlers.protocol.tensors import (
     BF16,
     DTYPES,
@@ -21,16 +21,13 @@ from handlers.protocol.tensors import (
     make_objects,
     to_bfloat16,
 )
-from handlers.tensor_models.signature import Shape, Signature, Tensor, remove_dimension
+from handlers.tensor_models.signature import Shape, Signature, Tensor, fits, remove_dimension
 
-# Kinds of numpy's strings, which a function may return for BYTES.
-_STRINGS = "SU"
+_STRINGS = "SU"  # kinds of numpy's strings, which a function may return for BYTES
 _KNOWN = set(DTYPES.values())
 
 
-def check_inputs(
-    tensors: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature
-) -> dict[str, Any]:
+def check_inputs(tensors: Arrays, inputs: Mapping[str, Tensor], signature: Signature) -> dict[str, Any]:
     """Return arrays of one row at least; BF16 as float32, BYTES as bytes, and without a mask that was not sent."""
     arrays = {}
     for name, array in tensors.items():
@@ -49,7 +46,7 @@ def check_inputs(
     return arrays
 
 
-def check_finite(arrays: Mapping[str, NDArray[Any]], given: Mapping[str, str]) -> None:
+def check_finite(arrays: Arrays, given: Mapping[str, str]) -> None:
     """Check that a row contains only numbers; `given` maps the model's name of an input to the clients'."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -64,7 +61,7 @@ def _check_range(name: str, array: NDArray[Any], tensor: Tensor) -> None:
         )
 
 
-def _check_rows(arrays: Mapping[str, NDArray[Any]], inputs: Mapping[str, Tensor], signature: Signature) -> None:
+def _check_rows(arrays: Arrays, inputs: Mapping[str, Tensor], signature: Signature) -> None:
     """Check that all inputs have one number of rows, and a mask as many positions as its input."""
     sizes = {name: array.shape[signature.inputs[name].batch_dim] for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
@@ -87,7 +84,7 @@ def free_sizes(shape: Sequence[int], tensor: Tensor) -> Shape:
     return tuple(shape[dimension] for dimension in tensor.free)
 
 
-def count_rows(arrays: Mapping[str, NDArray[Any]], signature: Signature) -> int:
+def count_rows(arrays: Arrays, signature: Signature) -> int:
     name, array = next(iter(arrays.items()))
     return int(array.shape[signature.inputs[name].batch_dim])
 
@@ -97,11 +94,7 @@ def _matches(array: NDArray[Any], tensor: Tensor) -> bool:
         return False
     if tensor.shape is None:
         return array.ndim > tensor.batch_dim
-    return _fits(array.shape, tensor.shape)
-
-
-def _fits(shape: Sequence[int], wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
+    return fits(array.shape, tensor.shape)
 
 
 def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
@@ -116,9 +109,7 @@ def _decode_array(array: NDArray[Any], place: str) -> NDArray[Any]:
     return array
 
 
-def check_outputs(
-    outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]
-) -> dict[str, NDArray[Any]]:
+def check_outputs(outputs: Any, signature: Mapping[str, Tensor] | None, rows: int, given: Mapping[str, str]) -> Arrays:
     """Return an array of DTYPES for each output of a run; BF16 and BYTES as answers contain them."""
     if not isinstance(outputs, Mapping) or not outputs:
         raise WrongOutput(f"The model returned a {type(outputs).__name__}; arrays by name are expected.")
@@ -151,7 +142,7 @@ def _check_output(value: Any, tensor: Tensor, rows: int, place: str) -> NDArray[
         raise WrongOutput(f"{place}: {came} rows were returned for {rows}.")
     if tensor.datatype is not None and array.dtype != DTYPES[tensor.datatype]:
         raise WrongOutput(f"{place}: {datatype_of(array)} was returned; {tensor.datatype} is expected.")
-    if tensor.shape is not None and not _fits(array.shape, tensor.shape):
+    if tensor.shape is not None and not fits(array.shape, tensor.shape):
         came_shape, wanted = list(remove_dimension(array.shape, at)), list(remove_dimension(tensor.shape, at))
         raise WrongOutput(f"{place}: rows of {came_shape} were returned; {wanted} is expected.")
     return array
@@ -174,6 +165,6 @@ def _convert_output(array: NDArray[Any], tensor: Tensor, place: str) -> NDArray[
     return array.astype(little, copy=False)
 
 
-def describe_outputs(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+def describe_outputs(arrays: Arrays) -> dict[str, Tensor]:
     """Describe the outputs of a function after a run: names and datatypes; sizes may depend on the request."""
     return {name: Tensor(name, datatype_of(array), (-1,) * array.ndim) for name, array in arrays.items()}

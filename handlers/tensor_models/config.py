@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, HandlerConfig, from_mapping
+from handlers.config import SETTINGS, HandlerConfig, doc, from_mapping
 
 _Unsigned = Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = _Unsigned | Literal["INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES"]
@@ -23,28 +23,26 @@ class Padding:
         description="The input that marks the positions of a row with 1 and its padding with 0. It has the batch "
         "dimension and the free ones, in their order. The server makes it; a client may send it for its own positions."
     )
-    value: float | int | bool = Field(default=0, description="The value of padded positions.")
+    value: float | int | bool = doc(0, "The value of padded positions.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class TensorConfig:
     """Properties of a tensor that the model's own file lacks or that replace the file's."""
 
-    datatype: Datatype | None = Field(default=None, description="The datatype of its elements, by the protocol's name.")
-    shape: Shape | None = Field(
-        default=None,
-        description="The sizes of all dimensions, the batch dimension included; -1 if the request decides it.",
+    datatype: Datatype | None = doc(None, "The datatype of its elements, by the protocol's name.")
+    shape: Shape | None = doc(
+        None, "The sizes of all dimensions, the batch dimension included; -1 if the request decides it."
     )
-    batch_dim: Dimension = Field(default=0, description="The dimension that counts rows.")
+    batch_dim: Dimension = doc(0, "The dimension that counts rows.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class InputConfig(TensorConfig):
     """An input of the model."""
 
-    pad: Annotated[Padding | None, from_mapping(Padding)] = Field(
-        default=None,
-        description="Pads rows of different sizes to the largest of their micro-batch; without it, they run apart.",
+    pad: Annotated[Padding | None, from_mapping(Padding)] = doc(
+        None, "Pads rows of different sizes to the largest of their micro-batch; without it, they run apart."
     )
 
 
@@ -52,10 +50,9 @@ class InputConfig(TensorConfig):
 class OutputConfig(TensorConfig):
     """An output of the model."""
 
-    follows: str | None = Field(
-        default=None,
-        description="A padded input with the same free dimensions, in order; each row of the output is cut to the "
-        "row's own sizes.",
+    follows: str | None = doc(
+        None,
+        "A padded input with the same free dimensions, in order; each row of the output is cut to the row's own sizes.",
     )
 
 
@@ -72,14 +69,14 @@ class TensorsConfig(HandlerConfig):
         default="auto",
         description="The library that runs the model; `auto` selects onnxruntime if OpenVINO cannot run it.",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
-        default="fp32",
-        description="The engine's arithmetic. `auto` is the faster of fp32 and bf16 if the processor has bf16, which "
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = doc(
+        "fp32",
+        "The engine's arithmetic. `auto` is the faster of fp32 and bf16 if the processor has bf16, which "
         "not every model tolerates.",
     )
-    allow_non_finite: bool = Field(
-        default=False,
-        description="Whether inputs may contain NaN and infinity. Without it such a row returns 422: OpenVINO's ReLU "
+    allow_non_finite: bool = doc(
+        False,
+        "Whether inputs may contain NaN and infinity. Without it such a row returns 422: OpenVINO's ReLU "
         "and max pooling turn NaN into a plausible number.",
     )
     inputs: dict[str, Annotated[InputConfig, from_mapping(InputConfig)]] = Field(
@@ -92,8 +89,8 @@ class TensorsConfig(HandlerConfig):
         default_factory=dict,
         description="The value of each input that every row shares, such as a scalar; requests omit it.",
     )
-    warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = Field(
-        default=(),
-        description="Sizes of likely rows, by input: the model runs at them before its first request. The default is "
+    warm_up: Annotated[tuple[dict[str, RowShape], ...], Strict(False)] = doc(
+        (),
+        "Sizes of likely rows, by input: the model runs at them before its first request. The default is "
         "32 for free dimensions.",
     )

@@ -1,11 +1,9 @@
 """The requests of a model of tensors as rows. Pure.
 
-    Open Inference tensors  -> check_inputs                -> a payload for each row
-    {"inputs": {...}}       -> read_values -> check_inputs -> a payload for each row
-    {"instances": [...]}    -> a payload for each, whose values `read_row` reads as it is decoded
-    {"x": ..., ...}         -> one such payload
-
-See handlers.protocol.requests.Items.
+Open Inference tensors  -> check_inputs                -> a payload for each row
+{"inputs": {...}}       -> read_values -> check_inputs -> a payload for each row
+{"instances": [...]}    -> a payload for each, whose values `read_row` reads as it is decoded
+{"x": ..., ...}         -> one such payload
 """
 
 from collections.abc import Mapping
@@ -16,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from handlers.errors import BatchTooLarge, InvalidBody, ItemError, TensorMismatch, UnsupportedMedia, show_name
+from handlers.errors import BatchTooLarge, InvalidBody, TensorMismatch, UnsupportedMedia, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.fields import instances_of
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.requests import Payload, Request
+from handlers.protocol.requests import Payload, Payloads, Request
 from handlers.protocol.responses import Instances, OneItem
 from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, convert, to_bfloat16, to_objects
 from handlers.tensor_models.answers import Columns, write_prediction, write_row
@@ -31,13 +29,7 @@ from handlers.tensor_models.signature import GUESSED, Shape, Signature, Tensor, 
 
 class TensorItems:
     def __init__(
-        self,
-        signature: Signature,
-        rows: Rows,
-        model: Model,
-        *,
-        given: Mapping[str, str],
-        most_rows: int,
+        self, signature: Signature, rows: Rows, model: Model, *, given: Mapping[str, str], most_rows: int
     ) -> None:
         self._signature, self._rows, self._model = signature, rows, model
         self._inputs = {name: signature.inputs[own] for name, own in given.items()}
@@ -47,9 +39,7 @@ class TensorItems:
         self._needed = [name for name, own in given.items() if own not in signature.masks]
         self._most_rows = most_rows
 
-    def of_tensors(
-        self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> tuple[Payload | ItemError, ...]:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
         arrays = check_inputs(tensors, self._inputs, self._signature)
         count = count_rows(arrays, self._signature)

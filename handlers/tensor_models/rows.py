@@ -16,24 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.tensors import DTYPES, make_objects
 from handlers.tensor_models.checks import free_sizes
 from handlers.tensor_models.config import TensorsConfig
-from handlers.tensor_models.signature import Signature, Tensor
+from handlers.tensor_models.signature import Signature, Tensor, fits
 
-Arrays = Mapping[str, NDArray[Any]]
-
-# The cost of a row if all sizes of the model are fixed.
-_ONE = Cost()
+_ONE = Cost()  # the cost of a row if all sizes of the model are fixed
 # Padded rows may have this many times their own elements together: a wide image and a high one fill a large square.
 _MOST_PADDING = 8
-# Elements that padded rows may always have: 4 MB of FP32.
-_ROOM = 2**20
+_ROOM = 2**20  # elements that padded rows may always have: 4 MB of FP32
 
-# The size of a free dimension if `warm_up` has none: both convolutions and sequences accept it.
-FREE_SIZE = 32
+FREE_SIZE = 32  # the size of a free dimension if `warm_up` has none: both convolutions and sequences accept it
 SEED = 0
 
 
@@ -94,9 +90,7 @@ class Rows:
         ]
         return _pad(tensor, masks, 0)
 
-    def split_outputs(
-        self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None
-    ) -> list[dict[str, Any]]:
+    def split_outputs(self, outputs: Arrays, rows: Sequence[Row], signature: Mapping[str, Tensor] | None) -> list[Any]:
         """Return the outputs of each row, views with the batch dimension; padded ones are cut to the row's sizes."""
         signature = signature or {name: Tensor(name) for name in outputs}
         parts = _split_rows(outputs, {name: tensor.batch_dim for name, tensor in signature.items()}, len(rows))
@@ -158,19 +152,16 @@ def make_sample_rows(signature: Signature, config: TensorsConfig) -> list[dict[s
 
 def _make_sample(signature: Signature, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
     noise = np.random.default_rng(SEED)
-    row = {}
-    for name, tensor in signature.inputs.items():
-        # The server makes a mask without a size in `warm_up`.
-        if name not in signature.masks or name in sizes:
-            row[name] = _make_noise(tensor, _make_shape(tensor, sizes.get(name)), noise)
-    return row
+    # The server makes a mask without a size in `warm_up`.
+    own = {name: each for name, each in signature.inputs.items() if name not in signature.masks or name in sizes}
+    return {name: _make_noise(each, _make_shape(each, sizes.get(name)), noise) for name, each in own.items()}
 
 
 def _make_shape(tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
     wanted = tensor.row_shape or ()
     if sizes is None:
         sizes = tuple(FREE_SIZE if size < 0 else size for size in wanted)
-    if len(sizes) != len(wanted) or any(a not in (-1, b) for a, b in zip(wanted, sizes, strict=True)):
+    if not fits(sizes, wanted):
         raise InvalidConfig(f"warm_up: {tensor.name}: a row is {list(wanted)}, not {list(sizes)}")
     return (*sizes[: tensor.batch_dim], 1, *sizes[tensor.batch_dim :])
 

@@ -26,10 +26,8 @@ from handlers.protocol.tensors import (
 )
 from handlers.tensor_models.config import InputConfig, OutputConfig, Padding, TensorConfig, TensorsConfig
 
-# The file of an archive with its model's own description.
-SIGNATURE = "signature.json"
-# The datatype in metadata if neither the model nor the configuration names one: any is accepted.
-ANY = "ANY"
+SIGNATURE = "signature.json"  # the file of an archive with its model's own description
+ANY = "ANY"  # the datatype in metadata if neither the model nor the configuration names one: any is accepted
 
 # Datatypes of JSON's values for a tensor of any datatype: the first type that occurs among them decides.
 GUESSED = ((str, "BYTES"), (float, "FP64"), (int, "INT64"), (bool, "BOOL"))
@@ -65,6 +63,10 @@ class Tensor:
     def __str__(self) -> str:
         """Write datatype and shape for messages."""
         return f"{self.datatype or 'any datatype'} {'of any shape' if self.shape is None else list(self.shape)}"
+
+
+def fits(shape: Sequence[int], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
 
 
 def remove_dimension(shape: Sequence[int], dimension: int) -> Shape:
@@ -146,9 +148,7 @@ def _make_constant(declared: Tensor, config: TensorsConfig) -> NDArray[Any]:
     if listed.ndim == 0 and declared.shape:
         listed = np.full([max(1, size) for size in declared.shape], listed[()], object)
     shape = declared.shape
-    if shape is not None and (
-        len(shape) != listed.ndim or any(a not in (-1, b) for a, b in zip(shape, listed.shape, strict=True))
-    ):
+    if shape is not None and not fits(listed.shape, shape):
         raise InvalidConfig(f"{place}: {declared} is expected, not the shape {list(listed.shape)}")
     try:
         return (

@@ -18,10 +18,8 @@ from handlers.text.windows import Window, Windowed, split_encoding
 
 # Tokens of a window, question and special tokens included: max_length of transformers' question-answering pipeline.
 WINDOW_TOKENS = 384
-# Spans of each window for every answer that is widened to words, as in the pipeline.
-SPANS_PER_ANSWER = 2
-# Spans of each window beside these, as in the pipeline.
-SPARE_SPANS = 10
+SPANS_PER_ANSWER = 2  # spans of each window for every answer that is widened to words, as in the pipeline
+SPARE_SPANS = 10  # spans of each window beside these, as in the pipeline
 # The most characters of all answers to a question: a single token may be as long as the context.
 MOST_CHARACTERS = 2**18
 

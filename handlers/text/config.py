@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share
+from handlers.config import SETTINGS, Answers, Count, HandlerConfig, Labels, Share, doc
 
 # The most labels of a language's answer: fastText allocates memory for as many, even if the model has fewer.
 LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
-# The most tokens of an answer to a question.
-AnswerTokens = Annotated[int, Field(ge=1, le=128)]
+AnswerTokens = Annotated[int, Field(ge=1, le=128)]  # the most tokens of an answer to a question
 
 # The least and the greatest value of each dimension. YAML has lists and no tuples.
 _Bound = float | Annotated[tuple[float, ...], Strict(False)]
@@ -21,8 +20,7 @@ Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
 # How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
-# How a text is divided before it is translated.
-Split = Literal["none", "sentences"]
+Split = Literal["none", "sentences"]  # how a text is divided before it is translated
 # The first four are torch's too; the others are CTranslate2's names.
 _Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"]
 
@@ -31,31 +29,26 @@ _Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "in
 class TextConfig(HandlerConfig):
     """Settings that every task on a transformer has."""
 
-    max_batch_tokens: Count | None = Field(
-        default=8192,
-        description="Maximum padded tokens per micro-batch: its items times the length of its longest.",
+    max_batch_tokens: Count | None = doc(
+        8192, "Maximum padded tokens per micro-batch: its items times the length of its longest."
     )
-    max_length: Count | None = Field(
-        default=None,
-        description="Maximum tokens per text, including special tokens; None for the limit in the model's files.",
+    max_length: Count | None = doc(
+        None, "Maximum tokens per text, including special tokens; None for the limit in the model's files."
     )
-    max_characters: Count = Field(
-        default=50_000, description="Maximum characters per text; a longer text is rejected before it is tokenised."
+    max_characters: Count = doc(
+        50_000, "Maximum characters per text; a longer text is rejected before it is tokenised."
     )
-    truncation: bool = Field(
-        default=False, description="Whether to cut a text that is too long, instead of rejecting it."
+    truncation: bool = doc(False, "Whether to cut a text that is too long, instead of rejecting it.")
+    padding: Literal["longest", "max_length", "exact"] = doc(
+        "longest",
+        "`longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; `max_length` always "
+        "pads to `max_length`; `exact` pads nothing, so texts of different lengths never share a micro-batch.",
     )
-    padding: Literal["longest", "max_length", "exact"] = Field(
-        default="longest",
-        description="`longest` pads to the longest text of the micro-batch, rounded up to one of few lengths; "
-        "`max_length` always pads to `max_length`; `exact` pads nothing, so texts of different lengths never share a "
-        "micro-batch.",
-    )
-    trust_remote_code: bool = Field(default=False, description="Whether to run Python code from the model's folder.")
+    trust_remote_code: bool = doc(False, "Whether to run Python code from the model's folder.")
     max_request_items: Count = 256
     max_body_bytes: Count = 2**20
-    max_request_characters: Count = Field(
-        default=1_000_000, description="Maximum characters of all texts of one request, before they are tokenised."
+    max_request_characters: Count = doc(
+        1_000_000, "Maximum characters of all texts of one request, before they are tokenised."
     )
     max_request_tokens: Count | None = 65_536
 
@@ -64,13 +57,9 @@ class TextConfig(HandlerConfig):
 class TruncationOptions:
     """Options of a text that may be cut."""
 
-    truncation: bool = Field(default=False, description="Whether to cut a long text.")
-    truncate_prompt_tokens: Count | Literal[-1] | None = Field(
-        default=None, description="Tokens to keep; -1 for `max_length`."
-    )
-    truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="The side to cut off; null for the tokenizer's."
-    )
+    truncation: bool = doc(False, "Whether to cut a long text.")
+    truncate_prompt_tokens: Count | Literal[-1] | None = doc(None, "Tokens to keep; -1 for `max_length`.")
+    truncation_side: Literal["left", "right"] | None = doc(None, "The side to cut off; null for the tokenizer's.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -87,14 +76,11 @@ class RetrievalConfig(TextConfig):
 class EmbeddingConfig(RetrievalConfig):
     """Settings of a model whose answers are vectors."""
 
-    is_matryoshka: bool = Field(
-        default=False,
-        description="Whether `dimensions` is allowed although the model's files do not declare Matryoshka training.",
+    is_matryoshka: bool = doc(
+        False, "Whether `dimensions` is allowed although the model's files do not declare Matryoshka training."
     )
-    int8_ranges: Bounds | None = Field(
-        default=None,
-        description="Minimum and maximum of int8 and uint8, each a number or a list by dimension; values beyond are "
-        "clipped.",
+    int8_ranges: Bounds | None = doc(
+        None, "Minimum and maximum of int8 and uint8, each a number or a list by dimension; values beyond are clipped."
     )
 
 
@@ -102,9 +88,9 @@ class EmbeddingConfig(RetrievalConfig):
 class SentenceEmbeddingConfig(EmbeddingConfig):
     """Settings of sentence embedding."""
 
-    token_ids: Literal["own"] | None = Field(
-        default=None,
-        description="The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
+    token_ids: Literal["own"] | None = doc(
+        None,
+        "The vocabulary of texts that arrive as token ids: `own` for the model's, special tokens included; "
         "None to reject token ids.",
     )
 
@@ -113,25 +99,21 @@ class SentenceEmbeddingConfig(EmbeddingConfig):
 class SentenceEmbeddingOptions(TruncationOptions):
     """Options of one text."""
 
-    dimensions: Count | None = Field(
-        default=None,
-        description="Number of leading values of the vector to return, scaled to unit length; null for all.",
+    dimensions: Count | None = doc(
+        None, "Number of leading values of the vector to return, scaled to unit length; null for all."
     )
-    input_type: Literal["query", "document", "classification", "clustering"] | None = Field(
-        default=None, description="The role of the text: selects the model's prompt."
+    input_type: Literal["query", "document", "classification", "clustering"] | None = doc(
+        None, "The role of the text: selects the model's prompt."
     )
-    prompt_name: str | None = Field(
-        default=None, description="The name of one of the model's prompts, which is put in front of the text."
-    )
+    prompt_name: str | None = doc(None, "The name of one of the model's prompts, which is put in front of the text.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class RerankingConfig(RetrievalConfig):
     """Settings of reranking."""
 
-    truncation: bool = Field(
-        default=True,
-        description="Whether to cut a query and a document that are too long together; the longer one is cut first.",
+    truncation: bool = doc(
+        True, "Whether to cut a query and a document that are too long together; the longer one is cut first."
     )
 
 
@@ -139,9 +121,8 @@ class RerankingConfig(RetrievalConfig):
 class RerankingOptions(TruncationOptions):
     """Options of one document."""
 
-    max_tokens_per_doc: Count | None = Field(
-        default=None,
-        description="Cohere's option; at least the model's limit, since documents are cut at that limit only.",
+    max_tokens_per_doc: Count | None = doc(
+        None, "Cohere's option; at least the model's limit, since documents are cut at that limit only."
     )
 
 
@@ -150,9 +131,9 @@ class TokenizationConfig(TextConfig):
     """Settings of tokenization; `padding`, `max_length` and `truncation` are the defaults of a request."""
 
     padding: Literal["longest", "max_length"] = "longest"
-    max_batch_items: Count = Field(default=1024, description="Maximum texts per call of the tokenizer.")
-    max_batch_tokens: Count | None = Field(
-        default=None, description="Maximum padded tokens per micro-batch; None for any number, since no model runs."
+    max_batch_items: Count = doc(1024, "Maximum texts per call of the tokenizer.")
+    max_batch_tokens: Count | None = doc(
+        None, "Maximum padded tokens per micro-batch; None for any number, since no model runs."
     )
 
 
@@ -175,7 +156,7 @@ class LanguageIdConfig(HandlerConfig):
     top_k: LabelCount = 1
     threshold: Share = 0.0
     label_prefix: bool = False
-    max_characters: Count = Field(default=50_000, description="Maximum characters per text.")
+    max_characters: Count = doc(50_000, "Maximum characters per text.")
     max_batch_items: Count = 1024
     max_request_items: Count = 1024
     max_body_bytes: Count = 2**20
@@ -185,11 +166,9 @@ class LanguageIdConfig(HandlerConfig):
 class LanguageIdOptions:
     """Options of one text; None selects the setting of that name."""
 
-    top_k: LabelCount | None = Field(default=None, description="Maximum labels in the response.")
-    threshold: Share | None = Field(default=None, description="Minimum score of a label, 0 to 1.")
-    label_prefix: bool | None = Field(
-        default=None, description='Whether labels have fastText\'s prefix, "__label__en", or are bare, "en".'
-    )
+    top_k: LabelCount | None = doc(None, "Maximum labels in the response.")
+    threshold: Share | None = doc(None, "Minimum score of a label, 0 to 1.")
+    label_prefix: bool | None = doc(None, 'Whether labels have fastText\'s prefix, "__label__en", or are bare, "en".')
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -197,10 +176,8 @@ class TextClassificationConfig(TextConfig):
     """Settings of text classification; `top_k` is the default of a request."""
 
     top_k: Count | None = 1
-    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = Field(
-        default="auto",
-        description="The function that turns logits into scores; `auto` for the one that the model's configuration "
-        "implies.",
+    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = doc(
+        "auto", "The function that turns logits into scores; `auto` for the one that the model's configuration implies."
     )
 
 
@@ -209,20 +186,17 @@ class TextClassificationOptions(TruncationOptions):
     """Options of one text; see TextClassificationConfig."""
 
     top_k: Count | None = Field(description="Maximum labels in the response; null for all.")
-    text_pair: str | None = Field(
-        default=None, description="A second text, which is classified together with the first."
-    )
+    text_pair: str | None = doc(None, "A second text, which is classified together with the first.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class WindowsConfig(TextConfig):
     """Settings of a task that runs a long text in windows."""
 
-    doc_stride: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="Tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less.",
+    doc_stride: Annotated[int, Field(ge=0)] | None = doc(
+        None, "Tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less."
     )
-    max_windows: Count = Field(default=32, description="Maximum windows per text.")
+    max_windows: Count = doc(32, "Maximum windows per text.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -230,7 +204,7 @@ class TokenClassificationConfig(WindowsConfig):
     """Settings of token classification; `aggregation` is the default of a request."""
 
     aggregation: Aggregation = "simple"
-    ignore_labels: Labels = Field(default=("O",), description="Labels that no response contains.")
+    ignore_labels: Labels = doc(("O",), "Labels that no response contains.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -250,9 +224,7 @@ class QuestionAnsweringConfig(WindowsConfig):
     model's limit if that is less. `top_k`, `max_answer_tokens` and `align_to_words` are the defaults of a request.
     """
 
-    max_windows: Count = Field(
-        default=32, description="Maximum windows per context; `truncation: true` omits the text after them."
-    )
+    max_windows: Count = doc(32, "Maximum windows per context; `truncation: true` omits the text after them.")
     top_k: Answers = 1
     max_answer_tokens: AnswerTokens = 15
     align_to_words: bool = True
@@ -277,8 +249,8 @@ class TranslationConfig(TextConfig):
     With a detector, `src_lang` is used for texts whose language is not certain, and `auto` means no language.
     """
 
-    engine: Literal["auto", "torch"] = Field(
-        default="auto", description="`auto` selects CTranslate2 if the archive contains a converted model, else torch."
+    engine: Literal["auto", "torch"] = doc(
+        "auto", "`auto` selects CTranslate2 if the archive contains a converted model, else torch."
     )
     precision: _Precision = Field(  # type: ignore[assignment]  # CTranslate2 has more than the other engines
         default="auto",
@@ -287,25 +259,22 @@ class TranslationConfig(TextConfig):
     )
     src_lang: str | None = None
     tgt_lang: str | None = None
-    detector: str | Mapping[str, str] | None = Field(
-        default=None,
-        description="A fastText model that identifies languages: the name of a file beside the configuration, or "
+    detector: str | Mapping[str, str] | None = doc(
+        None,
+        "A fastText model that identifies languages: the name of a file beside the configuration, or "
         "{package, file} of a file in an installed package; the archive contains it. None for no detector.",
     )
-    # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower.
-    min_score: Share = 0.4
+    min_score: Share = 0.4  # lid.176.ftz scores a sentence higher, and most of its mistakes, on single words, lower
     split: Split = "none"
-    max_sentences: Count = Field(
-        default=256, description="Maximum sentences of all texts of one request that `split: sentences` accepts."
-    )
-    max_new_tokens: Count | None = Field(
-        default=None,
-        description="Maximum tokens of a translation; None derives it from the text's length, within the limit in the "
+    max_sentences: Count = doc(256, "Maximum sentences of all texts of one request that `split: sentences` accepts.")
+    max_new_tokens: Count | None = doc(
+        None,
+        "Maximum tokens of a translation; None derives it from the text's length, within the limit in the "
         "model's files.",
     )
-    max_new_tokens_limit: Count = Field(default=512, description="Maximum `max_new_tokens` of a request.")
+    max_new_tokens_limit: Count = doc(512, "Maximum `max_new_tokens` of a request.")
     num_beams: Count = 1
-    num_beams_limit: Count = Field(default=8, description="Maximum beams of a request.")
+    num_beams_limit: Count = doc(8, "Maximum beams of a request.")
 
     @model_validator(mode="after")
     def _check_detector(self) -> "TranslationConfig":
@@ -332,26 +301,21 @@ class TranslationConfig(TextConfig):
 class TranslationOptions:
     """Options of one text, under transformers' names; None selects the setting of that name, or the model's."""
 
-    src_lang: str | None = Field(
-        default=None, description="The source language, as the model's own code; `auto` identifies it."
+    src_lang: str | None = doc(None, "The source language, as the model's own code; `auto` identifies it.")
+    tgt_lang: str | None = doc(None, "The target language, as the model's own code.")
+    min_score: Share | None = doc(None, "Minimum score at which the detected language is used.")
+    split: Split | None = doc(None, "`sentences` translates a text sentence by sentence; `none` as a whole.")
+    max_new_tokens: Count | None = doc(None, "Maximum tokens of the translation.")
+    num_beams: Count | None = doc(None, "The number of beams of the search; 1 is greedy.")
+    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = doc(
+        None, "A value above 0 favours long translations; affects only a search with beams."
     )
-    tgt_lang: str | None = Field(default=None, description="The target language, as the model's own code.")
-    min_score: Share | None = Field(default=None, description="Minimum score at which the detected language is used.")
-    split: Split | None = Field(
-        default=None, description="`sentences` translates a text sentence by sentence; `none` as a whole."
+    early_stopping: bool | None = doc(
+        None, "Whether to end the search with as many translations as beams; affects only a search with beams."
     )
-    max_new_tokens: Count | None = Field(default=None, description="Maximum tokens of the translation.")
-    num_beams: Count | None = Field(default=None, description="The number of beams of the search; 1 is greedy.")
-    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] | None = Field(
-        default=None, description="A value above 0 favours long translations; affects only a search with beams."
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = doc(
+        None, "The number of tokens of an n-gram that may occur only once; 0 for no limit."
     )
-    early_stopping: bool | None = Field(
-        default=None,
-        description="Whether to end the search with as many translations as beams; affects only a search with beams.",
-    )
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        default=None, description="The number of tokens of an n-gram that may occur only once; 0 for no limit."
-    )
-    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = Field(
-        default=None, description="A value above 1 makes tokens that have occurred less likely."
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = doc(
+        None, "A value above 1 makes tokens that have occurred less likely."
     )

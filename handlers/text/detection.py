@@ -16,10 +16,8 @@ from handlers.text.config import TranslationOptions
 from handlers.text.inputs import Text
 from handlers.text.languages import ModelCodes
 
-# The value of `src_lang` that has the language identified.
-AUTO = "auto"
-# The name of the detector's file in an archive.
-DETECTOR = "detector"
+AUTO = "auto"  # the value of `src_lang` that has the language identified
+DETECTOR = "detector"  # the name of the detector's file in an archive
 # The endings of fastText's files.
 SUFFIXES = (".ftz", ".bin")
 LABEL_PREFIX = "__label__"

@@ -4,8 +4,6 @@
     text, language                   -> split_text   -> Document: sentences, and the text between them
     results, one for each sentence   -> JoiningForm.pack, Document.join_answers -> results, one for each text
 
-In between, a sentence is an item like any other: it is decoded, scheduled and counted against the request's budgets.
-
 sentencex (Wikimedia) knows the abbreviations and marks of some 300 languages. A line break always ends a sentence,
 since it keeps its place. A part without letters and digits is not a sentence and stays as it is, and so do the marks of
 lists, headings, quotations and speech at the beginning of a line.
@@ -23,12 +21,9 @@ from handlers.errors import InvalidInput, ItemError, TextTooLong, WorkTooLarge
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Form, Reply
 
-# The module of pyo3's exceptions for Rust's panics; they are not an Exception.
-PANICS = "pyo3_runtime"
-# The language whose rules apply if the text's is unknown; sentencex's own default.
-DEFAULT_LANGUAGE = "en"
-# The beginnings of a line in Markdown, mail and novels.
-_MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")
+PANICS = "pyo3_runtime"  # the module of pyo3's exceptions for Rust's panics; they are not an Exception
+DEFAULT_LANGUAGE = "en"  # the language whose rules apply if the text's is unknown; sentencex's own default
+_MARKS = re.compile(r"\s*(?:(?:[-*+>•–—]|#{1,6})\s+)*")  # the beginnings of a line in Markdown, mail and novels
 # Scripts and marks without spaces between sentences: Han, Kana, Bopomofo and full-width forms, Thai,
 # Lao, Tibetan, Myanmar, Khmer. Blocks of Unicode 15.
 _UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]")
@@ -70,8 +65,7 @@ def _find_sentences(text: str, language: str) -> Iterator[tuple[int, int]]:
         marks = _MARKS.match(line)
         start = marks.end() if marks else 0
         for found in segment_line(line[start:], language) if start < len(line) else ():
-            # sentencex may leave out punctuation between sentences.
-            start = max(start, line.find(found, start))
+            start = max(start, line.find(found, start))  # sentencex may leave out punctuation between sentences
             stop = start + len(found)
             inner = found.strip()
             if any(character.isalnum() for character in inner):
@@ -86,8 +80,7 @@ def segment_line(line: str, language: str) -> list[str]:
     try:
         found: list[str] = sentencex.segment(language, line)
     except BaseException as error:
-        # A panic is not an Exception, and would end the worker.
-        if type(error).__module__ != PANICS:
+        if type(error).__module__ != PANICS:  # a panic is not an Exception, and would end the worker
             raise
         return [line]
     return found
@@ -97,8 +90,7 @@ def _need_space(left: str, right: str) -> bool:
     return bool(left and right) and not (_UNSPACED.match(left[-1]) or _UNSPACED.match(right[0]))
 
 
-# The field of an answer.
-TRANSLATION = "translation_text"
+TRANSLATION = "translation_text"  # the field of an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,7 @@ class Encoder(torch.nn.Module):
 
 
 def _last_token(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    # Padding may be on either side.
-    places = torch.arange(mask.shape[1], device=mask.device) * mask
+    places = torch.arange(mask.shape[1], device=mask.device) * mask  # padding may be on either side
     last = places.argmax(1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
     return states.gather(1, last).squeeze(1)
 

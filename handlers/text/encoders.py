@@ -22,12 +22,10 @@ from handlers.text.sentence_modules import transformer_settings
 
 SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
-# The version of transformers that changed the default inputs of a tokenizer.
-FIRST_WITHOUT = 5
+FIRST_WITHOUT = 5  # the version of transformers that changed the default inputs of a tokenizer
 # Models whose position table is longer than the model can use, by `model_type`.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
-# Models of which sentence-transformers uses only the encoder.
-ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})
+ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})  # models of which sentence-transformers uses only the encoder
 PREPARED = "prepared.json"
 # The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
 IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_special_ids")
@@ -100,8 +98,7 @@ def backend_of(tokenizer: Any) -> str | None:
     usual = import_transformers().TokenizersBackend
     if any(getattr(type(tokenizer), name, None) is not getattr(usual, name) for name in METHODS):
         return None
-    # A call selects the language, and undoes the padding and truncation of tokenizer.json.
-    tokenizer(["a"])
+    tokenizer(["a"])  # a call selects the language, and undoes the padding and truncation of tokenizer.json
     backend = tokenizer.backend_tokenizer.to_str()
     return backend if read_backend(backend).to_str() == backend else None
 

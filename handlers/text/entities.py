@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from handlers.text.config import Aggregation
 
-# Joins tokens to text, as the tokenizer's decoder does.
-Join = Callable[[list[str]], str]
+Join = Callable[[list[str]], str]  # joins tokens to text, as the tokenizer's decoder does
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,7 @@ def find_entities(
 ) -> list[dict[str, Any]]:
     """Label tokens and group them: {"entity", "index", ...} per token, {"entity_group", ...} per group."""
     if aggregation in ("first", "average", "max"):
-        tokens = [
-            _join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, token: token.is_subword)
-        ]
+        tokens = [_join_word(word, aggregation, join) for word in _group_runs(tokens, lambda _, each: each.is_subword)]
     labelled = []
     for token in tokens:
         best = int(token.scores.argmax())
@@ -65,9 +62,7 @@ def find_entities(
     if aggregation != "none":
         # Neighbours of one name are a group; its name is the part of its first label after the first hyphen.
         runs = _group_runs(labelled, lambda before, item: not item.label.startswith("B-") and item.name == before.name)
-        return [
-            _make_entity(name, run, join) for run in runs if (name := run[0].label.split("-", 1)[-1]) not in ignored
-        ]
+        return [_entity(name, run, join) for run in runs if (name := run[0].label.split("-", 1)[-1]) not in ignored]
     return [
         {
             "entity": item.label,
@@ -121,7 +116,7 @@ def _join_word(tokens: list[Token], aggregation: Aggregation, join: Join) -> Tok
     return Token(join([token.word for token in tokens]), scores, tokens[0].index, tokens[0].start, tokens[-1].end)
 
 
-def _make_entity(name: str, run: list[LabelledToken], join: Join) -> dict[str, Any]:
+def _entity(name: str, run: list[LabelledToken], join: Join) -> dict[str, Any]:
     return {
         "entity_group": name,
         "score": fmean(item.score for item in run),

@@ -25,8 +25,7 @@ from handlers.text.encoders import Head, find_source_limit, read_tokenizer
 from handlers.text.inputs import Side, Text, Tokens, add_tokens, pad_rows, read_payload, round_length
 from handlers.text.windows import cut_tokens
 
-# The way out for clients whose text is too long.
-ADVICE = " Send truncation: true to cut it."
+ADVICE = " Send truncation: true to cut it."  # the way out for clients whose text is too long
 
 Config = TypeVar("Config", bound=TextConfig)
 Item = TypeVar("Item", bound=Text[Any])
@@ -39,8 +38,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
     inputs = frozenset({"text"})
     reads_options = True
     media_types: tuple[str, ...] = ("text/plain",)
-    # Checking a text takes microseconds, and the tokenizer has its own threads.
-    decodes_in_threads = False
+    decodes_in_threads = False  # checking a text takes microseconds, and the tokenizer has its own threads
 
     head: ClassVar[Head]  # the task's use of the encoder
     options_class: ClassVar[Any]  # of one item; a dataclass of handlers.text.config
@@ -72,8 +70,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
 
     def decode(self, payload: Payload) -> Item:
         options = self.options(payload.options)
-        # sentence-transformers and OpenAI embed white space.
-        accepts_blank = self.api == "embeddings"
+        accepts_blank = self.api == "embeddings"  # sentence-transformers and OpenAI embed white space
         text = read_payload(payload, self.config.max_characters, accepts_blank=accepts_blank, **self.reading(options))
         if payload.allowance:
             payload.allowance.take("characters", len(text), self.config.max_request_characters)

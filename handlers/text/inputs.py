@@ -23,8 +23,7 @@ Side = Literal["left", "right"]
 # Padded lengths of micro-batches, in tokens: up to the first number, a length is rounded up to a multiple of the
 # second. An engine prepares kernels for every new shape (OpenVINO needs 4 to 6 ms), so there are few: 20 up to 512.
 _STEPS = ((64, 8), (128, 16), (256, 32), (1024, 64))
-# The multiple of longer texts, in tokens.
-_LAST_STEP = 128
+_LAST_STEP = 128  # the multiple of longer texts, in tokens
 
 # Tokens of an answer if the model's own files contain no limit; the 20 of transformers' GenerationConfig cut most
 # sentences.
@@ -32,8 +31,7 @@ MOST_ANSWER_TOKENS = 256
 # Tokens of an answer for each token of its text. English into French needs 1.1 in the mean and 1.7 at most, on the 200
 # sentences of the tests; other vocabularies may need twice as many.
 ANSWER_FACTOR = 3
-# Tokens of an answer beside these, since a number may become a sentence.
-ANSWER_FLOOR = 32
+ANSWER_FLOOR = 32  # tokens of an answer beside these, since a number may become a sentence
 
 
 class Tokens(Protocol):

@@ -24,8 +24,7 @@ from typing import Any
 
 from handlers.errors import InvalidOption
 
-# Codes look like fra_Latn (NLLB) or fr_XX (mBART).
-CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")
+CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}")  # codes look like fra_Latn (NLLB) or fr_XX (mBART)
 
 # ISO 639-1 to ISO 639-3, as the latter's registration authority, SIL, publishes it (Debian's iso-codes has it as JSON).
 _ISO_639 = (

@@ -122,5 +122,4 @@ def make_torch_module(name: str) -> Any:
 
 def read_token_ids(value: Any) -> list[int] | None:
     """Return the token ids that a client sent as a text; None if it sent something else."""
-    is_ids = isinstance(value, list) and value and all(type(each) is int for each in value)
-    return value if is_ids else None
+    return value if isinstance(value, list) and value and all(type(each) is int for each in value) else None

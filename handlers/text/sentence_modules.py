@@ -19,8 +19,7 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 NEUTRAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 NEUTRAL_TRANSFORMER = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
 NEUTRAL_RERANKER = {"transformer_task": "sequence-classification", "do_lower_case": False}
-# Settings that change a text's tokens.
-LENGTHS = ("query_length", "document_length", "query_expansion")
+LENGTHS = ("query_length", "document_length", "query_expansion")  # settings that change a text's tokens
 # Where a tokenizer finds chat templates, besides its settings.
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 # `processing_kwargs` may have these, and a text's `max_length`.

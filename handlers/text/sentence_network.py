@@ -47,8 +47,7 @@ class Dense(torch.nn.Module):
         self.activation = activation
         self.residual: torch.nn.Module | None = None
         if settings.get("use_residual"):
-            is_equal = sizes[0] == sizes[1]
-            self.residual = torch.nn.Identity() if is_equal else torch.nn.Linear(*sizes, bias=False)
+            self.residual = torch.nn.Identity() if sizes[0] == sizes[1] else torch.nn.Linear(*sizes, bias=False)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """Project vectors, (B, in_features) -> (B, out_features)."""

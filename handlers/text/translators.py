@@ -112,8 +112,7 @@ class Prepared:
         targets = {code: Target(**target) for code, target in content["targets"].items()}
         self.languages = Languages(frozenset(self._around) - {""}, targets)
         self.pad_id, self.source_lang = content["pad_id"], content["source_lang"]
-        #: See `Original.decode`.
-        self.decode: Callable[[Any], list[str]]
+        self.decode: Callable[[Any], list[str]]  #: see `Original.decode`
         self._encode: Callable[[Sequence[str]], list[list[int]]]
         if backend := content.get("backend"):
             tokenizer = read_backend(backend)
@@ -173,8 +172,7 @@ def prepare_translator(folder: Path) -> bool:
     """Write prepared.json beside a checkpoint's files, unless only transformers encodes and decodes as it does."""
     original = Original(folder, trust_remote_code=False)
     content = original.describe(folder)
-    # As it is read: JSON turns tuples into lists.
-    text = json.dumps(content)
+    text = json.dumps(content)  # as it is read: JSON turns tuples into lists
     if content is None or not original.is_alike(Prepared(folder, json.loads(text))):
         return False
     (folder / PREPARED).write_text(text, encoding="utf-8")

@@ -29,7 +29,6 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
         return engine
 
     def window_tokens(self) -> int:
-        """Return the most tokens of a window."""
         return self.max_length
 
     def cost(self, item: Item) -> Cost:

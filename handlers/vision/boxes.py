@@ -15,10 +15,7 @@ class SsdRules(NamedTuple):
     most: int  # boxes of an image
 
 
-RULES = {
-    "ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300),
-    "ssd300_vgg16": SsdRules(300, 0.45, 400, 200),
-}
+RULES = {"ssdlite320_mobilenet_v3_large": SsdRules(320, 0.55, 300, 300), "ssd300_vgg16": SsdRules(300, 0.45, 400, 200)}
 
 
 def select_boxes(
@@ -35,11 +32,9 @@ def select_boxes(
     left = np.argsort(-scores[anchors, classes], kind="stable")
     kept: list[int] = []
     while len(left) and len(kept) < rules.most:
-        first, others = left[0], left[1:]
+        first, rest = left[0], left[1:]
         kept.append(first)
-        inner = np.minimum(corners[first, 2:], corners[others, 2:]) - np.maximum(
-            corners[first, :2], corners[others, :2]
-        )
+        inner = np.minimum(corners[first, 2:], corners[rest, 2:]) - np.maximum(corners[first, :2], corners[rest, :2])
         shared = inner.clip(0).prod(axis=1)
-        left = others[shared <= rules.overlap * (areas[first] + areas[others] - shared)]
+        left = rest[shared <= rules.overlap * (areas[first] + areas[rest] - shared)]
     return anchors[kept], classes[kept]

@@ -8,8 +8,7 @@ from handlers.vision.preprocessing import find_neighbours
 
 # Logits that are enlarged at a time, 16 MB: those of a whole photograph and 150 classes are gigabytes.
 MOST_ENLARGED = 4_000_000
-# Share of the second neighbour from which it is the nearer one.
-HALF = 0.5
+HALF = 0.5  # share of the second neighbour from which it is the nearer one
 
 
 def find_classes(logits: NDArray[np.float32], size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -103,8 +103,7 @@ def choose(own: Preprocessing, device: Any, threads: int) -> Preprocessing:
 
 def _time_s(fit: Callable[[Image.Image], Any], images: list[Image.Image], threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
-        # The first time, threads allocate memory.
-        for _ in range(2):
+        for _ in range(2):  # the first time, threads allocate memory
             started_s = time.perf_counter()
             list(pool.map(fit, (images * IMAGES)[:IMAGES]))
         return time.perf_counter() - started_s

@@ -61,8 +61,8 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# The orientations that change width and height.
-SIDEWAYS = frozenset((5, 6, 7, 8))
+Opened = tuple[Image.Image, tuple[int, int]]  # an image, and its width and height as sent
+SIDEWAYS = frozenset((5, 6, 7, 8))  # the orientations that change width and height
 
 URL_SAFE = str.maketrans("-_", "+/")
 
@@ -75,9 +75,7 @@ def decode_image(
     return preprocessing.fit(image), own
 
 
-def open_image(
-    value: Any, config: PixelsConfig, allowance: Allowance | None, least: int
-) -> tuple[Image.Image, tuple[int, int]]:
+def open_image(value: Any, config: PixelsConfig, allowance: Allowance | None, least: int) -> Opened:
     """Decode one image within the limits, upright RGB, with the width and height as sent; raise an InvalidInput."""
     match value:
         case bytes() | bytearray() as body:
@@ -91,9 +89,7 @@ def open_image(
             raise InvalidBody('An image must be bytes, {"b64": ...} or a tensor, not text.')
 
 
-def _decode(
-    body: bytes | bytearray, config: PixelsConfig, allowance: Allowance | None, least: int
-) -> tuple[Image.Image, tuple[int, int]]:
+def _decode(body: bytes | bytearray, config: PixelsConfig, allowance: Allowance | None, least: int) -> Opened:
     if not body:
         raise EmptyInput("The image is empty.")
     # A worker has one model, so all of its threads write one value. TorchServe's limit_max_image_pixels is only for
@@ -127,8 +123,7 @@ def _decode(
         )
         number = read_orientation(exif or b"", xmp or b"")
         _check_memory(image, width * height, config, is_turned=number in TURNS)
-        # Under another name, the original would stay in memory beside its copies.
-        image = _to_rgb(image)
+        image = _to_rgb(image)  # under another name, the original would stay in memory beside its copies
         if number in TURNS:
             image = image.transpose(TURNS[number])
         return image, (height, width) if number in SIDEWAYS else (width, height)

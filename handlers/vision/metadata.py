@@ -23,14 +23,10 @@ from handlers.errors import CorruptInput, ImageTooLarge
 # Segments of a JPEG before its first scan: an ICC profile has 255 at most, and an extended XMP, with a depth map for
 # instance, one for each 64 KiB.
 MOST_SEGMENTS = 1000
-# Scans of a JPEG: programs write 10 into a progressive one, and optimisers up to about 20.
-MOST_SCANS = 64
-# Chunks of a PNG: programs write data in pieces of 8 KiB or more.
-MOST_CHUNKS = 20_000
-# Blocks of a GIF before its first frame: XMP of a megabyte is 4000.
-MOST_BLOCKS = 10_000
-# Bytes of a PNG's compressed text after unpacking; Pillow's own limit.
-TEXT_BYTES = 1 << 20
+MOST_SCANS = 64  # scans of a JPEG: programs write 10 into a progressive one, and optimisers up to about 20
+MOST_CHUNKS = 20_000  # chunks of a PNG: programs write data in pieces of 8 KiB or more
+MOST_BLOCKS = 10_000  # blocks of a GIF before its first frame: XMP of a megabyte is 4000
+TEXT_BYTES = 1 << 20  # bytes of a PNG's compressed text after unpacking; Pillow's own limit
 
 # The first bytes of a file, by format.
 JPEG = b"\xff\xd8\xff"
@@ -55,8 +51,7 @@ NEXT_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 # Chunks of a PNG.
 TEXT_CHUNKS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
 NEEDED_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
-# Bytes of a chunk's length, name and checksum.
-CHUNK_OVERHEAD = 12
+CHUNK_OVERHEAD = 12  # bytes of a chunk's length, name and checksum
 # The keywords of a PNG's texts with XMP (Adobe's specification, part 3) and with Exif in hexadecimal (ImageMagick).
 PNG_XMP = b"XML:com.adobe.xmp"
 PNG_EXIF = b"Raw profile type exif"
@@ -168,8 +163,7 @@ def _strip_png(body: bytes | bytearray) -> StrippedFile:
         (length,) = CHUNK_LENGTH.unpack_from(body, at)
         name, end = bytes(view[at + 4 : at + 8]), at + CHUNK_OVERHEAD + length
         if end > len(body) and name not in NEEDED_CHUNKS:
-            # The rest would not look like a PNG.
-            raise CorruptInput("The PNG data is truncated or broken.")
+            raise CorruptInput("The PNG data is truncated or broken.")  # the rest would not look like a PNG
         if name in NEEDED_CHUNKS:
             kept.append(view[at:end])
         elif name == b"eXIf" and not exif:

@@ -18,8 +18,7 @@ from handlers.vision.preprocessing import Preprocessing
 
 # Families of transformers that see images of one size, and return few logits for their pixels.
 FAMILY = ("segformer", "beit", "data2vec-vision", "mobilenet_v2", "mobilevit", "mobilevitv2")
-# A map has a byte for each pixel.
-MOST_CLASSES = 256
+MOST_CLASSES = 256  # a map has a byte for each pixel
 
 
 class PixelSegmenter(PixelNetwork):

@@ -16,10 +16,8 @@ from handlers.vision.boxes import RULES
 from handlers.vision.pixel_network import PixelNetwork, load_state, read_state
 from handlers.vision.preprocessing import Preprocessing, to_levels
 
-# Scales of centres and sizes in torchvision's BoxCoder.
-WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-# The most that a size may grow, as a logarithm; BoxCoder's limit.
-MOST_GROWTH = math.log(1000 / 16)
+WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # scales of centres and sizes in torchvision's BoxCoder
+MOST_GROWTH = math.log(1000 / 16)  # the most that a size may grow, as a logarithm; BoxCoder's limit
 
 
 class PixelSsd(PixelNetwork):

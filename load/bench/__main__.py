@@ -1,9 +1,4 @@
-"""Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios.
-
-Each part has an equal share of the remaining minutes, and begins no round that would end later. Progress goes to
-stderr, the table to stdout and, as JSON, to build/bench.json. Exit codes: 1 if a part could not be measured, 2 for the
-command line, 130 for Ctrl-C.
-"""
+"""Runs `make bench`: a comparison of this deployment with its peers, as one table of ratios."""
 
 import argparse
 import signal
@@ -43,10 +38,10 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "resnet": Part("load.bench.resnet:measure"),
+    "resnet": Part("load.bench.images:measure"),
     "texts": Part("load.bench.texts:measure_embedding"),
     "translation": Part("load.bench.texts:measure_translation"),
-    "poisson": Part("load.bench.modes:measure_poisson"),
+    "poisson": Part("load.bench.images:measure_poisson"),
     "int8": Part("load.bench.int8:measure", ("int8",)),
     "gpu": Part("load.bench.gpu:measure", is_plain=False),
     "hosts": Part("load.bench.hosts:measure", is_plain=False),

@@ -22,10 +22,8 @@ from handlers.archive_files import CHECKPOINT
 from handlers.continuous.mode import CONTINUOUS
 from load.bench.rounds import Bench, progress, redirect_output
 
-# The comparisons use OpenVINO on the processor, even on a machine with a GPU.
-CPU_ONLY = ("number_of_gpu=0",)
-# `make serve` uses these exports, too.
-EXPORTS = STORE / ".exports"
+CPU_ONLY = ("number_of_gpu=0",)  # the comparisons use OpenVINO on the processor, even on a machine with a GPU
+EXPORTS = STORE / ".exports"  # `make serve` uses these exports, too
 CLASSIC = "classic"
 ADAPTIVE = "adaptive"
 STOCK = "stock"

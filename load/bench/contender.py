@@ -1,9 +1,7 @@
 """Contenders of a comparison: a model behind a server, or a loop without one.
 
-    Endpoint   a model at an address, over HTTP
-    Loop       a process that runs a loop of load.bench.loops, without a server
-
-A contender that is not measured uses no processor time: loops wait for commands, and a peer's processes are paused.
+Endpoint   a model at an address, over HTTP
+Loop       a process that runs a loop of load.bench.loops, without a server
 """
 
 import signal
@@ -114,8 +112,7 @@ def start_loop(kind: str, folder: Path) -> Iterator[ProcessPoolExecutor]:
 def _load(kind: str, folder: Path) -> None:
     from load.bench.loops import LOOPS  # noqa: PLC0415 - torch and transformers, only in the loop's process
 
-    # The benchmark handles Ctrl-C and ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark handles Ctrl-C and ends this process
     STEPS.append(LOOPS[kind](folder))
 
 

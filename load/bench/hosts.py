@@ -32,8 +32,7 @@ ONE, TORCHSERVE = "one process", "TorchServe"
 LANGUAGES, IMAGES = "language-id", "mobilenet-v2"
 # Clients that leave, and seconds after which they do; then clients that wait.
 LEAVING, LEAVE_S, WAITING = 200, 0.05, 10
-# Pixels of a side of their photographs: small enough to be sent before they leave.
-SIDE = 224
+SIDE = 224  # pixels of a side of their photographs: small enough to be sent before they leave
 PATIENCE_S = 60.0
 
 

@@ -22,18 +22,16 @@ from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
 
 INT8: Literal["int8"] = "int8"
-# Sides in pixels of the photographs that int8 is calibrated with.
-SIDES = range(200, 680, 40)
+SIDES = range(200, 680, 40)  # sides in pixels of the photographs that int8 is calibrated with
 
 
 def measure(bench: Bench) -> Iterator[Row]:
     """Measure image classification with 16 clients and in process, and embeddings with lists."""
     images, texts = write_calibration(bench.work)
+    store = bench.work / "store"
     # No least agreement: random weights disagree in int8, which does not matter for speed.
-    classified = archives.build(
-        bench, bench.classifier, bench.work / "store", PrecisionRequest(INT8, images, least=0.0)
-    )
-    embedded = archives.build(bench, EMBEDDING, bench.work / "store", PrecisionRequest(INT8, texts, least=0.0))
+    classified = archives.build(bench, bench.classifier, store, PrecisionRequest(INT8, images, least=0.0))
+    embedded = archives.build(bench, EMBEDDING, store, PrecisionRequest(INT8, texts, least=0.0))
     few, many = ClosedLoop(LIST_CLIENTS), ClosedLoop(BATCH)
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     with ExitStack() as stack:
@@ -47,13 +45,12 @@ def measure(bench: Bench) -> Iterator[Row]:
         rates = {name: loop.run(many, bench.seconds, 0.0).per_s for name, loop in loops.items() if name != INT8}
         floating = max(rates, key=rates.__getitem__)
         looped = [loops[INT8], loops[floating]]
-        server = stack.enter_context(run_server(bench.work / "store", extra=CPU_ONLY))
+        server = stack.enter_context(run_server(store, extra=CPU_ONLY))
         served, listed = [], []
         for precision in (INT8, floating):
             served.append(register(server, f"images-{precision}", precision, samples.images(), BATCH))
             lists = samples.lists(samples.texts(), LIST)
-            texts_served = register(server, f"texts-{precision}", precision, lists, WINDOW)
-            listed.append(replace(texts_served, items=LIST))
+            listed.append(replace(register(server, f"texts-{precision}", precision, lists, WINDOW), items=LIST))
         bench.settle(served, many)
         bench.settle(listed, few)
         comparisons = [

@@ -32,13 +32,11 @@ from handlers.text.inputs import round_length
 from load.bench import gpu_loops, samples
 from load.results import Latencies
 
-# (way, batch_size) -> number of items that it has computed.
-Step = Callable[[str, int], int]
+Step = Callable[[str, int], int]  # (way, batch_size) -> number of items that it has computed
 
 PADDED_LENGTH = 256  # tokens of the common transformers handler's padding: MiniLM's limit
 MAX_NEW_TOKENS = 256  # tokens of a translation: more than any needs
-# Items of a worker's trial: a full batch of images.
-TRIAL_ITEMS = 16
+TRIAL_ITEMS = 16  # items of a worker's trial: a full batch of images
 
 
 def load_images(folder: Path) -> Step:
@@ -86,8 +84,7 @@ def load_texts(folder: Path) -> Step:
 def load_translation(folder: Path) -> Step:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-    # One text of each length, since fewer would be another mix.
-    some = samples.paragraphs(len(samples.LENGTHS))
+    some = samples.paragraphs(len(samples.LENGTHS))  # one text of each length, since fewer would be another mix
     options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_length": None, "max_new_tokens": MAX_NEW_TOKENS}
 
     def step(*_: object) -> int:

@@ -16,8 +16,7 @@ CAPS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CT2_FORCE_CPU_ISA")
 # Most time of all cores, in %, that other processes may use; an idle machine uses less. Threads of PyTorch and OpenVINO
 # wait for each other, so a process that uses one core for a moment stops all of them.
 IDLE_PERCENT = 10.0
-# Seconds over which the load is averaged; psutil advises at least 0.1.
-CHECK_S = 0.5
+CHECK_S = 0.5  # seconds over which the load is averaged; psutil advises at least 0.1
 
 
 def describe_processor(cpuinfo: str, cores: int, environment: Mapping[str, str]) -> str:

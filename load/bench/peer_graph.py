@@ -15,8 +15,7 @@ import openvino
 VARIABLE = "BENCH_GRAPH"
 INPUT = "rows"
 OUTPUT = "scores"
-# Timeout of a request in seconds for peers that need one; too long to affect batches.
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # timeout of a request in seconds for peers that need one; too long to affect batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from torchserve_client.transport import Request, Transport
 
 START_S = 120.0  # seconds to wait for a first response
 END_S = 15.0  # seconds for a process to end before it is killed
-# Bytes of the JSON before a tensor, padded with blanks so that all requests have equal headers.
-HEAD_BYTES = 256
+HEAD_BYTES = 256  # bytes of the JSON before a tensor, padded with blanks so that all requests have equal headers
 
 
 def encode_raw(row: Any) -> bytes:

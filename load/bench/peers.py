@@ -1,13 +1,9 @@
 """Equal OpenVINO graphs in ours, BentoML, LitServe and PyTriton, which contains Triton; infinity for embeddings.
 
-    a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
-        -> one TorchServe with both, and one process for each; each peer in a separate environment
-    ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
-        one thread, and of the peer's times to wait for a batch
-
-Ours are archives of `task: tensors` without configuration: classic mode, fp32, delay 1 ms. All servers have equal
-batch sizes, as many threads as cores, their cheapest request bodies, kept-alive connections and no access log. Their
-scores are compared with torch's before the measurements.
+a small network for digits, and MobileNetV2 -> ONNX files -> our archives, whose graphs every peer runs
+    -> one TorchServe with both, and one process for each; each peer in a separate environment
+ours and each peer -> for each number of clients the fastest of one copy with all threads and a copy per core with
+    one thread, and of the peer's times to wait for a batch
 """
 
 import json
@@ -42,18 +38,14 @@ from torchserve_client import protocol
 
 OURS = "ours"
 PEERS = (BENTOML, LITSERVE, PYTRITON)
-# The model store, with archives as folders.
-STORE = "store"
-# Suffix of archives with a worker per core, each with one thread.
-OF_ONE_THREAD = "-of-one-thread"
+STORE = "store"  # the model store, with archives as folders
+OF_ONE_THREAD = "-of-one-thread"  # suffix of archives with a worker per core, each with one thread
 # TorchServe's queue: the 64 requests of config.properties are 30 ms of the small network, and peers have no limit.
 QUEUE = "job_queue_size=512"
 ROWS = 64  # different rows to send
 SCORES = 10  # numbers per response
-# Largest difference of a number in another runtime, as a share of the largest number.
-TOLERANCE = 1e-3
-# Seconds of a measurement that chooses.
-CHOICE_S = 1.0
+TOLERANCE = 1e-3  # largest difference of a number in another runtime, as a share of the largest number
+CHOICE_S = 1.0  # seconds of a measurement that chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +79,7 @@ def export(work: Path) -> list[Network]:
             torch.onnx.export(network, (rows[:2],), work / f"{name}.onnx", dynamic_shapes=free, **options)
         with torch.inference_mode():
             expected = network(rows).numpy()
-        path = str(work / STORE / name / GRAPH)
-        graph = PeerGraph(path, shape, SCORES, size, len(os.sched_getaffinity(0)))
+        graph = PeerGraph(str(work / STORE / name / GRAPH), shape, SCORES, size, len(os.sched_getaffinity(0)))
         found.append(Network(name, graph, rows.numpy(), expected))
     return found
 
@@ -145,8 +136,7 @@ def serve_ours(bench: Bench, networks: Sequence[Network]) -> Iterator[list[Tuned
             (inputs, headers), size = encode(network), network.graph.batch_size
             choices = {
                 Tuning(copies, 1): replace(
-                    register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies),
-                    headers=headers,
+                    register(server, f"{network.name}{kind}", OURS, inputs, size, workers=copies), headers=headers
                 )
                 for kind, copies in ((OF_ONE_THREAD, network.graph.threads), ("", 1))
             }

@@ -21,8 +21,7 @@ TEXTS = 256  # four lists of 64
 MEAN_WORDS = 32  # one or two sentences
 SIGMA = 0.7  # of the logarithm of the number of words: 1 % of the texts have five times the median
 MOST_WORDS = 200  # fit into MiniLM's 256 tokens
-# Sentences per text for translation, mostly few.
-LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)
+LENGTHS = (1, 1, 2, 1, 3, 1, 2, 6)  # sentences per text for translation, mostly few
 SENTENCES = ROOT / "examples" / "translation" / "samples.txt"
 
 
@@ -50,8 +49,7 @@ def sentences() -> tuple[str, ...]:
 def texts() -> tuple[str, ...]:
     """Make texts of random words, which take an encoder as long as sentences."""
     chance, words = random.Random(0), " ".join(sentences()).split()
-    # A lognormal distribution has the mean exp(mu + sigma^2 / 2).
-    mu = math.log(MEAN_WORDS) - SIGMA**2 / 2
+    mu = math.log(MEAN_WORDS) - SIGMA**2 / 2  # a lognormal distribution has the mean exp(mu + sigma^2 / 2)
     lengths = (min(MOST_WORDS, max(1, round(chance.lognormvariate(mu, SIGMA)))) for _ in range(TEXTS))
     return tuple(" ".join(chance.choices(words, k=length)) for length in lengths)
 

@@ -12,8 +12,7 @@ from fastapi import Body, Response
 
 from load.bench.peer_graph import TIMEOUT_S, PeerGraph
 
-# A body that FastAPI does not parse.
-RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
+RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]  # a body that FastAPI does not parse
 
 
 class Network(litserve.LitAPI):  # type: ignore[misc]

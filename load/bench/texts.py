@@ -26,10 +26,8 @@ ONE_BY_ONE = "one generate() a request, fp32"
 CLIENTS = 64  # with one text per request: as many as the window
 LIST_CLIENTS = 4  # with lists
 LIST = 64  # texts per list: the most items of a request
-# Texts per micro-batch of the loops, and clients of translation.
-BATCH = 32
-# A folder of Helsinki-NLP/opus-mt-en-fr.
-CHECKPOINT = Path(os.environ.get("MARIAN", STORE / "opus-mt-en-fr"))
+BATCH = 32  # texts per micro-batch of the loops, and clients of translation
+CHECKPOINT = Path(os.environ.get("MARIAN", STORE / "opus-mt-en-fr"))  # a folder of Helsinki-NLP/opus-mt-en-fr
 NO_CHECKPOINT = "translation: not measured: set MARIAN to the folder of a Helsinki-NLP/opus-mt-en-fr checkpoint"
 
 

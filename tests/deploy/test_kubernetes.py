@@ -12,19 +12,23 @@ from torchserve_client.cli import parser
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 ROLE = "app.kubernetes.io/component"
 OF_POD = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-OF_CONTAINER = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "privileged": False,
-    "capabilities": {"drop": ["ALL"]},
-}
+NONE = {"allowPrivilegeEscalation": False, "privileged": False, "capabilities": {"drop": ["ALL"]}}
+OF_CONTAINER = {**NONE, "readOnlyRootFilesystem": True}
 OF_VOLUMES = {"runAsGroup": 1000, "fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
+Peer = tuple[Mapping[str, str], str]
+# Labels and namespace; an address outside has none.
+NAME = "app.kubernetes.io/name"
+PEERS: dict[str, Peer] = {
+    **{role: ({NAME: "torchserve", ROLE: role}, "torchserve") for role in ("edge", "node", "host", "client")},
+    **{name: ({NAME: name}, "monitoring") for name in ("prometheus", "grafana")},
+    "another pod": ({NAME: "something"}, "torchserve"),
+    "an allowed namespace": ({}, "shop"),
+    "another namespace": ({}, "other"),
+}
 
 
 def objects() -> list[dict[str, Any]]:
-    """Every object and every patch."""
-    files = [path.read_text() for path in sorted(KUBERNETES.rglob("*.yaml"))]
-    return [each for file in files for each in yaml.safe_load_all(file)]
+    return [each for path in sorted(KUBERNETES.rglob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
 
 
 def below(value: Any) -> Iterator[dict[str, Any]]:
@@ -36,9 +40,8 @@ def below(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_any() -> None:
-    allowed = {**OF_POD, **OF_CONTAINER, **OF_VOLUMES}
-    wholes = 0
-    for each in (found for document in objects() for found in below(document)):
+    allowed, wholes = {**OF_POD, **OF_CONTAINER, **OF_VOLUMES}, 0
+    for each in below(objects()):
         context = each.get("securityContext", {})
         assert context.items() <= allowed.items(), each
         for container in [*each.get("initContainers", []), *each.get("containers", [])]:
@@ -51,15 +54,17 @@ def test_containers_have_a_read_only_root_and_no_rights_and_no_patch_gives_them_
     assert wholes == 7
 
 
-def test_node_is_unready_after_half_a_minute_and_its_alerts_are_those_of_prometheus() -> None:
-    probes = [each["readinessProbe"] for document in objects() for each in below(document) if "readinessProbe" in each]
-    assert all(each["failureThreshold"] * each.get("periodSeconds", 10) <= 30 for each in probes)
-    assert len(probes) >= 2
-    rules = sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))
+def test_nodes_are_unready_in_half_a_minute_alerts_those_of_prometheus_and_the_job_the_clients() -> None:
+    probes = [each["readinessProbe"] for each in below(objects()) if "readinessProbe" in each]
+    assert len(probes) >= 2 and all(each["failureThreshold"] * each.get("periodSeconds", 10) <= 30 for each in probes)
+    rules = (ROOT / "deploy" / "prometheus" / "rules").glob("*.yml")
     originals = [group for path in rules for group in yaml.safe_load(path.read_text())["groups"]]
-    rules_of = [each["spec"]["groups"] for each in objects() if each.get("kind") == "PrometheusRule"]
-    copies = [group for groups in rules_of for group in groups]
+    copies = [each for found in objects() if found.get("kind") == "PrometheusRule" for each in found["spec"]["groups"]]
     assert sorted(copies, key=str) == sorted(originals, key=str)
+    job = yaml.safe_load((KUBERNETES / "jobs" / "bulk-scoring.yaml").read_text(encoding="utf-8"))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    options = parser().parse_args(container["args"][1:])
+    assert (options.command, str(options.path), str(options.out)) == ("predict", "/inputs", "/answers/answers.jsonl")
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -67,28 +72,11 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return dict(selector.get("matchLabels", {})).items() <= dict(labels).items()
 
 
-Peer = tuple[Mapping[str, str], str]
-# Labels and namespace; an address outside has none.
-PEERS: dict[str, Peer] = {
-    **{
-        role: ({"app.kubernetes.io/name": "torchserve", ROLE: role}, "torchserve")
-        for role in ("edge", "node", "host", "client")
-    },
-    "another pod": ({"app.kubernetes.io/name": "something"}, "torchserve"),
-    "an allowed namespace": ({}, "shop"),
-    "another namespace": ({}, "other"),
-    "prometheus": ({"app.kubernetes.io/name": "prometheus"}, "monitoring"),
-    "grafana": ({"app.kubernetes.io/name": "grafana"}, "monitoring"),
-}
-
-
 def is_peer(peer: Mapping[str, Any], own: Peer, other: Peer) -> bool:
     if "ipBlock" in peer:
         return False
-    labels = {
-        "kubernetes.io/metadata.name": other[1],
-        **({"torchserve/clients": "allowed"} if other[1] == "shop" else {}),
-    }
+    allowed = {"torchserve/clients": "allowed"} if other[1] == "shop" else {}
+    labels = {"kubernetes.io/metadata.name": other[1], **allowed}
     is_there = matches(peer["namespaceSelector"], labels) if "namespaceSelector" in peer else own[1] == other[1]
     return is_there and matches(peer.get("podSelector", {}), other[0])
 
@@ -98,11 +86,9 @@ def is_let(policies: Sequence[Mapping[str, Any]], kind: str, own: Peer, other: P
     specs = [each["spec"] for each in policies if kind in each["spec"]["policyTypes"]]
     own_ones = [spec for spec in specs if own[1] == "torchserve" and matches(spec["podSelector"], own[0])]
     rules = [rule for spec in own_ones for rule in spec.get(kind.lower(), [])]
-    peers = "from" if kind == "Ingress" else "to"
-    return not own_ones or any(
-        port in [each["port"] for each in rule["ports"]] and any(is_peer(each, own, other) for each in rule[peers])
-        for rule in rules
-    )
+    of_port = [rule for rule in rules if port in [each["port"] for each in rule["ports"]]]
+    peers = [peer for rule in of_port for peer in rule["from" if kind == "Ingress" else "to"]]
+    return not own_ones or any(is_peer(peer, own, other) for peer in peers)
 
 
 def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
@@ -123,10 +109,3 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
     egress = {each["metadata"]["name"]: each["spec"].get("egress", []) for each in policies}
     assert egress["torchserve-node"] == []
     assert egress["torchserve-fetch"][0]["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}]
-
-
-def test_command_of_the_job_is_the_clients() -> None:
-    job = yaml.safe_load((KUBERNETES / "jobs" / "bulk-scoring.yaml").read_text(encoding="utf-8"))
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    options = parser().parse_args(container["args"][1:])
-    assert (options.command, str(options.path), str(options.out)) == ("predict", "/inputs", "/answers/answers.jsonl")

@@ -1,13 +1,15 @@
-"""The progress of commands: on a terminal, elsewhere, with and without colour."""
+"""The progress of commands on a terminal and elsewhere, and the folders that killed ones leave."""
 
 import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
+from deploy.work_folders import make_work_folder
 
 pytestmark = pytest.mark.builds
 
@@ -23,6 +25,15 @@ show([("URL", "http://x/")])
 """
 COMMAND = [sys.executable, "-c", PROGRAM]
 COLOUR = "\x1b[3"
+HOLDER = """
+import sys
+from pathlib import Path
+from deploy.work_folders import make_work_folder
+with make_work_folder(".build-", Path(sys.argv[1])) as folder:
+    (folder / "stage").mkdir()
+    print(folder.name, flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_elsewhere_a_step_of_two_seconds_is_one_line_and_nothing_is_coloured() -> None:
@@ -33,14 +44,25 @@ def test_elsewhere_a_step_of_two_seconds_is_one_line_and_nothing_is_coloured() -
 
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_terminal_shows_what_runs_with_colour_unless_no_color_is_set(no_color: str) -> None:
-    controller, terminal = pty.openpty()
+    (controller, terminal), text = pty.openpty(), ""
     variables = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
-    text = ""
     with subprocess.Popen(COMMAND, cwd=ROOT, env=variables, stdout=terminal, stderr=terminal):
         os.close(terminal)
         while "http" not in text:
             text += os.read(controller, 65536).decode()
     os.close(controller)
     # A live line is overwritten, and removed at the end.
-    assert text.count("slow") > 2 and "slow (2 s)\r\n" in text
-    assert (COLOUR in text) is not bool(no_color)
+    assert text.count("slow") > 2 and "slow (2 s)\r\n" in text and (COLOUR in text) is not bool(no_color)
+
+
+def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    command, pipe = [sys.executable, "-c", HOLDER, str(tmp_path)], subprocess.PIPE
+    killed, living = (subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(2))
+    with killed, living:
+        names = [(each.stdout or sys.stdin).readline().strip() for each in (killed, living)]
+        killed.kill()
+        killed.wait()
+        with make_work_folder(".build-", tmp_path) as own:
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], own.name])
+        living.communicate("")
+    assert not list(tmp_path.iterdir())

@@ -49,7 +49,6 @@ class CpuRecorder:
 
 
 def use_cpu_graphs(patch: pytest.MonkeyPatch) -> CpuRecorder:
-    """Let workers take the CPU for a GPU that records graphs."""
     recorder = CpuRecorder()
     patch.setattr("handlers.base._device", lambda _: GPU)
     patch.setattr(graphs, "make_recorder", lambda device: None if device.type == "cpu" else recorder)
@@ -57,7 +56,6 @@ def use_cpu_graphs(patch: pytest.MonkeyPatch) -> CpuRecorder:
 
 
 def use_graphs(patch: pytest.MonkeyPatch, device: str) -> None:
-    """Let workers use a GPU, "cuda", or take the CPU for one."""
     if device == "cpu":
         use_cpu_graphs(patch)
     else:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 from deploy.models import ROOT
+from handlers.archive_files import Build, hash_files
 from handlers.base import BatchHandler
 from handlers.config import HandlerConfig
 from handlers.engines import Arrays, Engine, Outputs
@@ -24,6 +26,10 @@ from handlers.protocol.requests import Payload
 
 # OpenVINO's graph is exported, and torch needs no export.
 ENGINES = [pytest.param("openvino", marks=pytest.mark.builds), "torch"]
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+Temp = pytest.TempPathFactory
+Made = Callable[..., Path]
 Handler = TypeVar("Handler", bound=BatchHandler[Any, Any])
 
 
@@ -33,16 +39,15 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
-def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4) -> Context:
+def context(model_dir: Path, settings: dict[str, Any], batch_size: int = 4, **config: Any) -> Context:
     metrics = MetricsCacheYamlImpl(str(ROOT / "deploy" / "metrics.yaml"))
     metrics.initialize_cache()
     metrics.model_name = "model"
-    return Context("model", str(model_dir), {}, batch_size, None, "0.12.0", True, metrics, {"handler": settings})
+    config = {"handler": settings, **config}
+    return Context("model", str(model_dir), {}, batch_size, None, "0.12.0", True, metrics, config)
 
 
-def serve(
-    handler: BatchHandler[Any, Any], rows: list[Any], headers: list[dict[str, Any]] | None = None
-) -> list[Answer]:
+def serve(handler: BatchHandler[Any, Any], rows: list[Any], headers: Any = None) -> list[Answer]:
     """Run one batch through `handle`; a row that is not a dict is a body."""
     ctx = handler.worker_context
     ctx.request_ids = {index: f"request-{index}" for index in range(len(rows))}
@@ -51,9 +56,8 @@ def serve(
     assert len(bodies) == len(rows)
     answers = []
     for index, body in enumerate(bodies):
-        status, phrase = ctx.get_response_status(index)
+        (status, phrase), sent = ctx.get_response_status(index), ctx.get_response_headers(index)
         assert phrase
-        sent: dict[str, str] = ctx.get_response_headers(index)
         answers.append(Answer(status, read(body, sent["content-type"]), sent))
     return answers
 
@@ -68,12 +72,7 @@ CANARY = "qzqz"
 Bad = tuple[Any, int, str, str]
 
 
-def assert_own_answers(
-    handler: BatchHandler[Any, Any],
-    good: Iterable[tuple[Any, Any]],
-    bad: Sequence[Bad] = (),
-    same: Callable[[Any, Any], object] = operator.eq,
-) -> None:
+def assert_own_answers(handler: Any, good: Iterable[Any], bad: Sequence[Bad] = (), same: Any = operator.eq) -> None:
     """Serve rows in one batch, twice, in any order: good ones get what an oracle wants, bad ones their own error."""
     pairs = [*good]
     rows = [*(row for row, _ in pairs), *(row for row, *_ in bad)]
@@ -81,8 +80,8 @@ def assert_own_answers(
         order = random.Random(seed).sample(range(len(rows)), len(rows))
         answers = dict(zip(order, serve(handler, [rows[place] for place in order]), strict=True))
         for place, (_, wanted) in enumerate(pairs):
-            assert answers[place].status == 200, answers[place]
-            assert same(answers[place].body, wanted), (answers[place].body, wanted)
+            answer = answers[place]
+            assert answer.status == 200 and same(answer.body, wanted), (answer, wanted)
         for place, (row, status, type_, words) in enumerate(bad, len(pairs)):
             body = answers[place].body
             assert answers[place].status == status and body["type"] == type_, (row, body)
@@ -90,35 +89,26 @@ def assert_own_answers(
             assert CANARY not in json.dumps(body)
 
 
-def adaptive_context(model_dir: Path, settings: dict[str, Any]) -> Context:
-    """Return the context of an adaptive worker, as its archive's model-config.yaml makes it."""
-    made = context(model_dir, settings, batch_size=64)
-    made.model_yaml_config["continuousBatching"] = True
-    return made
+# A worker's context in adaptive mode, as its archive's model-config.yaml makes it.
+ADAPTIVE: dict[str, Any] = {"batch_size": 64, "continuousBatching": True}
 
 
-def started_adaptive(handler: Handler, model_dir: Path, settings: dict[str, Any]) -> Handler:
-    """Return a handler of an adaptive worker after initialize."""
-    handler.worker_context = adaptive_context(model_dir, settings)
+def started(handler: Handler, model_dir: Path, settings: dict[str, Any], **config: Any) -> Handler:
+    handler.worker_context = context(model_dir, settings, **config)
     handler.initialize(handler.worker_context)
     return handler
 
 
-def started(handler: BatchHandler[Any, Any], model_dir: Path, settings: dict[str, Any]) -> BatchHandler[Any, Any]:
-    """Return a handler after initialize; its context is its `worker_context`."""
-    handler.worker_context = context(model_dir, settings)
-    handler.initialize(handler.worker_context)
-    return handler
+def write_build(folder: Path, names: Iterable[str] = (), fingerprint: str = "f1", *, is_folder: bool = False) -> None:
+    build = Build(fingerprint, "no weights", is_folder, hash_files({name: folder / name for name in names}))
+    (folder / "build.json").write_text(build.to_json())
 
 
 class Doubler(torch.nn.Module):
-    """Doubles numbers, at most `capacity` at once."""
-
     def __init__(self) -> None:
         super().__init__()
         self.factor = torch.nn.Parameter(torch.tensor(2.0))
-        self.capacity = 1000
-        self.batches: list[list[float]] = []
+        self.capacity, self.batches = 1000, list[list[float]]()
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         self.batches.append(numbers.tolist())
@@ -157,7 +147,26 @@ class DoublingHandler(BatchHandler[HandlerConfig, float]):
         return Cost(group=item % 2)
 
     def collate(self, items: Any) -> Arrays:
+        if 777 in items:
+            return {"numbers": np.empty(2**60, np.int8)}
         return {"numbers": torch.tensor(list(items), dtype=torch.float32).numpy()}
 
     def split(self, outputs: Outputs, items: Any) -> list[Any]:
         return [float(number) for number in outputs["doubles"]]
+
+
+DATATYPES = {str: "BYTES", int: "INT64", float: "FP32"}
+
+
+def inquiry(**tensors: list[Any]) -> dict[str, Any]:
+    inputs = [
+        {"name": name, "datatype": DATATYPES[type(data[0])], "shape": [len(data), 1], "data": data}
+        for name, data in tensors.items()
+    ]
+    return {"body": {"inputs": inputs}}
+
+
+def columns(answer: Answer) -> dict[str, Any]:
+    assert answer.status == 200, answer
+    outputs = answer.body["outputs"]
+    return {output["name"]: np.array(output["data"], object).reshape(output["shape"]).tolist() for output in outputs}

@@ -4,26 +4,20 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handlers import archive_files
-from handlers.archive_files import Build, check, hash_files
+from handlers.archive_files import check
 from handlers.errors import InvalidConfig
+from tests.handlers.serving import Log, Patch, write_build
 
 FILES = {
-    "my_task.py": b"class MyTask: ...",
-    "handlers/base.py": b"class BatchHandler: ...",
-    "model-config.yaml": b"handler: {}",
-    "model.bin": b"0123456789" * 100_000,
-    "checkpoint/config.json": b"{}",
-    "checkpoint/modeling_own.py": b"class Own: ...",
+    **{"my_task.py": b"class MyTask: ...", "handlers/base.py": b"class BatchHandler: ..."},
+    **{"model-config.yaml": b"handler: {}", "model.bin": b"0123456789" * 100_000},
+    **{"checkpoint/config.json": b"{}", "checkpoint/modeling_own.py": b"class Own: ..."},
 }
-
-
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return this module's lines: a handler of another test may log metrics at any time."""
-    return [record.getMessage() for record in caplog.records if record.name == "handlers.archive_files"]
 
 
 def lay(folder: Path, name: str, content: bytes = b"") -> None:
@@ -34,19 +28,16 @@ def lay(folder: Path, name: str, content: bytes = b"") -> None:
 def built(folder: Path, *, is_folder: bool = False) -> Path:
     for name, content in FILES.items():
         lay(folder, name, content)
-    build = Build("f1", "no weights", is_folder, hash_files({name: folder / name for name in FILES}))
-    (folder / "build.json").write_text(build.to_json())
+    write_build(folder, [*FILES], is_folder=is_folder)
     lay(folder, "MAR-INF/MANIFEST.json", b"{}")
     return folder
 
 
 def test_archive_as_it_was_built_has_its_fingerprint(tmp_path: Path) -> None:
     folder = built(tmp_path)
-    # Files of a former worker, of TorchServe, and of a task.
-    lay(folder, "__pycache__/my_task.cpython-311.pyc")
-    lay(folder, "handlers/__pycache__/base.cpython-311.pyc")
-    lay(folder, "venv/lib/python3.11/site-packages/package/module.py")
-    lay(folder, "computed.npy")
+    compiled = ("__pycache__/my_task.cpython-311.pyc", "handlers/__pycache__/base.cpython-311.pyc")
+    for name in (*compiled, "venv/lib/python3.11/site-packages/package/module.py", "computed.npy"):
+        lay(folder, name)
     assert check(folder) == "f1"
 
 
@@ -54,8 +45,7 @@ def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tm
     def problem_of(names: Sequence[str], damaged: str, content: bytes | None, *, is_torch_unread: bool = True) -> str:
         for name in names:
             lay(tmp_path, name, b"0123456789")
-        build = Build("f1", "no weights", False, hash_files({name: tmp_path / name for name in names}))
-        (tmp_path / "build.json").write_text(build.to_json())
+        write_build(tmp_path, names)
         if content is None:
             (tmp_path / damaged).unlink()
         else:
@@ -74,51 +64,41 @@ def test_weights_that_only_torch_reads_are_looked_for_where_a_graph_is_served(tm
     assert "changed: model.bin" in problem_of(graph, "model.bin", other)
 
 
-def edit(
-    name: str, change: Callable[[bytes], bytes] = lambda content: content + b"\n# edited"
-) -> Callable[[Path], None]:
+def edit(name: str, change: Any = lambda content: content + b"\n# edited") -> Callable[[Path], None]:
     return lambda folder: lay(folder, name, change(FILES[name]))
 
 
-def lose(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def add(name: str) -> Callable[[Path], None]:
-    return lambda folder: lay(folder, name)
+def add(name: str) -> tuple[Callable[[Path], None], str]:
+    return lambda folder: lay(folder, name), f"not built: {name}"
 
 
 WEIGHTS_AND_CHECKPOINTS = [
     (edit("model.bin", lambda content: content[:-1]), "changed: model.bin"),
     (edit("model.bin", lambda content: content[:500_000] + b"!" + content[500_001:]), "changed: model.bin"),
-    (lose("model.bin"), "missing: model.bin"),
+    (lambda folder: (folder / "model.bin").unlink(), "missing: model.bin"),
     (edit("checkpoint/modeling_own.py"), "changed: checkpoint/modeling_own.py"),
     # transformers would load it beside the checkpoint.
-    (add("checkpoint/adapter_config.json"), "not built: checkpoint/adapter_config.json"),
+    add("checkpoint/adapter_config.json"),
 ]
 CODE_AND_SETTINGS = [
-    (edit("my_task.py"), "changed: my_task.py"),
-    (edit("model-config.yaml"), "changed: model-config.yaml"),
-    (lose("handlers/base.py"), "missing: handlers/base.py"),
-    (add("email/message.py"), "not built: email/message.py"),
-    (add("types.pyc"), "not built: types.pyc"),
-    (add("numpy.so"), "not built: numpy.so"),
-    (add("__pycache__/more.py"), "not built: __pycache__/more.py"),
+    *((edit("my_task.py"), "changed: my_task.py"), (edit("model-config.yaml"), "changed: model-config.yaml")),
+    (lambda folder: (folder / "handlers/base.py").unlink(), "missing: handlers/base.py"),
+    *map(add, ("email/message.py", "types.pyc", "numpy.so", "__pycache__/more.py")),
 ]
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize(("damage", "words"), WEIGHTS_AND_CHECKPOINTS + CODE_AND_SETTINGS)
-def test_damaged_archive_is_refused_by_its_files_names_and_edited_source_of_a_folder_is_logged(
-    damage: Callable[[Path], None], words: str, is_folder: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_refused_or_logged(damage: Any, words: str, is_folder: bool, tmp_path: Any, caplog: Log) -> None:
     folder = built(tmp_path, is_folder=is_folder)
     assert check(folder) == "f1"
     damage(folder)
     if is_folder and (damage, words) in CODE_AND_SETTINGS:
         with caplog.at_level(logging.WARNING):
             assert check(folder) is None
-        assert logged(caplog) == [f"This folder was edited since it was built: {words}"]
+        # A handler of another test may log metrics at any time.
+        told = [record.getMessage() for record in caplog.records if record.name == "handlers.archive_files"]
+        assert told == [f"This folder was edited since it was built: {words}"]
         return
     with pytest.raises(InvalidConfig) as refused:
         check(folder)
@@ -137,23 +117,19 @@ def test_damaged_archive_is_refused_by_its_files_names_and_edited_source_of_a_fo
     ids=["another fingerprint", "version 0.1's", "truncated", "no object"],
 )
 def test_damaged_build_json_is_refused_by_its_name(damage: Callable[[str], str], tmp_path: Path) -> None:
-    folder = built(tmp_path)
-    path = folder / "build.json"
+    path = built(tmp_path) / "build.json"
     path.write_text(damage(path.read_text()))
     with pytest.raises(InvalidConfig, match=r"changed: build\.json;"):
-        check(folder)
+        check(tmp_path)
 
 
-def test_archive_of_another_format_is_refused_with_the_command_that_builds_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_of_another_format_is_refused_with_the_command_for_this(tmp_path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as former:
         former.setattr(archive_files, "FORMAT", 1)
         folder = built(tmp_path)
     expected = "this archive has format 1, and its handlers need format 2: build it again with "
     with pytest.raises(InvalidConfig, match=expected):
         check(folder)
-    # Archives before the number have none.
     content = json.loads((folder / "build.json").read_text())
     del content["sum"], content["format"]
     content["sum"] = archive_files._sum(content)

@@ -7,13 +7,12 @@ import socket
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import reload
 from inspect import cleandoc
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
+from unittest.mock import DEFAULT, patch
 
 import numpy as np
 import pytest
@@ -24,10 +23,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from handlers import base, torchserve
-from handlers.archive_files import CONFIG, Build, hash_files
+from handlers.archive_files import CONFIG
 from handlers.base import BatchHandler
 from handlers.batching import trial
-from handlers.engines import Arrays
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.metrics import REQUEST
@@ -37,17 +35,15 @@ from handlers.protocol.requests import Request, Slot
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
 from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
-from tests.handlers.serving import DoublingHandler, context, serve, started
-from tests.waiting import PATIENCE_S
+from tests.handlers.serving import Answer, DoublingHandler, Log, Patch, Temp, context, serve, started, write_build
 
 
 @pytest.fixture(scope="module", params=["eager", "graphs"])
-def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DoublingHandler:
+def handler(request: pytest.FixtureRequest, tmp_path_factory: Temp) -> DoublingHandler:
     settings = {"max_batch_items": 4, "max_request_items": 10, "precision": "fp32"}
-    with pytest.MonkeyPatch.context() as patch:
-        recorder = use_cpu_graphs(patch) if request.param == "graphs" else None
+    with pytest.MonkeyPatch.context() as graphs:
+        recorder = use_cpu_graphs(graphs) if request.param == "graphs" else None
         ready = started(DoublingHandler(), tmp_path_factory.mktemp("model"), settings)
-    assert isinstance(ready, DoublingHandler)
     assert recorder is None or (recorder.recorded, ready.overhead.sizes) == (3, (1, 2, 4))
     return ready
 
@@ -56,29 +52,28 @@ def listed(*numbers: Any) -> bytes:
     return json.dumps({"instances": [{"number": number} for number in numbers]}).encode()
 
 
+def statuses(answers: list[Answer]) -> list[int]:
+    return [answer.status for answer in answers]
+
+
 def tensors(*numbers: float, count: int) -> bytes:
     inputs = [{"name": "number", "datatype": "FP64", "shape": [count, 1], "data": numbers}]
     return json.dumps({"inputs": inputs}).encode()
 
 
-def test_worker_reads_batches_by_itself_and_reports_each_as_torchserve_does(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_reads_batches_and_reports_as_torchserve_does(tmp_path: Path, caplog: Log, monkeypatch: Patch) -> None:
     monkeypatch.setattr(base, "ConnectionKeeper", nullcontext)
 
-    def load(cl_socket: socket.socket) -> BatchHandler[Any, Any]:
+    def load(cl_socket: socket.socket) -> DoublingHandler:
         """Load where TorchServe loads: beside a variable with the connection."""
         return started(DoublingHandler(), tmp_path, {})
 
     ours, theirs = socket.socketpair()
     with ours, theirs, Frontend(load(theirs)) as frontend:
-        first = [frontend.send(body) for body in (b"1", b"secret")]
-        second = [answer.result(PATIENCE_S) for answer in frontend.submit_together([(b"2", {}), (b"secret", {})])]
-    assert [(each.status, each.body if each.status == 200 else "") for each in (*first, *second)] == [
-        *[(200, 2.0), (422, "")],
-        *[(200, 4.0), (422, "")],
-    ]
-    reported = [record.getMessage() for record in caplog.records if "PredictionTime" in record.getMessage()]
+        answers = [frontend.send(body) for body in (b"1", b"secret")]
+        answers += frontend.send_together(b"2", b"secret")
+    assert statuses(answers) == [200, 422, 200, 422] and (answers[0].body, answers[2].body) == (2.0, 4.0)
+    reported = [message for message in caplog.messages if "PredictionTime" in message]
     assert ["request-2,request-3" in line for line in reported] == [False, False, True]
 
 
@@ -90,10 +85,10 @@ def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHa
         *(b"2", b"nan", b"4", b"", {}, listed(6, "x"), tensors(1, 444, 5, count=3), tensors(1, count=2)),
         {"data": b"8", "top_k": b"[" * 100_000},
         b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [0, 9223372036854775808], "data": []}]}',
-        b"secret",
+        *(b"secret", listed(1, 1e308, 3)),
     ]
     answers = serve(handler, rows)
-    assert [answer.status for answer in answers] == [200, 500, 200, 400, 400, 200, 200, 400, 400, 400, 422]
+    assert statuses(answers) == [200, 500, 200, 400, 400, 200, 200, 400, 400, 400, 422, 200]
     assert [answers[index].body for index in (0, 2, 10)] == [4.0, 8.0, CORRUPT]
     assert answers[8].body["message"] == "Options: top_k: Unexpected keyword argument. Known options: none."
     assert answers[5].body == {"predictions": [12.0, {"error": CORRUPT}]}
@@ -102,10 +97,11 @@ def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHa
     assert [text and json.loads(text)["code"] for text in error["data"]] == ["", 500, ""]
     assert answers[7].body == {"error": 'Input 0, number: "data" has 1 elements; "shape" has 2.'}
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+    good, wrong, last = answers[11].body["predictions"]
+    assert (good, last, wrong["error"]["code"], wrong["error"]["type"]) == (2.0, 6.0, 500, "WrongOutput")
 
 
 def by_grpc(number: float, **more: Any) -> dict[str, Any]:
-    """Return a row as the gateway's bridge makes it."""
     return {"body": bytearray(message(tensor("x", np.array([number])), **more))}
 
 
@@ -122,16 +118,19 @@ def test_grpc_requests_share_the_batch_and_are_answered_in_their_form(handler: D
     assert (malformed.status, malformed.body, malformed.headers["X-Grpc-Status"]) == (400, b"", "3")
 
 
-def test_answer_to_torchserves_own_grpc_has_the_header_that_keeps_its_worker_alive(handler: DoublingHandler) -> None:
-    over_grpc, over_http = serve(handler, [b"2", b"4"], [{}, {"explain": "False"}])
-    assert over_grpc.headers["ts_stream_next"] == "false"
-    assert "ts_stream_next" not in over_http.headers
-
-
-def test_requests_share_forward_passes_by_group_and_size(handler: DoublingHandler) -> None:
+def test_requests_share_forward_passes_by_group_and_size_and_headers_tell_them(handler: DoublingHandler) -> None:
     handler.module.batches.clear()
-    serve(handler, [b"1", b"2", b"3", listed(4, 6, 8, 10)])
+    answers = serve(handler, [b"1", b"2", b"3", listed(4, 6, 8, 10), b"secret"], [{}, *[{"explain": "False"}] * 4])
     assert handler.module.batches == [[1.0, 3.0], [2.0, 4.0, 6.0, 8.0], [10.0]]
+    # The slowest item's.
+    slots = [Slot(None, decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(None, wait_s=0.2, batch_size=1)]
+    expected = 'decode;dur=300.00, wait;dur=200.00, forward;dur=400.00, encode;dur=0.00, batch;desc="3"'
+    assert server_timing(slots, 0.0) == expected
+    sizes = [answer.headers["Server-Timing"].rpartition(", ")[2] for answer in answers]
+    assert sizes == [f'batch;desc="{size}"' for size in (2, 4, 2, 4, 0)]
+    assert not any("X-Model-Version" in answer.headers for answer in answers)
+    # TorchServe's own gRPC, whose requests have no headers, needs one that keeps its worker alive.
+    assert [answer.headers.get("ts_stream_next") for answer in answers] == ["false", *[None] * 4]
 
 
 rows = st.one_of(
@@ -141,104 +140,66 @@ rows = st.one_of(
 )
 
 
-@given(st.lists(rows, min_size=1, max_size=9), st.randoms())
-def test_row_has_the_same_answer_alone_and_in_any_company(
-    handler: DoublingHandler, batch: list[bytes], random: Any
-) -> None:
-    alone = [serve(handler, [row])[0] for row in batch]
-    order = list(range(len(batch)))
-    random.shuffle(order)
-    together = serve(handler, [batch[index] for index in order])
-    for position, index in enumerate(order):
-        assert together[position][:2] == alone[index][:2]
+@given(st.lists(rows, min_size=1, max_size=9))
+def test_row_has_the_same_answer_in_any_company(handler: DoublingHandler, batch: list[bytes]) -> None:
+    assert [answer[:2] for answer in serve(handler, batch)] == [serve(handler, [row])[0][:2] for row in batch]
 
 
 class FaultyHandler(DoublingHandler):
-    """Has a bug for one body each in `unpack` and `cost`."""
-
     def unpack(self, row: Any, headers: Any) -> Request:
         if b"unpackable" in row["body"]:
             raise LookupError(f"a bug that quotes its input {row['body']!r}")
         return super().unpack(row, headers)
 
-    def cost(self, item: float) -> Cost:
-        if item == 300:
-            return Cost(length=0)
-        return Cost(group=[item]) if item == 301 else super().cost(item)  # type: ignore[arg-type]
+    def cost(self, item: Any) -> Cost:
+        wrong: Any = {300: {"length": 0}, 301: {"group": [item]}}
+        return Cost(**wrong[item]) if item in wrong else super().cost(item)
 
 
-def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bug_in_unpacking_or_planning_is_500_for_its_request_alone(tmp_path: Path, caplog: Log) -> None:
     handler = started(FaultyHandler(), tmp_path, {"max_batch_tokens": 8})
-    bodies = [b"2", b"unpackable", b"300", b"301", b"4", b"unpackable"]
-    answers = serve(handler, bodies, [*[{}] * 5, HEADERS])
-    assert [answer.status for answer in answers] == [200, 500, 500, 500, 200, 500]
-    assert [answers[0].body, answers[4].body] == [4.0, 8.0]
+    answers = serve(handler, [b"2", b"unpackable", b"300", b"301", b"4", b"unpackable"], [*[{}] * 5, HEADERS])
+    assert (statuses(answers), [answers[0].body, answers[4].body]) == ([200, 500, 500, 500, 200, 500], [4.0, 8.0])
     assert {answer.body["type"] for answer in answers[1:4]} == {"InternalError"}
     assert (answers[5].body, answers[5].headers["X-Grpc-Status"]) == (b"", "13")
     assert "quotes its input" not in caplog.text
 
 
-def test_bug_on_one_item_is_500_for_it_alone_and_no_log_or_answer_contains_a_clients_data(
-    handler: DoublingHandler, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bug_on_an_item_is_500_for_it_alone_and_nothing_quotes_it(handler: DoublingHandler, caplog: Log) -> None:
     answers = serve(handler, [b"2", b"666", b"bug", b"4", b"444", b"canary", listed("canary", 6)])
-    assert [answer.status for answer in answers] == [200, 500, 500, 200, 500, 422, 200]
-    assert answers[1].body["type"] == "InternalError"
+    assert (statuses(answers), answers[1].body["type"]) == ([200, 500, 500, 200, 500, 422, 200], "InternalError")
     for answer in answers:
         assert "canary" not in json.dumps(answer.body) + str(answer.headers)
-    log = caplog.text
-    assert "An item failed: ValueError < forward" in log
-    assert "RuntimeError < decode" in log
+    assert "An item failed: ValueError < forward" in caplog.text and "RuntimeError < decode" in caplog.text
     # Not just "666": a metric's value or a time may contain it.
-    assert not any(quoted in log for quoted in ("quotes its input", "666.0", "b'666'", "canary"))
+    assert not any(quoted in caplog.text for quoted in ("quotes its input", "666.0", "b'666'", "canary"))
 
 
-def test_micro_batch_that_does_not_fit_is_halved_and_an_item_that_never_fits_is_507_alone(
-    handler: DoublingHandler,
-) -> None:
+def test_micro_batch_that_does_not_fit_is_halved_and_what_never_fits_is_507_alone(handler: DoublingHandler) -> None:
     handler.module.capacity = 2
     try:
-        answers = serve(handler, [b"2", b"4", b"6", b"8", b"3", b"555", b"7"])
+        answers = serve(handler, [b"2", b"4", b"6", b"8", b"3", b"555", b"7", b"777"])
     finally:
         handler.module.capacity = 1000
     assert [answer.body for answer in answers[:4]] == [4.0, 8.0, 12.0, 16.0]
     assert 'batch;desc="2"' in answers[0].headers["Server-Timing"]
-    assert [answer.status for answer in answers[4:]] == [200, 507, 200]
-    assert answers[5].body["type"] == "OutOfMemory"
+    assert statuses(answers[4:]) == [200, 507, 200, 507]
+    assert {answers[index].body["type"] for index in (5, 7)} == {"OutOfMemory"}
 
 
-def test_item_whose_arrays_do_not_fit_is_507_alone(tmp_path: Path) -> None:
-    class Huge(DoublingHandler):
-        def collate(self, items: Sequence[float]) -> Arrays:
-            return {"numbers": np.empty(2**60, np.int8)} if 555 in items else super().collate(items)
+class Limited(DoublingHandler):
+    """Each item is its number of tokens; each negative one is a group."""
 
-    answers = serve(started(Huge(), tmp_path, {}), [b"2", b"555", b"3"])
-    assert [answer.status for answer in answers] == [200, 507, 200]
-
-
-# -- budgets and time ------------------------------------------------------------------------------------------------
-
-
-def limited(model_dir: Path, **settings: Any) -> DoublingHandler:
-    """Return a handler whose items are their numbers of tokens; each negative item is a group."""
-
-    class Limited(DoublingHandler):
-        def cost(self, item: float) -> Cost:
-            return Cost(1, item) if item < 0 else Cost(max(1, int(item) // 2), work=int(item))
-
-    handler = started(Limited(), model_dir, settings)
-    assert isinstance(handler, DoublingHandler)
-    return handler
+    def cost(self, item: float) -> Cost:
+        return Cost(1, item) if item < 0 else Cost(max(1, int(item) // 2), work=int(item))
 
 
 def test_request_over_its_budget_is_413_and_its_neighbours_are_answered(tmp_path: Path) -> None:
-    handler = limited(tmp_path, max_request_tokens=100, max_groups=2)
+    handler = started(Limited(), tmp_path, {"max_request_tokens": 100, "max_groups": 2})
     handler.module.batches.clear()
     bodies = [b"2", listed(50, 51), listed(50, 50), listed(-1, -2, -3), listed(-1, -2), b"101", listed(60, 60, "x")]
     answers = serve(handler, bodies)
-    assert [answer.status for answer in answers] == [200, 413, 200, 413, 200, 200, 413]
+    assert statuses(answers) == [200, 413, 200, 413, 200, 200, 413]
     assert answers[2].body == {"predictions": [100.0, 100.0]}
     for answer, words in ((answers[1], "101 tokens"), (answers[3], "3 sets of options"), (answers[6], "120 tokens")):
         errors = [prediction["error"] for prediction in answer.body["predictions"]]
@@ -248,26 +209,20 @@ def test_request_over_its_budget_is_413_and_its_neighbours_are_answered(tmp_path
 
 
 def test_answer_over_max_response_bytes_is_413_in_the_form_of_its_request(tmp_path: Path) -> None:
-    handler = limited(tmp_path, max_response_bytes=40)
     # The third answer has exactly 40 bytes.
+    handler = started(Limited(), tmp_path, {"max_response_bytes": 40})
     answers = serve(handler, [b"2", listed(*range(1, 9)), listed(2, 4, 6, 8, 10)])
-    assert [answer.status for answer in answers] == [200, 413, 200]
+    assert statuses(answers) == [200, 413, 200]
     assert [prediction["error"]["type"] for prediction in answers[1].body["predictions"]] == ["ResponseTooLarge"] * 8
     assert "max_response_bytes is 40" in answers[1].body["predictions"][0]["error"]["message"]
 
 
 @pytest.mark.parametrize(("slow", "threads"), [("decode", 1), ("decode", 2), ("forward", 1)])
-def test_items_that_a_batch_has_no_time_left_for_are_503(
-    tmp_path: Path, slow: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_left_without_time_are_503(tmp_path: Path, slow: str, threads: int, monkeypatch: Patch) -> None:
     class Threaded(DoublingHandler):
         decodes_in_threads = threads > 1
 
-    handler = Threaded()
-    handler.worker_context = context(tmp_path, {"max_batch_items": 1, "decode_threads": threads})
-    # A batch has half of it.
-    handler.worker_context.model_yaml_config["responseTimeout"] = 0.2
-    handler.initialize(handler.worker_context)
+    handler = started(Threaded(), tmp_path, {"max_batch_items": 1, "decode_threads": threads}, responseTimeout=0.2)
     hook, called = getattr(handler, slow), list[Any]()
 
     def slowly(*given: Any) -> Any:
@@ -277,68 +232,40 @@ def test_items_that_a_batch_has_no_time_left_for_are_503(
 
     monkeypatch.setattr(handler, slow, slowly)
     answers = serve(handler, [b"2", b"4", b"6", b"8"] * threads)
-    assert len(called) <= 2 * threads
     late = [answer for answer in answers if answer.status != 200]
     # The machine decides how many were in time; 0.12 s are over before the third begins.
-    assert len(late) >= 2
-    assert answers[len(answers) - len(late) :] == late
+    assert len(called) <= 2 * threads and len(late) >= 2 and answers[-len(late) :] == late
     assert {(answer.status, answer.body["type"]) for answer in late} == {(503, "BatchTimeout")}
 
 
-def test_run_that_was_ended_is_not_tried_again_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_was_ended_is_not_tried_again_in_halves(tmp_path: Path) -> None:
     handler = started(DoublingHandler(), tmp_path, {})
-    runs, forward = [], handler.forward
-
-    def ended(inputs: Any, items: Any) -> Any:
-        runs.append(items)
-        if len(items) > 1:
-            raise OutOfTime
-        return forward(inputs, items)
-
-    monkeypatch.setattr(handler, "forward", ended)
-    answers = serve(handler, [b"2", b"4", b"6", b"1"])
-    assert [answer.status for answer in answers] == [503, 503, 503, 200]
-    assert len(runs) == 2
+    with patch.object(handler, "forward", wraps=handler.forward, side_effect=[OutOfTime, DEFAULT]) as forward:
+        assert statuses(serve(handler, [b"2", b"4", b"6", b"1"])) == [503, 503, 503, 200]
+    assert forward.call_count == 2
 
 
-# -- headers, metrics and logs ---------------------------------------------------------------------------------------
-
-
-def test_every_row_has_server_timing(handler: DoublingHandler) -> None:
-    answers = serve(handler, [b"2", b"4", b"secret"])
-    sizes = [answer.headers["Server-Timing"].rpartition(", ")[2] for answer in answers]
-    assert sizes == ['batch;desc="2"', 'batch;desc="2"', 'batch;desc="0"']
-    assert not any("X-Model-Version" in answer.headers for answer in answers)
-
-
-def test_server_timing_is_of_the_slowest_item() -> None:
-    slots = [Slot(None, decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(None, wait_s=0.2, batch_size=1)]
-    expected = 'decode;dur=300.00, wait;dur=200.00, forward;dur=400.00, encode;dur=0.00, batch;desc="3"'
-    assert server_timing(slots, 0.0) == expected
-
-
-def test_request_that_is_refused_counts_as_failed(tmp_path: Path) -> None:
+def test_refused_request_counts_as_failed_and_the_latency_target_is_a_bucket(tmp_path: Path) -> None:
     handler = started(DoublingHandler(), tmp_path, {})
     handler.reporter.stop()
     serve(handler, [b"2", b""])
     counted = [each for each in handler.reporter.recorder.drain() if each.counter.name == "handler_requests_total"]
     assert sorted((each.labels, each.value) for each in counted) == [(("fail",), 1), (("success",), 1)]
+    # The latency target is a bucket of the requests' seconds.
+    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).reporter
+    reporter.stop()
+    for seconds in (0.23, 0.24):
+        reporter.recorder.observe(REQUEST, seconds)
+    buckets = {each.labels[0]: each.value for each in reporter.recorder.drain() if each.counter == REQUEST.bucket}
+    assert buckets == {"0.23": 1, "0.25": 2, **dict.fromkeys(("0.5", "1", "2.5", "5", "10", "+Inf"), 2)}
 
 
 def test_description_and_explanation_are_no_predictions(handler: DoublingHandler) -> None:
     headers = [{"describe": "True"}, {"explain": "True"}, {"describe": "True", "explain": "False"}]
     described, explained, predicted = serve(handler, [{}, *[{"body": {"number": 1}}] * 2], headers)
     assert (described.status, described.body["name"]) == (200, "model")
-    # A client's header does not turn a prediction into a description.
     assert (predicted.status, predicted.body) == (200, 2.0)
     assert (explained.status, explained.body["type"]) == (501, "NotImplemented")
-
-
-def test_item_whose_result_is_not_finite_fails_alone(handler: DoublingHandler) -> None:
-    (answer,) = serve(handler, [listed(1, 1e308, 3)])
-    good, wrong, last = answer.body["predictions"]
-    assert (good, last) == (2.0, 6.0)
-    assert (wrong["error"]["code"], wrong["error"]["type"]) == (500, "WrongOutput")
 
 
 def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
@@ -349,75 +276,47 @@ def test_answer_names_the_version_of_its_archive(tmp_path: Path) -> None:
     assert [answer.headers["X-Model-Version"] for answer in serve(handler, [b"2", b"x"])] == ["1.0", "1.0"]
 
 
-def test_latency_target_is_a_bucket_of_the_requests_seconds(tmp_path: Path) -> None:
-    reporter = started(DoublingHandler(), tmp_path, {"scheduling": {"latency_target_ms": 230}}).reporter
-    reporter.stop()
-    for seconds in (0.23, 0.24):
-        reporter.recorder.observe(REQUEST, seconds)
-    buckets = {each.labels[0]: each.value for each in reporter.recorder.drain() if each.counter == REQUEST.bucket}
-    assert buckets == {"0.23": 1, "0.25": 2, **dict.fromkeys(("0.5", "1", "2.5", "5", "10", "+Inf"), 2)}
-
-
 @pytest.mark.parametrize("is_altered", [False, True])
-def test_worker_with_a_wrong_config_does_not_load_and_says_why_in_one_line(
-    is_altered: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_config_does_not_load_and_is_one_line(is_altered: bool, tmp_path: Path, caplog: Log) -> None:
     problem = "handler: max_batch_itms: unknown name (did you mean max_batch_items?)"
     if is_altered:
         (tmp_path / CONFIG).write_text("as built")
-        build = Build("f1", "no weights", False, hash_files({CONFIG: tmp_path / CONFIG}))
-        (tmp_path / "build.json").write_text(build.to_json())
+        write_build(tmp_path, [CONFIG])
         (tmp_path / CONFIG).write_text("altered")
         problem = "the archive's files differ from its build: changed: model-config.yaml"
     with pytest.raises(InvalidConfig, match=re.escape(problem)):
-        DoublingHandler().initialize(context(tmp_path, {"max_batch_itms": 3}))
-    (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
+        started(DoublingHandler(), tmp_path, {"max_batch_itms": 3})
+    (line,) = [message for message in caplog.messages if "Cannot load" in message]
     assert line.startswith(f"Cannot load model: InvalidConfig: {problem}")
 
 
-def test_worker_whose_library_fails_logs_one_line_with_the_place_and_no_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_whose_library_fails_logs_one_line_with_the_place(tmp_path: Path, caplog: Log) -> None:
     class Failing(DoublingHandler):
         def load(self) -> FunctionEngine:
             raise KeyError("a page\nof words")
 
     with pytest.raises(KeyError) as raised:
-        Failing().initialize(context(tmp_path, {}))
-    (line,) = [record.getMessage() for record in caplog.records if "Cannot load" in record.getMessage()]
+        started(Failing(), tmp_path, {})
+    (line,) = [message for message in caplog.messages if "Cannot load" in message]
     assert re.fullmatch(r"Cannot load model: KeyError: .*; raised in KeyError < load \(.*test_base.py:\d+\) < .*", line)
     assert traceback.format_exception(raised.value) == ["KeyError: 'a page\\nof words'\n"]
 
 
-# -- the docstring's task --------------------------------------------------------------------------------------------
-
-
-def docstring_task() -> BatchHandler[Any, Any]:
-    """Return the task of BatchHandler's docstring, the only code of its module."""
+def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
     shown = re.search(r"\n\n((?:    .*\n|\n)+)", cleandoc(str(BatchHandler.__doc__)))
     assert shown
     module: dict[str, Any] = {"__name__": "doubling"}
-    exec(compile(dedent(shown[1]), "doubling.py", "exec"), module)  # noqa: S102
+    exec(compile(cleandoc(f"\n{shown[1]}"), "doubling.py", "exec"), module)  # noqa: S102
     task: BatchHandler[Any, Any] = module["Doubling"]()
-    return task
+    good, bad, many = (answer.body for answer in serve(started(task, tmp_path, {}), [b"21", b"x", listed(1, 2)]))
+    assert (good, many) == (42.0, {"predictions": [2.0, 4.0]})
+    assert bad == {"code": 422, "type": "CorruptInput", "message": "number: must be a number."}
 
 
-def test_task_of_the_docstring_serves(tmp_path: Path) -> None:
-    handler = started(docstring_task(), tmp_path, {})
-    rows = [b"21", b"x", listed(1, 2)]
-    assert [answer.body for answer in serve(handler, rows)] == [
-        42.0,
-        {"code": 422, "type": "CorruptInput", "message": "number: must be a number."},
-        {"predictions": [2.0, 4.0]},
-    ]
-
-
-def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_change_by_a_gpus_precision_is_measured_once(tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
     monkeypatch.setattr(base, "_device", lambda _: GPU)
-    (tmp_path / "build.json").write_text(Build("0123", "none", False, {}).to_json())
+    write_build(tmp_path)
     models = []
 
     def fail(_: object) -> float:
@@ -427,20 +326,18 @@ def test_change_by_a_gpus_precision_is_measured_at_one_load_and_a_failure_fails_
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     gc.disable()
+    # A failure fails no load.
     for measure in (fail, lambda _: 0.25, fail):
         monkeypatch.setattr(base, "measure_change", measure)
         assert started(DoublingHandler(), tmp_path, {}).initialized
     assert models[0]() is None
     gc.enable()
     told = [message.removeprefix("torch cpu float32 ") for message in caplog.messages if "hange" in message]
-    assert told == [
-        "Change by torch cpu float32 not measured: OutOfMemoryError: CUDA out of memory.",
-        *["changes outputs by up to 2.5e-01 of their largest; precision: fp32 in model-config.yaml avoids the change"]
-        * 2,
-    ]
+    change = "changes outputs by up to 2.5e-01 of their largest; precision: fp32 in model-config.yaml avoids the change"
+    assert told == ["Change by torch cpu float32 not measured: OutOfMemoryError: CUDA out of memory.", change, change]
 
 
-def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_costs_what_the_gpu_took_in_classic_mode(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial, "measure", lambda *_: [(1, 0.005), (20, 0.005)])
     assert started(DoublingHandler(), tmp_path, {}).overhead.tokens == 250
     monkeypatch.setattr(base, "_device", lambda _: GPU)
@@ -453,5 +350,4 @@ def test_precision_of_fp32_is_not_torchserves_choice() -> None:
     reload(torchserve)
     assert (torch.get_float32_matmul_precision(), torchserve.STOCK_PRECISION) == ("highest", "high")
     assert not torch.backends.cudnn.allow_tf32
-    # It plans for every shape.
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

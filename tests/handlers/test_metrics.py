@@ -2,34 +2,18 @@ import threading
 from collections import Counter as Sums
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import yaml
 
 from deploy.models import ROOT
-from handlers.metrics import (
-    COUNTERS,
-    DECODE,
-    HISTOGRAMS,
-    ITEM_ERRORS,
-    ITEMS,
-    SUCCEEDED,
-    Recorder,
-    Reporter,
-    Sample,
-    execution_event,
-    item_event,
-)
+from handlers import metrics
+from handlers.metrics import DECODE, ITEMS, SUCCEEDED, Recorder, Reporter, Sample, execution_event, item_event
+from tests.handlers.serving import Log
 
 
 def recorder() -> Recorder:
-    """Return a recorder whose zeros have been sent."""
     fresh = Recorder()
     fresh.drain()
     return fresh
-
-
-def totals(samples: list[Sample]) -> dict[tuple[str, ...], float]:
-    return {(s.counter.name, *s.labels): s.value for s in samples if not s.counter.name.endswith("_bucket")}
 
 
 def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
@@ -38,33 +22,19 @@ def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
     good, bad = item_event(None, has_run=True), item_event("EmptyInput", has_run=False)
     subject.record([(SUCCEEDED, (0.5, 2.0, 0.25)), (good, (0.5, 0.25)), (bad, (0.125,))])
     subject.add(ITEMS, 3)
-    subject.add(ITEM_ERRORS, 1, "CorruptInput")
-
+    subject.add(metrics.ITEM_ERRORS, 1, "CorruptInput")
     samples = subject.drain()
-    assert totals(samples) == {
-        ("handler_requests_total", "success"): 1,
-        ("handler_outcome_seconds_total", "success"): 2.0,
-        ("handler_request_seconds_sum",): 2.0,
-        ("handler_request_seconds_count",): 1,
-        ("handler_worker_wait_seconds_total",): 0.25,
-        ("handler_encode_seconds_sum",): 0.5,
-        ("handler_encode_seconds_count",): 1,
-        ("handler_items_total",): 4,
-        ("handler_item_errors_total", "EmptyInput"): 1,
-        ("handler_item_errors_total", "CorruptInput"): 1,
-        ("handler_decode_seconds_sum",): 0.625,
-        ("handler_decode_seconds_count",): 2,
-        ("handler_engine_wait_seconds_sum",): 0.25,
-        ("handler_engine_wait_seconds_count",): 1,
-        ("handler_executions_total", "2"): 1,
-        ("handler_execution_seconds_total", "2", "input"): 0.25,
-        ("handler_execution_seconds_total", "2", "infer"): 0.5,
-        ("handler_execution_seconds_total", "2", "output"): 0.125,
-        ("handler_forward_seconds_sum",): 0.75,
-        ("handler_forward_seconds_count",): 1,
-        ("handler_batch_size_sum",): 2,
-        ("handler_batch_size_count",): 1,
+    expected = {
+        **{"requests_total success": 1, "outcome_seconds_total success": 2.0, "worker_wait_seconds_total": 0.25},
+        **{"request_seconds_sum": 2.0, "request_seconds_count": 1, "encode_seconds_sum": 0.5},
+        **{"encode_seconds_count": 1, "decode_seconds_sum": 0.625, "decode_seconds_count": 2},
+        **{"items_total": 4, "item_errors_total EmptyInput": 1, "item_errors_total CorruptInput": 1},
+        **{"engine_wait_seconds_sum": 0.25, "engine_wait_seconds_count": 1, "executions_total 2": 1},
+        **{f"execution_seconds_total 2 {part}": s for part, s in (("input", 0.25), ("infer", 0.5), ("output", 0.125))},
+        **{"forward_seconds_sum": 0.75, "forward_seconds_count": 1, "batch_size_sum": 2, "batch_size_count": 1},
     }
+    found = {" ".join((s.counter.name, *s.labels)): s.value for s in samples if not s.counter.name.endswith("_bucket")}
+    assert found == {f"handler_{name}": value for name, value in expected.items()}
     buckets = {s.labels[0]: s.value for s in samples if s.counter == DECODE.bucket}
     # Upper ends are inclusive: 0.125 lies below 0.25, 0.5 on the bound 0.5.
     assert [buckets[le] for le in ("0.25", "0.5", "+Inf")] == [1, 2, 2]
@@ -73,10 +43,14 @@ def test_events_of_a_request_and_a_micro_batch_fill_every_series() -> None:
     assert subject.drain() == []
 
 
-def test_first_drain_declares_every_histogram_at_zero() -> None:
+def test_first_drain_declares_every_histogram_at_zero_and_metrics_yaml_all_that_handlers_emit() -> None:
     samples = Recorder().drain()
     assert {sample.value for sample in samples} == {0}
-    assert {sample.counter for sample in samples} == {c for h in HISTOGRAMS for c in (h.bucket, h.sum, h.count)}
+    assert {sample.counter for sample in samples} == {c for h in metrics.HISTOGRAMS for c in (h.bucket, h.sum, h.count)}
+    declared = yaml.safe_load((ROOT / "deploy" / "metrics.yaml").read_text())["model_metrics"]
+    assert {entry["name"]: tuple(entry["dimensions"]) for entry in declared["counter"]} == {
+        counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in metrics.COUNTERS
+    }
 
 
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
@@ -103,9 +77,7 @@ def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
     assert counted["handler_decode_seconds_count"] == 16_000
 
 
-def test_reporter_sends_what_was_recorded_once_goes_on_after_a_failure_and_flushes_as_it_stops(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_reporter_sends_what_was_recorded_once_goes_on_after_a_failure_and_flushes_as_it_stops(caplog: Log) -> None:
     subject, sent, has_failed = recorder(), Sums[str](), threading.Event()
 
     def emit(sample: Sample) -> None:
@@ -123,10 +95,3 @@ def test_reporter_sends_what_was_recorded_once_goes_on_after_a_failure_and_flush
     reporter.stop()
     assert sent["handler_items_total"] == 5
     assert "Metrics could not be reported: OSError" in caplog.text
-
-
-def test_metrics_yaml_declares_exactly_what_handlers_emit() -> None:
-    declared = yaml.safe_load((ROOT / "deploy" / "metrics.yaml").read_text())["model_metrics"]
-    assert {entry["name"]: tuple(entry["dimensions"]) for entry in declared["counter"]} == {
-        counter.name: ("ModelName", "ModelVersion", *counter.labels) for counter in COUNTERS
-    }

@@ -1,23 +1,20 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
 from deploy.archives.precision.answers import make_proof
-from handlers.proofs import Measure, Proof, read_proofs
+from handlers.proofs import Proof, read_proofs
 
 
 @pytest.mark.parametrize(
     ("measure", "agreement", "samples", "holds", "is_refuted"),
     [
-        ("top-1", 0.99, 100, True, False),
-        ("top-1", 0.95, 20, False, False),
-        ("labels", 0.9, 20, False, True),
-        ("top-1", 0.98, 100, False, True),
-        ("vectors", 0.98, 20, False, True),
+        *(("top-1", 0.99, 100, True, False), ("top-1", 0.95, 20, False, False), ("labels", 0.9, 20, False, True)),
+        *(("top-1", 0.98, 100, False, True), ("vectors", 0.98, 20, False, True)),
     ],
 )
-def test_precision_is_refuted_by_answers_that_differ_and_not_by_one_of_few(
-    measure: Measure, agreement: float, samples: int, holds: bool, is_refuted: bool
-) -> None:
+def test_answers_refute_a_precision(measure: Any, agreement: float, samples: int, holds: bool, is_refuted: Any) -> None:
     found = Proof(measure, agreement, None, samples, 0.99)
     assert (found.holds, found.is_refuted) == (holds, is_refuted)
     assert read_proofs({"bf16": found.to_json()}) == {"bf16": found}
@@ -31,8 +28,5 @@ def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken()
     rows = [np.array([[0.9, 0.1]])] * 2
     broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
     assert (broken.holds, broken.is_refuted, broken.broken) == (False, True, 1)
-
-
-def test_proof_with_other_fields_is_refused() -> None:
     with pytest.raises(ValueError, match="other fields"):
         read_proofs({"bf16": {"agreement": 1.0}})

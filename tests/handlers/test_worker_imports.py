@@ -10,15 +10,12 @@ import pytest
 from deploy.models import ROOT
 
 pytestmark = pytest.mark.builds
-
 # Each takes a second or more, and imports the ones behind it.
-HEAVY = frozenset(
-    {
-        *("torchvision", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.onnx", "sympy"),
-        *("openvino", "openvino.torch", "openvino.frontend.pytorch", "onnxruntime", "google.protobuf.descriptor_pool"),
-        *("transformers", "transformers.modeling_utils", "scipy", "sklearn", "pandas"),
-    }
-)
+HEAVY = {
+    *("torchvision", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.onnx", "sympy", "openvino"),
+    *("openvino.torch", "openvino.frontend.pytorch", "onnxruntime", "google.protobuf.descriptor_pool", "transformers"),
+    *("transformers.modeling_utils", "scipy", "sklearn", "pandas"),
+}
 # Prints what is imported after one task, which needs none of them, and after all tasks: a line of JSON each.
 PROGRAM = """
 import json, sys
@@ -36,12 +33,10 @@ TASKS = [path.stem for path in (ROOT / "handlers" / "tasks").glob("[a-z]*.py")]
 
 def test_worker_imports_no_heavy_module_that_its_task_has_no_use_for() -> None:
     assert len(TASKS) >= 8
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", PROGRAM, *TASKS]
+    environment, command = {**os.environ, "PYTHONWARNINGS": "ignore"}, [sys.executable, "-c", PROGRAM, *TASKS]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     alone, together = (set(json.loads(line)) for line in finished.stdout.splitlines() if line.startswith("["))
     # A module that is blocked during the import of TorchServe's base class must not log a line that looks like a fault.
-    assert "OpenVINO is not enabled" not in finished.stderr
-    assert not HEAVY & alone
+    assert "OpenVINO is not enabled" not in finished.stderr and not HEAVY & alone
     assert HEAVY & together <= {"openvino"}

@@ -12,45 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deploy.archives.precision.comparisons import (
-    Array,
-    Boxes,
-    Comparison,
-    Span,
-    compare_accuracy,
-    compare_boxes,
-    compare_maps,
-    compare_ranks,
-    compare_rows,
-    compare_spans,
-    compare_values,
-    compare_vectors,
-)
+from deploy.archives.precision import comparisons
+from deploy.archives.precision.comparisons import Array, Boxes, Comparison, Span
 from deploy.archives.tasks import run_items
 from handlers.engines import Engine
 from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
-# Items of a micro-batch: enough for speed, and in fp32 little memory.
-BATCH = 16
-# The least score of a box.
-FOUND = 0.25
-# The side of an image in pixels, large since boxes are whole pixels.
-SIDE = 10_000
-# The kind of a classifier whose answers are numbers.
-REGRESSION = "regression"
+BATCH = 16  # items of a micro-batch: enough for speed, and in fp32 little memory
+FOUND = 0.25  # the least score of a box
+SIDE = 10_000  # the side of an image in pixels, large since boxes are whole pixels
+REGRESSION = "regression"  # the kind of a classifier whose answers are numbers
 
 
 class Kind(NamedTuple):
     measure: Measure
-    # The default of the least agreement.
-    least: float
+    least: float  # the default of the least agreement
     # The loaded task, its outputs and its items -> an answer for each item.
     read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]]
-    # The answers in fp32, and the others.
-    compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]
-    # Settings that replace the archive's.
-    settings: Mapping[str, Any] = {}
+    compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]  # the answers in fp32, and the others
+    settings: Mapping[str, Any] = {}  # settings that replace the archive's
 
 
 def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf) -> list[Any]:
@@ -85,7 +66,7 @@ def make_proof(
 ) -> Proof:
     """Compare answers with those of the same items in fp32."""
     kind = KINDS[kind_name]
-    compared = kind.compare(exact, answers) if truths is None else compare_accuracy(exact, answers, truths)
+    compared = kind.compare(exact, answers) if truths is None else comparisons.compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
     agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
     broken = sum(not (_is_finite(one) and _is_finite(other)) for one, other in zip(exact, answers, strict=True))
@@ -102,8 +83,7 @@ def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
     if task.function != "sigmoid":
         # Raw scores, which an archive may return, have the order of their probabilities.
         return [row[None] for row in softmax(outputs["logits"])]
-    yes = sigmoid(outputs["logits"])
-    return [np.stack([1 - row, row], axis=1) for row in yes]
+    return [np.stack([1 - row, row], axis=1) for row in sigmoid(outputs["logits"])]
 
 
 def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
@@ -116,8 +96,7 @@ def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 
 def _read_spans(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Span]:
     if not all(np.isfinite(array).all() for array in outputs.values()):
-        # Without numbers there is no answer.
-        return [Span(-1, -1, math.nan, 0.0)] * len(items)
+        return [Span(-1, -1, math.nan, 0.0)] * len(items)  # without numbers there is no answer
     return [_read_span(each if isinstance(each, list) else [each]) for each in task.split(outputs, items)]
 
 
@@ -156,16 +135,18 @@ def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 
 
 KINDS: Mapping[str, Kind] = {
-    "image_classification": Kind("top-1", 0.99, _read_labels, compare_rows),
-    "object_detection": Kind("map", 0.98, _read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}),
-    "image_segmentation": Kind("miou", 0.98, _read_maps, compare_maps),
-    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
-    "text_classification": Kind("labels", 0.99, _read_labels, compare_rows),
-    "token_classification": Kind("labels", 0.99, _read_tokens, compare_rows),
-    "question_answering": Kind("labels", 0.99, _read_spans, compare_spans, {"top_k": 2}),
-    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, compare_vectors),
-    "reranking": Kind("ranks", 0.98, _read_scores, compare_ranks),
-    REGRESSION: Kind("values", 0.98, _read_values, compare_values),
+    "image_classification": Kind("top-1", 0.99, _read_labels, comparisons.compare_rows),
+    "object_detection": Kind(
+        "map", 0.98, _read_boxes, comparisons.compare_boxes, {"threshold": FOUND, "answer": "boxes"}
+    ),
+    "image_segmentation": Kind("miou", 0.98, _read_maps, comparisons.compare_maps),
+    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
+    "text_classification": Kind("labels", 0.99, _read_labels, comparisons.compare_rows),
+    "token_classification": Kind("labels", 0.99, _read_tokens, comparisons.compare_rows),
+    "question_answering": Kind("labels", 0.99, _read_spans, comparisons.compare_spans, {"top_k": 2}),
+    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
+    "reranking": Kind("ranks", 0.98, _read_scores, comparisons.compare_ranks),
+    REGRESSION: Kind("values", 0.98, _read_values, comparisons.compare_values),
 }
 
 

@@ -15,12 +15,9 @@ from handlers.probabilities import sigmoid
 
 Array = NDArray[np.floating[Any]]
 
-# A sample counts if fp32's first label has this much more probability than its second.
-LEAD = 0.2
-# The least score, in fp32, of a box that the other precision must find.
-SURE = 0.5
-# The least overlaps, intersection over union, of COCO's average precision.
-OVERLAPS = np.linspace(0.5, 0.95, 10)
+LEAD = 0.2  # a sample counts if fp32's first label has this much more probability than its second
+SURE = 0.5  # the least score, in fp32, of a box that the other precision must find
+OVERLAPS = np.linspace(0.5, 0.95, 10)  # the least overlaps, intersection over union, of COCO's average precision
 
 
 class Span(NamedTuple):
@@ -92,8 +89,7 @@ def compare_vectors(exact: Sequence[Array], others: Sequence[Array]) -> Comparis
     ours, theirs = (np.stack(each).astype(np.float64) for each in (exact, others))
     with np.errstate(all="ignore"):
         ours, theirs = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (ours, theirs))
-        # NaN and infinity agree with no vector.
-        theirs = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)
+        theirs = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)  # NaN and infinity agree with no vector
     cosines = np.clip((ours * theirs).sum(axis=1), -1.0, 1.0)
     above = np.triu_indices(len(ours), 1)
     ranks = compare_ranks((ours @ ours.T)[above], (theirs @ theirs.T)[above]).agreement if len(ours) > 2 else 1.0

@@ -2,8 +2,6 @@
 
 files of an archive -> the task, loaded as a worker does, in fp32 -> samples, one by one and in micro-batches
 the model           -> the library that owns it                   -> samples one by one -> nearly equal?
-
-text_fidelity.py and image_fidelity.py choose the samples and ask the library.
 """
 
 import json

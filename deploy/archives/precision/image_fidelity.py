@@ -34,8 +34,7 @@ from handlers.vision.preprocessing import Pixels
 
 # Width and height of pictures: as photographs are, tall, small, very small, and long.
 SIZES = ((640, 480), (480, 640), (61, 333), (9, 7), (1, 1), (900, 60))
-# Micro-batches of them, as indices.
-TOGETHER = ((0, 3, 5), (1, 4, 2), (0, 0))
+TOGETHER = ((0, 3, 5), (1, 4, 2), (0, 0))  # micro-batches of them, as indices
 # A detector chooses the likeliest places. If scores differ by less than this share of the largest, rounding chooses:
 # scores that OpenVINO and PyTorch compute differ by a tenth of it.
 TIE = 1e-4
@@ -44,8 +43,7 @@ TIE = 1e-4
 class Owner(NamedTuple):
     """The library that owns a model."""
 
-    # A picture -> the model's input, (3, H, W).
-    transform: Callable[[Image.Image], torch.Tensor]
+    transform: Callable[[Image.Image], torch.Tensor]  # a picture -> the model's input, (3, H, W)
     # The same for a picture, or its values in 0..1, that has the model's size already.
     normalise: Callable[[Any], torch.Tensor]
     # The model's input, (1, 3, H, W) -> its outputs, without the first dimension.
@@ -61,8 +59,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
             try:
                 item = task.decode(Payload(encode_image(picture, "PNG")))
             except InvalidInput:
-                # A limit of the task's own, such as the most pixels of a long picture.
-                continue
+                continue  # a limit of the task's own, such as the most pixels of a long picture
             _check_pixels(owner, picture, item.pixels)
             answers = _answer(owner, (width, height), item.pixels)
             measures = [partial(MEASURES[model.handler], exact=answer) for answer in answers]
@@ -172,9 +169,7 @@ def _own_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) ->
         # A classifier's transform is TorchServe's own, of its image_segmenter too.
         transform = ImageClassification(crop_size=config.crop_size, resize_size=config.resize_size, **statistics)
     return Owner(
-        transform,
-        SemanticSegmentation(resize_size=None, **statistics),
-        lambda values: [network(values)["out"][0]],
+        transform, SemanticSegmentation(resize_size=None, **statistics), lambda values: [network(values)["out"][0]]
     )
 
 

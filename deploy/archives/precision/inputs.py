@@ -1,14 +1,11 @@
 """Inputs to calibrate a precision with, and to compare it with fp32: a user's own, or the examples'.
 
-    folder of files | file of lines -> the client's own inputs       -> names and payloads
-                                    -> the task's decode and prepare -> items, and refusals
-    items                           -> split                         -> to calibrate with, to validate with
+folder of files | file of lines -> the client's own inputs       -> names and payloads
+                                -> the task's decode and prepare -> items, and refusals
+items                           -> split                         -> to calibrate with, to validate with
 
-    photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
-    requests of the model's folder, sample sentences   -> texts           -> payloads
-
-`torchserve-client predict` reads folders and files in the same way. A line is a text; if a task has several fields,
-such as question and context, or the text has a label, it is a JSON object. A file's label is its folder's name.
+photographs of the model's folder, or of examples/ -> crops by a seed -> payloads
+requests of the model's folder, sample sentences   -> texts           -> payloads
 """
 
 import io
@@ -37,25 +34,17 @@ PAIRS = ("reranking",)
 TASKS = (*IMAGES, *TEXTS, *QUESTIONS, *PAIRS)
 
 SEED = 0
-# The fewest inputs that can both calibrate and validate: a quarter of ten is two or three.
-FEWEST = 10
-# The most inputs that calibrate: NNCF's own default.
-MOST = 300
-# The most inputs that validate: 300 of them without near ties support a share of 0.99.
-MOST_VALIDATING = 1000
-# The least share of the inputs that validate, without --validate.
-HELD_OUT = 0.25
-# The most inputs that a message names.
-NAMED = 3
-# Crops of photographs; a trained ResNet-152 answers them in fp32 in two seconds.
-CROPS = 20
-# A crop's side, as a share of the photograph's shorter one: large enough for the subject.
-SHARES = (0.7, 1.0)
+FEWEST = 10  # the fewest inputs that can both calibrate and validate: a quarter of ten is two or three
+MOST = 300  # the most inputs that calibrate: NNCF's own default
+MOST_VALIDATING = 1000  # the most inputs that validate: 300 of them without near ties support a share of 0.99
+HELD_OUT = 0.25  # the least share of the inputs that validate, without --validate
+NAMED = 3  # the most inputs that a message names
+CROPS = 20  # crops of photographs; a trained ResNet-152 answers them in fp32 in two seconds
+SHARES = (0.7, 1.0)  # a crop's side, as a share of the photograph's shorter one: large enough for the subject
 SUFFIXES = (".jpg", ".jpeg", ".png")
 EXAMPLES = MODEL_LIST.parent
 SENTENCES = EXAMPLES / "translation" / "samples.txt"
-# The question about each sentence.
-QUESTION = "Who or what is it about?"
+QUESTION = "Who or what is it about?"  # the question about each sentence
 
 Kind = TypeVar("Kind")
 
@@ -179,7 +168,8 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     own = [each for path in _find_requests(model.folder) for each in _read_instances(path)]
     if model.handler in QUESTIONS:
         asked = [{"question": QUESTION, "context": text} for text in texts]
-        return [Payload(each) for each in (*filter(_is_question, own), *asked)]
+        own = [each for each in own if isinstance(each, dict) and {"question", "context"} <= each.keys()]
+        return [Payload(each) for each in (*own, *asked)]
     if model.handler in PAIRS:
         return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_read_text, own) if each), *texts)]
@@ -196,9 +186,7 @@ def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None =
             return item, payload
         value = payload.value
         texts = {"": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
-        name = max(
-            (each for each in texts if isinstance(texts[each], str)), key=lambda each: len(texts[each]), default=""
-        )
+        name = max((one for one in texts if isinstance(texts[one], str)), key=lambda one: len(texts[one]), default="")
         text = str(texts.get(name, ""))
         if len(text) < 2:
             return None
@@ -241,7 +229,3 @@ def _read_instances(path: Path) -> list[Any]:
 def _read_text(instance: Any) -> str | None:
     text = instance.get("text") if isinstance(instance, dict) else instance
     return text if isinstance(text, str) else None
-
-
-def _is_question(instance: Any) -> bool:
-    return isinstance(instance, dict) and {"question", "context"} <= instance.keys()

@@ -10,50 +10,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
+from deploy.archives.precision import inputs
 from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
-from deploy.archives.precision.inputs import (
-    FEWEST,
-    IMAGES,
-    MOST,
-    MOST_VALIDATING,
-    DecodedInput,
-    decode_inputs,
-    describe_refusals,
-    draw,
-    fit_sample,
-    list_inputs,
-    make_sample_payloads,
-    match_labels,
-    split,
-)
+from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import load_task, task_of
 from deploy.models import ModelEntry
 from deploy.rooms import open_room
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
 from handlers.config import parse
-from handlers.engines import Engine
+from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof
 
-Arrays = Mapping[str, NDArray[Any]]
+CLASSIFIERS = ("image_classification", "text_classification")  # tasks with one right class for an input
 
-# Tasks with one right class for an input.
-CLASSIFIERS = ("image_classification", "text_classification")
-
-# The most seconds of answers in fp32 that validate; the first micro-batch is always answered.
-EXACT_S = 120.0
-# The most seconds of the inputs that calibrate.
-STATISTICS_S = 60.0
+EXACT_S = 120.0  # the most seconds of answers in fp32 that validate; the first micro-batch is always answered
+STATISTICS_S = 60.0  # the most seconds of the inputs that calibrate
 # The cost of an input that calibrates, in answers in fp32: 4 with ResNet-152, 7 with MobileNetV2.
 STATISTICS_RUNS = 8.0
-# The fewest inputs that calibrate, however long they take; more hardly move the ranges.
-LEAST_CALIBRATING = 32
-# Inputs that time an answer in fp32.
-TIMED = 8
+LEAST_CALIBRATING = 32  # the fewest inputs that calibrate, however long they take; more hardly move the ranges
+TIMED = 8  # inputs that time an answer in fp32
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
@@ -61,8 +39,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     calibration, validation = _read_inputs(model, request, task)
-    # In fp32; `prove` gives the task other engines.
-    engine = task.engine
+    engine = task.engine  # in fp32; `prove` gives the task other engines
     arrays = _collate_calibration(task, calibration) if calibration else []
     items = [each.item for each in validation]
     exact = answer_items(task, items, engine, EXACT_S)
@@ -88,8 +65,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
 
 
 def _print(model: ModelEntry, line: str) -> None:
-    # Flushed, since the next line may be a minute away.
-    print(f"{model.name}: {line}", flush=True)
+    print(f"{model.name}: {line}", flush=True)  # flushed, since the next line may be a minute away
 
 
 def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tuple[list[Any], list[DecodedInput]]:
@@ -99,9 +75,9 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and len(calibration) < FEWEST:
         raise InvalidConfig(f"{model.name}: --calibrate: {len(calibration)} inputs; at least {FEWEST} are needed")
     if calibration is not None and validation is None:
-        calibration, validation = split(calibration)
+        calibration, validation = inputs.split(calibration)
     if validation is None:
-        samples = (fit_sample(task, each) for each in make_sample_payloads(model, task.inputs))
+        samples = (inputs.fit_sample(task, each) for each in inputs.make_sample_payloads(model, task.inputs))
         validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
 
@@ -112,16 +88,16 @@ def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: A
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:
-        return match_labels(validation, [*names])
+        return inputs.match_labels(validation, [*names])
     except InvalidConfig as error:
         raise InvalidConfig(f"{model.name}: {error}") from None
 
 
 def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
     """Decode a folder's files or a file's lines, in an order by a seed."""
-    inputs = draw(list_inputs(path))
-    items, refused = decode_inputs(task, inputs, is_text=model.handler not in IMAGES)
-    if line := describe_refusals(path, len(inputs), refused):
+    given = inputs.draw(inputs.list_inputs(path))
+    items, refused = inputs.decode_inputs(task, given, is_text=model.handler not in IMAGES)
+    if line := inputs.describe_refusals(path, len(given), refused):
         _print(model, line)
     return items
 

@@ -22,11 +22,9 @@ from handlers.text.encoder_modules import Encoder
 from handlers.text.encoders import SEGMENTS
 from handlers.text.sentence_files import read_json
 
-# Samples that are compared from their text on; rows of other lengths are compared by their tokens.
-MOST = 4
+MOST = 4  # samples that are compared from their text on; rows of other lengths are compared by their tokens
 OWNER = "sentence_transformers"
-# The largest error of a score by the same logit.
-SCORE_TOLERANCE = 1e-4
+SCORE_TOLERANCE = 1e-4  # the largest error of a score by the same logit
 
 
 def choose_samples(task: Any, payloads: Sequence[Payload]) -> list[tuple[Any, Payload]]:

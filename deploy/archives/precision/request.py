@@ -23,21 +23,17 @@ from handlers.archive_files import GRAPH
 from handlers.errors import InvalidConfig
 
 # The programs that compare, and modules that decode their inputs: other code decodes other inputs.
-PROGRAMS = tuple(
-    f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")
-)
+PROGRAMS = [f"deploy.archives.precision.{name}" for name in ("fidelity", "text_fidelity", "image_fidelity", "prove")]
 DECODING = ("handlers.vision.images", "handlers.text.handler", "handlers.text.answer_spans")
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
     precision: str | None = None
-    # A folder or file of inputs, from which int8 learns the ranges of activations.
-    calibrate: Path | None = None
+    calibrate: Path | None = None  # a folder or file of inputs, from which int8 learns the ranges of activations
     # Inputs that compare precisions with fp32; None for a part of `calibrate`, or, without it, the examples' samples.
     validate: Path | None = None
-    # The least agreement; None for the task's default.
-    least: float | None = None
+    least: float | None = None  # the least agreement; None for the task's default
 
     def check(self, model: ModelEntry, engine: Engine) -> None:
         if self.precision is not None:

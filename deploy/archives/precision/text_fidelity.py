@@ -24,19 +24,14 @@ from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.text.encoder_modules import Encoder, LastTokenClassifier, load_encoder
 from handlers.warm_up import decode_items
 
-# Lengths of rows in tokens, beside the longest that the model accepts.
-LENGTHS = (1, 2, 3, 8, 17, 33, 40, 130, 300)
+LENGTHS = (1, 2, 3, 8, 17, 33, 40, 130, 300)  # lengths of rows in tokens, beside the longest that the model accepts
 # Micro-batches of them, as indices: short beside long, long beside short, neighbours; and one length, never padded.
 TOGETHER = ((2, 4), (0, -1), (-1, 1, 3), (3, 6, 7), (-2, -1, 2), (4, 4, 4))
-# The most multiplications of a row, a few seconds on two cores.
-MOST_WORK = 2e11
-# The most tokens of a row.
-MOST_TOKENS = 2048
-# Some models cannot answer fewer tokens than this.
-FEW = 8
+MOST_WORK = 2e11  # the most multiplications of a row, a few seconds on two cores
+MOST_TOKENS = 2048  # the most tokens of a row
+FEW = 8  # some models cannot answer fewer tokens than this
 
-# Token ids, and the segment of each.
-Row = tuple[list[int], list[int]]
+Row = tuple[list[int], list[int]]  # token ids, and the segment of each
 
 
 def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:  # noqa: ARG001
@@ -45,8 +40,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
     with open_checkpoint(model, origin, with_code=settings.trust_remote_code, lists_others=False) as source:
         encoder = load_encoder(task.head, source, trust_remote_code=settings.trust_remote_code)
         if isinstance(encoder.model, LastTokenClassifier):
-            # For a row without padding, transformers itself finds the last token.
-            encoder.model = encoder.model.model
+            encoder.model = encoder.model.model  # for a row without padding, transformers itself finds the last token
         payloads = make_sample_payloads(model, task.inputs)
         chosen = references.choose_samples(task, payloads)
         items = decode_items(task, payloads) or [item for item, _ in chosen]

@@ -19,8 +19,7 @@ from handlers.base import BatchHandler
 from handlers.config import parse
 from handlers.errors import InvalidConfig, reason
 
-# The attributes that a class needs; abstract methods are listed by Python itself.
-STATED = ("config_class", "inputs")
+STATED = ("config_class", "inputs")  # the attributes that a class needs; abstract methods are listed by Python itself
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - `load` chooses

@@ -12,8 +12,7 @@ from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.original_archive import ORIGINAL, StockConfig
 
-# Modules that the worker has imported under these names before it loads the old handler.
-TAKEN = ("handlers", "stock")
+TAKEN = ("handlers", "stock")  # modules that the worker has imported under these names before it loads the old handler
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - the handler's own

@@ -24,23 +24,20 @@ from handlers.text.encoder_modules import Encoder, load_encoder
 from handlers.text.encoders import Head, prepare_tokenizer
 from handlers.text.sentence_modules import read_modules
 
-# A configuration's names for the window of attention.
-WINDOWS = ("sliding_window", "local_attention")
+WINDOWS = ("sliding_window", "local_attention")  # a configuration's names for the window of attention
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
     """Write the checkpoint, without its weights for `openvino`, and the graph except for `torch`."""
     config: TextConfig = parse(task_of(model).settings_class(), model.config().get("handler"))
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
-        # A model of words has no config.json; the refusal names its modules.
-        read_modules(Path(origin.location))
+        read_modules(Path(origin.location))  # a model of words has no config.json; the refusal names its modules
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
         if engine != "torch":
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
-        # A worker on PyTorch imports transformers anyway.
-        if engine != "torch" and not config.trust_remote_code:
+        if engine != "torch" and not config.trust_remote_code:  # a worker on PyTorch imports transformers anyway
             prepare_tokenizer(folder / CHECKPOINT)
     for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
@@ -68,8 +65,7 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
             openvino.compile_model(graph, "CPU")([each.numpy() for each in _make_example(encoder, 1, 5).values()])
         except Exception as error:
             try:
-                # torch.export prints and logs the whole program with an error.
-                logging.disable(logging.CRITICAL)
+                logging.disable(logging.CRITICAL)  # torch.export prints and logs the whole program with an error
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                     graph = _name_ports(encoder, openvino.convert_model(_export_program(encoder)))
             except Exception:

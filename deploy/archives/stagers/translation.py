@@ -44,14 +44,10 @@ FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
 # Whether models of BART's family normalise before each layer, or after it.
 NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
-# Sample texts, one a line, beside a model's model-config.yaml.
-SAMPLES = "samples.txt"
-# The example's folder, for models without samples.
-BUILT_IN = MODEL_LIST.parent / "translation"
-# The most samples that are also compared with transformers' answers, if the default has no beams.
-MOST_SAMPLES = 4
-# Texts of a micro-batch: enough for speed, and in fp32 little memory.
-BATCH = 16
+SAMPLES = "samples.txt"  # sample texts, one a line, beside a model's model-config.yaml
+BUILT_IN = MODEL_LIST.parent / "translation"  # the example's folder, for models without samples
+MOST_SAMPLES = 4  # the most samples that are also compared with transformers' answers, if the default has no beams
+BATCH = 16  # texts of a micro-batch: enough for speed, and in fp32 little memory
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
@@ -67,13 +63,10 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
         exact = Path(work)
         (exact / CHECKPOINT).symlink_to(source.resolve())
-        # Texts of a known language need no detector.
-        named = None if config.src_lang == AUTO else config.src_lang
+        named = None if config.src_lang == AUTO else config.src_lang  # texts of a known language need no detector
         plain = replace(config, detector=None, src_lang=named, precision="fp32")
         # Searches with beams sometimes end elsewhere, so more texts are compared if they are the default.
-        asked = (
-            [*TEXTS, *(texts or read_samples(BUILT_IN))] if config.num_beams > 1 else [*TEXTS, *texts[:MOST_SAMPLES]]
-        )
+        asked = [*TEXTS, *((texts or read_samples(BUILT_IN)) if config.num_beams > 1 else texts[:MOST_SAMPLES])]
         cause = convert(source, config, exact / CONVERTED, None) if engine == "auto" else ""
         found: Mapping[int, str] = {}
         if cause is None:
@@ -124,8 +117,7 @@ def convert(source: Path, config: TranslationConfig, target: Path, quantization:
     """Convert a checkpoint for CTranslate2; else return why not, empty for a family that it does not have."""
     if (hindrance := _find_hindrance(source, config)) is not None:
         return hindrance
-    # Its progress bar would interrupt archive.sh's lines.
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # its progress bar would interrupt archive.sh's lines
     converter = _Converter(str(source), trust_remote_code=config.trust_remote_code)
     try:
         converter.convert(str(target), quantization=quantization)

@@ -32,8 +32,7 @@ from handlers.vision.preprocessing import Preprocessing
 
 # Names of the classes by their numbers, beside a model's model-config.yaml and in its archive.
 LABELS = "index_to_name.json"
-# The most changed labels that a message names.
-MOST_SHOWN = 4
+MOST_SHOWN = 4  # the most changed labels that a message names
 LABELS_FORM = '{"0": "NAME", "1": "NAME", ...}'
 
 
@@ -130,8 +129,7 @@ def export(module: torch.nn.Module, seen: Preprocessing, outputs: Sequence[str])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # LeViT fills its cache in the first run.
-            module(example)
+            module(example)  # LeViT fills its cache in the first run
             graph = openvino.convert_model(module, example_input=example, input=[-1, *sizes, 3])
         except Exception as error:
             raise Unfaithful(f"OpenVINO cannot convert it: {reason(error)}") from error
@@ -188,10 +186,8 @@ def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -
     unique = [f"{label} ({mark})" if counts[label] > 1 else label for label, mark in zip(labels, marks, strict=True)]
     if len({*unique}) < len(labels):
         raise InvalidConfig(f"{model.name}: several classes have the name {shared[0]}; give each its own")
-    changed = [new for new, old in zip(unique, labels, strict=True) if new != old]
+    given = [new for new, old in zip(unique, labels, strict=True) if new != old]
     kind = "WordNet ids" if has_ids else "numbers"
-    more = ", ..." if len(changed) > MOST_SHOWN else ""
-    print(
-        printable(f"{model.name}: several classes share a name; {kind} added: {', '.join(changed[:MOST_SHOWN])}{more}")
-    )
+    more = ", ..." if len(given) > MOST_SHOWN else ""
+    print(printable(f"{model.name}: several classes share a name; {kind} added: {', '.join(given[:MOST_SHOWN])}{more}"))
     return unique

@@ -12,8 +12,7 @@ from pathlib import Path
 from deploy.archives.task_file import list_files
 from handlers.errors import InvalidConfig
 
-# The file of a model that is a Python function, as handlers.engines.function loads it.
-INFER = "infer.py"
+INFER = "infer.py"  # the file of a model that is a Python function, as handlers.engines.function loads it
 SUFFIXES = (".onnx", ".xml", ".pt2", ".pt")
 KINDS = f"{', '.join(SUFFIXES)} or {INFER}"
 
@@ -24,8 +23,7 @@ EXTERNAL = re.compile(rb"j[\x0d-\x7f]\n\x08location\x12([\x01-\x73])(?!\n)", re.
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    # Has one of SUFFIXES, or is infer.py.
-    path: Path
+    path: Path  # has one of SUFFIXES, or is infer.py
     # The files of infer.py's folder, by their paths in it; empty if infer.py itself was named.
     beside: tuple[Path, ...] = ()
 

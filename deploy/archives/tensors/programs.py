@@ -33,14 +33,10 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    # PyTorch runs this.
-    module: torch.nn.Module
-    # OpenVINO converts this.
-    source: Any
-    # See Graph.
-    ports: Mapping[str, str]
-    # Whether `source` has the inputs' datatypes and shapes.
-    has_shapes: bool
+    module: torch.nn.Module  # PyTorch runs this
+    source: Any  # OpenVINO converts this
+    ports: Mapping[str, str]  # see Graph
+    has_shapes: bool  # whether `source` has the inputs' datatypes and shapes
 
 
 def read_program(path: Path, config: TensorsConfig) -> tuple[Program, DeclaredSignature]:

@@ -1,9 +1,7 @@
 """The proof that a model batches (a row's outputs do not depend on other rows), and that OpenVINO computes it exactly.
 
-    signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
-                              -> also zeros, wide and large numbers      -> run by both engines -> the largest error
-
-A model with a fixed batch, or one that mixes its rows, must never run other clients' requests.
+signature + warm_up sizes -> random rows -> run one by one and together  -> equal, or InvalidConfig in words
+                          -> also zeros, wide and large numbers      -> run by both engines -> the largest error
 """
 
 import math
@@ -17,20 +15,18 @@ from numpy.typing import NDArray
 
 from deploy.archives.differences import relative_error
 from deploy.archives.tensors.samples import WIDE, make_others, make_rows
+from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.tensor_models.checks import check_outputs
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature, Tensor
 
-Arrays = Mapping[str, NDArray[Any]]
 Run = Callable[[Arrays], Arrays]
 
-# Rows that run together; an odd number, at which few models are fixed.
-ROWS = 3
+ROWS = 3  # rows that run together; an odd number, at which few models are fixed
 # The largest error of a row among others, as a share of the largest number: other shapes change the order of sums.
 TOLERANCE = 1e-4
-# The same by datatype, for those of few bits.
-TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}
+TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}  # the same by datatype, for those of few bits
 # The largest error of OpenVINO against the runtime that owns the file, which computes in the file's own datatypes.
 FAITHFUL = 1e-3
 # Changes of a row of wide numbers, which may then sway a mean or a largest number of all rows.

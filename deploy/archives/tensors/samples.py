@@ -15,10 +15,8 @@ from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.rows import make_sample_rows
 from handlers.tensor_models.signature import Signature
 
-# The most sizes of `warm_up` that run; the list may be long, and the model slow.
-MOST_SIZES = 2
-# The deviation of wide numbers, many of which are negative or saturate an activation.
-SPREAD = 8.0
+MOST_SIZES = 2  # the most sizes of `warm_up` that run; the list may be long, and the model slow
+SPREAD = 8.0  # the deviation of wide numbers, many of which are negative or saturate an activation
 # Ranges of integers that fit 32 bits but not float32.
 LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2**31)
 # Those of UINT32, and of floats that a graph makes whole; requests with more than INT32 of other types are rejected.

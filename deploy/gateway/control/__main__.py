@@ -4,8 +4,6 @@ Two internal servers:
 
     settings.ports.control -> /v2, /inference.GRPCInferenceService, /control, the page at /
     settings.ports.metrics -> /metrics, and /metrics/gateway without the nodes'
-
-Standard input is a socket to the supervisor: the process sends heartbeats, and ends when the supervisor has ended.
 """
 
 import asyncio
@@ -33,8 +31,7 @@ from handlers.errors import InvalidConfig
 
 # Seconds between two checks of gateway.yaml, nodes.json and the addresses of a name, and between two heartbeats.
 CHECK_S = 1.0
-# Seconds that a request in flight may take after the SIGTERM.
-SHUTDOWN_S = 2.0
+SHUTDOWN_S = 2.0  # seconds that a request in flight may take after the SIGTERM
 # Modules with `routes`; the page is optional.
 ROUTES = (
     "protocol",

@@ -35,16 +35,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between two scrapes of all nodes.
-SCRAPE_S = 2.0
-# Timeout of the first poll of the nodes; a node that has not answered keeps its saved models.
-FIRST_POLL_S = 3.0
-# Seconds in which changes are collected before a write: one round of polls often finds several.
-SETTLE_S = 0.1
-# Seconds in which Envoy must have read its files.
-CONFIRM_S = 5.0
-# Seconds between two attempts to write Envoy's files.
-RETRY_S = 2.0
+SCRAPE_S = 2.0  # seconds between two scrapes of all nodes
+FIRST_POLL_S = 3.0  # timeout of the first poll of the nodes; a node that has not answered keeps its saved models
+SETTLE_S = 0.1  # seconds in which changes are collected before a write: one round of polls often finds several
+CONFIRM_S = 5.0  # seconds in which Envoy must have read its files
+RETRY_S = 2.0  # seconds between two attempts to write Envoy's files
 KNOWN = "known.json"  # file of the registered models of the nodes
 DECISIONS = "decisions.json"  # file of operators' decisions
 
@@ -73,10 +68,8 @@ class Gateway:
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
-        # The files that Envoy has not accepted.
-        self._rejected: frozenset[str] = frozenset()
-        # The keys that Envoy has accepted.
-        self._keys = settings.keys
+        self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
+        self._keys = settings.keys  # the keys that Envoy has accepted
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,8 +127,7 @@ class Gateway:
         """Rebuild the fleet; a difference schedules a write of Envoy's files."""
         watches = self.watches
         for watch in watches.values():
-            # An operator unregisters a version that is not restored.
-            watch.forget(self.decisions.withdrawn)
+            watch.forget(self.decisions.withdrawn)  # an operator unregisters a version that is not restored
         if watches and all(watch.is_listed for watch in watches.values()):
             # A version that is registered again after its withdrawal is served.
             registered = {key for watch in watches.values() for key in watch.models}
@@ -228,8 +220,7 @@ class Gateway:
             try:
                 await self.write()
             except Exception:
-                # Envoy serves with its last configuration.
-                logger.exception("Envoy's files could not be written")
+                logger.exception("Envoy's files could not be written")  # Envoy serves with its last configuration
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
 

@@ -22,8 +22,7 @@ from deploy.gateway.state import Fleet, ServedModel
 from deploy.protocol.errors import RequestError
 from handlers.config import SETTINGS
 
-# Timeout of a poll of the nodes before a decision.
-POLL_S = 3.0
+POLL_S = 3.0  # timeout of a poll of the nodes before a decision
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -41,8 +40,6 @@ class WithdrawalRequest:
 
 routes = web.RouteTableDef()
 
-# -- nodes ------------------------------------------------------------------------------------------------------------
-
 
 @routes.get("/control/nodes")
 async def nodes(request: web.Request) -> web.Response:
@@ -55,8 +52,7 @@ async def nodes(request: web.Request) -> web.Response:
 async def drain(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["node"]
     if name not in gateway.fleet.nodes:
-        known = ", ".join(gateway.fleet.nodes) or "none"
-        raise RequestError(404, f"no node {name[:100]}; known are {known}")
+        raise RequestError(404, f"no node {name[:100]}; known are {', '.join(gateway.fleet.nodes) or 'none'}")
     body = await read_body(request, DrainingRequest)
     draining = gateway.decisions.draining
     gateway.decide(draining=draining | {name} if body.draining else draining - {name})
@@ -78,9 +74,6 @@ def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str,
         "is_routed": bool(routed) and all(each.is_healthy for each in routed),
         "in_flight": None if endpoints is None else sum(each.in_flight for each in found.values()),
     }
-
-
-# -- canaries ---------------------------------------------------------------------------------------------------------
 
 
 @routes.get("/control/canaries")
@@ -119,9 +112,6 @@ async def end_canary(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-# -- models -----------------------------------------------------------------------------------------------------------
-
-
 @routes.get("/control/models/{model:[^/]+}")
 async def model(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
@@ -133,8 +123,7 @@ async def model(request: web.Request) -> web.Response:
 async def withdraw(request: web.Request) -> web.Response:
     gateway, name = request.app[GATEWAY], request.match_info["model"]
     body = await read_body(request, WithdrawalRequest)
-    # The default version and the registrations may have just changed.
-    await gateway.poll(POLL_S)
+    await gateway.poll(POLL_S)  # the default version and the registrations may have just changed
     withdrawn = gateway.decisions.withdrawn
     if not body.withdrawn:
         # A version that no node has may be registered again.

@@ -68,11 +68,9 @@ async def summary(request: web.Request) -> web.StreamResponse:
     except ValueError:
         raise RequestError(400, "since must be a number of seconds") from None
     body = orjson.dumps(summarize(gateway.fleet, gateway.traffic, since_s))
-    response = web.Response(
-        body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
-    )
-    response.enable_compression()
-    return response
+    made = web.Response(body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
+    made.enable_compression()
+    return made
 
 
 def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
@@ -83,11 +81,7 @@ def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dic
         "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
         "columns": COLUMNS,
         "models": [
-            {
-                **_model(fleet, model),
-                "points": traffic.points(name, since_s),
-                "batch_sizes": traffic.batch_sizes(name),
-            }
+            {**_model(fleet, model), "points": traffic.points(name, since_s), "batch_sizes": traffic.batch_sizes(name)}
             for name, model in sorted(fleet.models.items())
         ],
     }

@@ -24,12 +24,9 @@ from handlers.protocol.responses import PROTOBUF
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
-# Maximum age in seconds of a scrape for statistics: handlers report once a second.
-FRESH_S = 0.5
+FRESH_S = 0.5  # maximum age in seconds of a scrape for statistics: handlers report once a second
 
 routes = web.RouteTableDef()
-
-# -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
 @routes.get("/v2")
@@ -109,9 +106,6 @@ async def unknown(request: web.Request) -> web.Response:
     raise RequestError(404, f"{request.method} {request.path[:200]}: unknown route")
 
 
-# -- OpenAI's list of models -----------------------------------------------------------------------------------------
-
-
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     """Return the models that /v1/embeddings and /v1/rerank accept."""
@@ -126,7 +120,6 @@ async def model(request: web.Request) -> web.Response:
 
 @routes.get("/info")
 async def info(request: web.Request) -> web.Response:
-    """Describe the model of clients that name none."""
     gateway = request.app[GATEWAY]
     documents = {name: model.metadata for name, model in gateway.fleet.models.items()}
     return web.json_response(describe_embedder(documents, gateway.settings.default_models))
@@ -137,8 +130,6 @@ def _names(request: web.Request) -> list[str]:
     names = gateway.fleet.models
     return [*names, *(alias for alias, name in gateway.settings.aliases.items() if name in names)]
 
-
-# -- gRPC -------------------------------------------------------------------------------------------------------------
 
 # Method -> function that returns the document, or a coroutine for it. Load and unload return None.
 METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
@@ -175,9 +166,6 @@ async def grpc(request: web.Request) -> web.Response:
     response: Message = getattr(messages_pb2, f"{method}Response")()
     ParseDict(document or {}, response, ignore_unknown_fields=True)
     return web.Response(body=response.SerializeToString(), content_type=PROTOBUF)
-
-
-# -- shared -----------------------------------------------------------------------------------------------------------
 
 
 def find(fleet: Fleet, name: str, requested: str = "") -> tuple[ServedModel, ServedVersion]:

@@ -18,8 +18,7 @@ from torchserve_client.archives import check_name
 CALL_S = 30.0  # seconds for one call
 READY_S = 100.0  # seconds until a model's workers are READY
 POLL_S = 0.25  # seconds between two polls of the workers
-# Characters of a node's message in an error.
-MESSAGE_CHARS = 200
+MESSAGE_CHARS = 200  # characters of a node's message in an error
 
 
 class NoArchive(NodeFailed):

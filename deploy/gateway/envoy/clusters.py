@@ -12,22 +12,19 @@ A withdrawn version keeps its cluster, without routes, until no node has it: the
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds, make_address
 from deploy.gateway.settings import GatewaySettings
 from deploy.gateway.state import Fleet
 from deploy.run.node import split_address
+from torchserve_client.transport import path_of
 
 CONTROL = "control"
-# The cluster of bootstrap.yaml; no model's cluster begins with a slash.
-DISCOVERY = "/discovery"
+DISCOVERY = "/discovery"  # the cluster of bootstrap.yaml; no model's cluster begins with a slash
 # The key of a node's tokens in the metadata of its endpoint; cluster.yaml sends each to its API.
 TOKENS = "torchserve.tokens"
-# Failed health checks in a row after which a node receives no new requests.
-FAILURES = 3
-# Requests in a row that end with a refused or reset connection, after which a node is ejected.
-RESETS = 5
+FAILURES = 3  # failed health checks in a row after which a node receives no new requests
+RESETS = 5  # requests in a row that end with a refused or reset connection, after which a node is ejected
 # A dot ends a label of Envoy's metrics, and Envoy replaces a colon by _. Different names must stay different.
 STAT_NAMES = str.maketrans({".": ",", ",": "%2C", ":": "%3A", "%": "%25"})
 
@@ -95,8 +92,7 @@ def make_endpoints(
                 **({"metadata": {"filter_metadata": {TOKENS: {"fields": secrets}}}} if secrets else {}),
             }
         )
-    endpoints = [{"lb_endpoints": found}] if found else []
-    return {"cluster_name": upstream.cluster, "endpoints": endpoints}
+    return {"cluster_name": upstream.cluster, "endpoints": [{"lb_endpoints": found}] if found else []}
 
 
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
@@ -121,9 +117,7 @@ def _model(settings: GatewaySettings, upstream: Upstream, *, has_tokens: bool) -
         connections=limits.connections,
         interval_s=format_seconds(interval_s),
         failures=FAILURES,
-        path="/".join(
-            quote(part, safe="") for part in ("", "models", upstream.model, upstream.version) if part is not None
-        ),
+        path=path_of("models", upstream.model, upstream.version),
         management_token=[fill_template("cluster", "management_token")] if has_tokens else None,
         inference_token={"append": fill_template("cluster", "inference_token")} if has_tokens else None,
         resets=RESETS,

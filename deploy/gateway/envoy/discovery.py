@@ -28,11 +28,9 @@ logger = logging.getLogger(__name__)
 # Names in Envoy's working folder.
 ENDPOINTS = "endpoints.json"
 SOCKET = "discovery.sock"
-# The type of the resources.
-KIND = TYPE + "envoy.config.endpoint.v3.ClusterLoadAssignment"
+KIND = TYPE + "envoy.config.endpoint.v3.ClusterLoadAssignment"  # the type of the resources
 CHECK_S = 0.02  # seconds between two checks of the file
-# Streams at once: Envoy's, and former ones that have not ended.
-STREAMS = 8
+STREAMS = 8  # streams at once: Envoy's, and former ones that have not ended
 
 
 class Discovery(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -27,8 +27,7 @@ from deploy.gateway.state import Fleet
 from deploy.run.node import read_tokens
 
 ACCEPTED = ".accepted"
-# The start of a file of `write_resources`.
-VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')
+VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')  # the start of a file of `write_resources`
 
 
 def write(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]:

@@ -27,22 +27,14 @@ from deploy.protocol.description import APIS
 ADMIN = "admin.sock"
 CLUSTERS = "clusters.json"
 LISTENERS = "listeners.json"
-# The listener of probes.
-PROBE = "probe"
-# Minimum heap in bytes: Envoy itself, and some hundred bodies in flight.
-HEAP_BYTES = 2 << 30
-# Bodies of the maximum size that the heap must hold.
-BODIES_ON_HEAP = 16
-# Maximum ratio of inflation of a compressed gRPC message, which is inflated in one step.
-PACKED_RATIO = 100
-# A compressed gRPC message may have this fraction (1/16) of the maximum body.
-PACKED_SHARE = 16
-# Maximum ratio of inflation of an HTTP body: the highest that deflate can reach.
-INFLATE_RATIO = 1032
-# Rate of all clients together on routes without a key (the page's files), in requests a second.
-OPEN_PER_S = 100
-# Burst of all clients together on routes without a key, in requests.
-OPEN_BURST = 500
+PROBE = "probe"  # the listener of probes
+HEAP_BYTES = 2 << 30  # minimum heap in bytes: Envoy itself, and some hundred bodies in flight
+BODIES_ON_HEAP = 16  # bodies of the maximum size that the heap must hold
+PACKED_RATIO = 100  # maximum ratio of inflation of a compressed gRPC message, which is inflated in one step
+PACKED_SHARE = 16  # a compressed gRPC message may have this fraction (1/16) of the maximum body
+INFLATE_RATIO = 1032  # maximum ratio of inflation of an HTTP body: the highest that deflate can reach
+OPEN_PER_S = 100  # rate of all clients together on routes without a key (the page's files), in requests a second
+OPEN_BURST = 500  # burst of all clients together on routes without a key, in requests
 
 
 def bootstrap(settings: GatewaySettings) -> Resource:
@@ -109,9 +101,6 @@ def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
     return listener
 
 
-# -- keys and rates ---------------------------------------------------------------------------------------------------
-
-
 def _keys(settings: GatewaySettings) -> Resource | None:
     """Make the filter that requires a key; None without keys."""
     if not settings.keys:
@@ -128,10 +117,8 @@ def _quote(text: str) -> str:
 def _rates(settings: GatewaySettings) -> Resource | None:
     """Make the filter that limits the rate of each key; None without rates."""
     limited = [key for key in settings.keys if key.requests_per_second is not None]
-    buckets = [
-        {"entries": [{"key": "client", "value": key.client}], "token_bucket": make_bucket(key)} for key in limited
-    ]
-    return fill_template("listener", "rates", descriptors=buckets) if buckets else None
+    rates = [{"entries": [{"key": "client", "value": key.client}], "token_bucket": make_bucket(key)} for key in limited]
+    return fill_template("listener", "rates", descriptors=rates) if rates else None
 
 
 def make_bucket(key: Key) -> Resource:
@@ -143,9 +130,6 @@ def make_bucket(key: Key) -> Resource:
 
 def _make_bucket(burst: int, fill: int, interval_s: float = 1.0) -> Resource:
     return {"max_tokens": burst, "tokens_per_fill": fill, "fill_interval": format_seconds(interval_s)}
-
-
-# -- certificates -----------------------------------------------------------------------------------------------------
 
 
 def make_secrets(tls: Tls) -> dict[str, Resource]:

@@ -39,16 +39,12 @@ def compute_retry_after_s(key: Key) -> int:
     return math.ceil(1 / key.requests_per_second) if key.requests_per_second else 1
 
 
-def _grpc_mappers(
-    filters: list[Resource], _: int, answer: Mapping[str, Any], limits: Mapping[str, Any]
-) -> Iterator[Resource]:
+def _grpc_mappers(filters: list[Resource], _: int, answer: Resource, limits: Resource) -> Iterator[Resource]:
     headers = {**answer.get("headers", {}), "grpc-status": str(answer["grpc"])}
     yield _mapper(filters, answer["message"].format(**limits), "text/plain", headers)
 
 
-def _http_mappers(
-    filters: list[Resource], status: int, answer: Mapping[str, Any], limits: Mapping[str, Any]
-) -> Iterator[Resource]:
+def _http_mappers(filters: list[Resource], status: int, answer: Resource, limits: Resource) -> Iterator[Resource]:
     is_api, is_v2, is_cohere = (
         {"or_filter": {"filters": [_header(name, how, value) for name in (":path", "x-envoy-original-path")]}}
         for how, value in (

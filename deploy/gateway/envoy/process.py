@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 PID = "envoy.pid"
 LOG = "envoy.log"
 BOOTSTRAP = "bootstrap.json"
-# Timeout of the admin interface, which answers from memory.
-ADMIN_S = 10.0
+ADMIN_S = 10.0  # timeout of the admin interface, which answers from memory
 POLL_S = 0.05  # seconds between two polls
 READY_S = 30.0  # seconds until it answers
 END_S = 10.0  # seconds until it has ended after `quitquitquit`
@@ -98,8 +97,7 @@ class Endpoint(NamedTuple):
     is_healthy: bool
 
 
-# Cluster -> node -> endpoint.
-Endpoints = Mapping[str, Mapping[str, Endpoint]]
+Endpoints = Mapping[str, Mapping[str, Endpoint]]  # cluster -> node -> endpoint
 
 
 class Envoy:
@@ -210,8 +208,7 @@ class Envoy:
                     break
             time.sleep(POLL_S)
         if (child.poll() or 0) < 0:
-            # It was killed; a dead Envoy is started again.
-            return
+            return  # it was killed; a dead Envoy is started again
         child.kill()
         child.wait()
         last = (self._state_dir / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-5:]

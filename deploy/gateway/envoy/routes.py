@@ -25,17 +25,12 @@ from deploy.protocol.description import APIS, find_only, strip_zeros
 
 HTTP = "http"
 GRPC = "grpc"
-# Bodies up to this size are kept until the response, and sent to another node if a node dies.
-REPLAY_BYTES = 32 << 20
+REPLAY_BYTES = 32 << 20  # bodies up to this size are kept until the response, and sent to another node if a node dies
 API_PATHS = rf"({'|'.join(APIS)}|/v1/models(/[^?]*)?)(\?.*)?"
-# Zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1".
-ZEROS = 3
-# Paths of probes.
-READY_PATHS = ("/v2/health/ready", "/ping")
-# The namespace of the metadata in which the Lua filter writes the model's name.
-API_MODEL = "gateway.api"
-# Maximum body of a request to the control process.
-QUESTION_BYTES = 1 << 20
+ZEROS = 3  # zeros that a request may append to a version: "1.0", "1.0.0" and "1.0.0.0" for "1"
+READY_PATHS = ("/v2/health/ready", "/ping")  # paths of probes
+API_MODEL = "gateway.api"  # the namespace of the metadata in which the Lua filter writes the model's name
+QUESTION_BYTES = 1 << 20  # maximum body of a request to the control process
 
 encode = partial(quote, safe="")
 
@@ -54,9 +49,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
         no_repository=None if settings.management else fill_template("route", "no_repository"),
     )
-    first = (
-        fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
-    )
+    own = fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
     models = fleet.models
     tasks = {name: model.metadata.get("task", "") for name, model in models.items()}
     # The models of requests that name none, by their path.
@@ -64,7 +57,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
     nameless["/invocations"] = settings.invocations or ("".join(models) if len(models) == 1 else "")
     to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, nameless)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)
-    every = [*first, *to_nodes, *fixed]
+    every = [*own, *to_nodes, *fixed]
     cors = None
     if settings.cors and name == HTTP:
         origins = [{"safe_regex": {"regex": ".*"}} if each == "*" else {"exact": each} for each in settings.cors]
@@ -117,8 +110,7 @@ def _other_matches(settings: GatewaySettings, model: str, nameless: Mapping[str,
         names_another = {"name": ":path", "string_match": {"contains": "model_name="}, "invert_match": True}
         yield {"path": "/invocations", "headers": [names_another]}
     for path in APIS:
-        # model.lua finds "" in a body that names no model.
-        unnamed = [""] if nameless[path] == model else []
+        unnamed = [""] if nameless[path] == model else []  # model.lua finds "" in a body that names no model
         for each in (model, *unnamed, *(alias for alias, name in settings.aliases.items() if name == model)):
             found = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": each}}}
             yield {"path": path, "dynamic_metadata": [found]}

@@ -1,4 +1,4 @@
-"""archive.sh with any model: the reasons for a build, the archive's contents, and the state after a failure."""
+"""archive.sh with any model: why and what it builds, the state after a failure, and the names of archive_sh."""
 
 import json
 import os
@@ -14,32 +14,26 @@ import yaml
 
 from deploy.archives.__main__ import main
 from deploy.archives.archive import SUFFIXES, Recipe
+from deploy.archives.names import prune
 from deploy.models import ROOT, model
 from handlers.archive_files import check
 from tests.deploy.archives.conftest import ArchiveSh
-from tests.tensor_files import scaled_onnx
+from tests.tables import table
+from tests.tensor_files import files, scaled_onnx
+from torchserve_client.archives import describe, find_version
 
 pytestmark = pytest.mark.builds
 
-EXAMPLE = ROOT / "examples" / "custom-task"
-
-
-@pytest.fixture
-def colours(archive_sh: ArchiveSh) -> Path:
-    """A copy of the example with a custom task; returns the model's folder."""
-    shutil.copytree(EXAMPLE, archive_sh.folder, dirs_exist_ok=True)
-    return archive_sh.folder / "colours"
+MAR = ("colours", "--archive-format", "zip-store")
 
 
 @pytest.mark.parametrize("archive_format", ["zip-store", "no-archive"])
-def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_again(
-    archive_format: str, archive_sh: ArchiveSh, colours: Path
-) -> None:
+def test_each_format_holds_what_its_build_json_lists(archive_format: str, archive_sh: ArchiveSh, colours: Path) -> None:
     (archive_sh.folder / "trained.bin").write_bytes(bytes(range(256)))
-    # Not packed by torch-model-archiver, so not listed either.
+    # Files of a hidden folder are not packed by torch-model-archiver, so not listed either.
     (colours / "palettes" / ".cache").mkdir(parents=True)
-    (colours / "palettes" / ".cache" / "a.csv").write_text("")
-    (colours / "palettes" / ".names").write_text("")
+    for name in (".cache/a.csv", ".names"):
+        (colours / "palettes" / name).write_text("")
     task = archive_sh.folder / "colour_names.py"
     task.write_text(task.read_text().replace('("palette.csv",)', '("palette.csv", "palettes")'))
     arguments = ["colours", "--weights", str(archive_sh.folder / "trained.bin"), "--archive-format", archive_format]
@@ -48,7 +42,6 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
     size = r", \d+ MB" if SUFFIXES[archive_format] else ""
     register = "; torchserve-batching register colours --wait" if path.suffix == ".mar" else ""
     assert re.fullmatch(rf"{os.path.relpath(path)}: built, version 1\.0, engine auto{size}, \d+ s{register}", line)
-    # In place of the one that is there.
     assert ": built" in archive_sh(*arguments, "--force")[0]
     assert archive_sh(*arguments) == [f"{os.path.relpath(path)}: up to date"]
     versioned = ["colours-1.0.mar"] if path.suffix == ".mar" else []
@@ -59,26 +52,20 @@ def test_archive_of_every_format_holds_what_its_build_json_lists_and_is_found_ag
             assert all(entry.compress_type == zipfile.ZIP_STORED for entry in mar.infolist())
         folder = archive_sh.folder / "unpacked"
         shutil.unpack_archive(path, folder, "zip")
-    build = json.loads((folder / "build.json").read_text())
-    assert check(folder) == build["fingerprint"]
-    assert build["is_folder"] is (archive_format == "no-archive")
-    files = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()}
-    assert files - build["files"].keys() == {"build.json", "MAR-INF/MANIFEST.json"}
-    assert {"checkpoint/trained.bin", "palette.csv", "palettes/.names", "colour_names.py", "handlers/base.py"} <= files
-    assert not [name for name in files if "pycache" in name or name.startswith(("client", "load", "tests"))]
+    build, found = json.loads((folder / "build.json").read_text()), files(folder)
+    assert (check(folder), build["is_folder"]) == (build["fingerprint"], archive_format == "no-archive")
+    assert found - build["files"].keys() == {"build.json", "MAR-INF/MANIFEST.json"}
+    assert {"checkpoint/trained.bin", "palette.csv", "palettes/.names", "colour_names.py", "handlers/base.py"} <= found
+    assert not [name for name in found if "pycache" in name or name.startswith(("client", "load", "tests"))]
     assert json.loads((folder / "MAR-INF/MANIFEST.json").read_text())["model"] == {
-        "modelName": "colours",
-        "handler": "colour_names.py",
-        "modelVersion": "1.0",
-        "configFile": "model-config.yaml",
-    }
+        "modelName": "colours", "handler": "colour_names.py", "modelVersion": "1.0", "configFile": "model-config.yaml",
+    }  # fmt: skip
     config = yaml.safe_load((folder / "model-config.yaml").read_text())
     assert (config["batchSize"], config["handler"]) == (32, {"max_batch_items": 32, "engine": "auto"})
 
 
 def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_sh: ArchiveSh, colours: Path) -> None:
-    arguments = ["colours", "--archive-format", "zip-store"]
-    path = archive_sh.store / "colours.mar"
+    arguments, path = ["colours", "--archive-format", "zip-store"], archive_sh.store / "colours.mar"
 
     def is_built(*more: str) -> bool:
         before = path.stat().st_mtime_ns if path.exists() else 0
@@ -93,6 +80,11 @@ def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_s
     assert [is_built(), is_built()] == [True, False]
     os.truncate(path, path.stat().st_size // 2)
     assert [is_built(), is_built()] == [True, False]
+    # A build that fails leaves the old one.
+    before = path.read_bytes()
+    (colours / "palette.csv").unlink()
+    assert archive_sh.refused(*arguments) == "colours: staged_files: no palette.csv in colours/"
+    assert path.read_bytes() == before
 
 
 def test_builds_side_by_side_all_succeed_and_nobody_sees_half_an_archive(tmp_path: Path) -> None:
@@ -104,30 +96,16 @@ def test_builds_side_by_side_all_succeed_and_nobody_sees_half_an_archive(tmp_pat
         while not all(build.done() for build in builds):
             with zipfile.ZipFile(recipe.path) as mar:
                 seen.add(mar.testzip())
-    assert [build.result().is_new for build in builds] == [True] * 3
-    assert seen == {None}
+    assert ([build.result().is_new for build in builds], seen) == ([True] * 3, {None})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["language-id-1.0.mar", "language-id.mar"]
 
 
-def test_build_that_fails_leaves_the_old_archive(archive_sh: ArchiveSh, colours: Path) -> None:
-    archive_sh("colours")
-    before = check(archive_sh.store / "colours")
-    (colours / "palette.csv").unlink()
-    assert archive_sh.refused("colours") == "colours: staged_files: no palette.csv in colours/"
-    assert check(archive_sh.store / "colours") == before is not None
-    assert [path.name for path in archive_sh.store.iterdir()] == ["colours"]
-
-
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ROOT / "archive.sh", *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    command, variables = [str(ROOT / "archive.sh"), *arguments], {**os.environ, **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_what_is_up_to_date_or_exported_before_is_answered_without_importing_torch(
-    archive_sh: ArchiveSh, colours: Path
-) -> None:
+def test_what_is_up_to_date_or_exported_needs_no_import_of_torch(archive_sh: ArchiveSh, colours: Path) -> None:
     scaled_onnx(archive_sh.folder / "m.onnx")
     with archive_sh.models.open("a") as models:
         models.write('scaled: {handler: tensors, version: "3", weights: m.onnx}\n')
@@ -136,30 +114,23 @@ def test_what_is_up_to_date_or_exported_before_is_answered_without_importing_tor
     # Python prints each module that it imports to stderr.
     finished = run(*archive_sh.arguments("--all"), PYTHONPROFILEIMPORTTIME="1")
     assert finished.returncode == 0, finished.stderr
-    words = ["colours: up to date", "scaled: built, version 3", "scaled: OpenVINO in fp32 is within"]
-    words += ["scaled: classic mode, batchSize 32"]
-    for line, expected in zip(finished.stdout.splitlines(), words, strict=True):
-        assert expected in line
+    of_scaled = ("built, version 3", "OpenVINO in fp32 is within", "classic mode, batchSize 32")
+    words = ["colours: up to date", *(f"scaled: {each}" for each in of_scaled)]
+    assert all(each in line for line, each in zip(finished.stdout.splitlines(), words, strict=True)), finished.stdout
     imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
     assert "deploy.archives.archive" in imported
     assert not {"torch", "openvino", "onnx", "onnxruntime", "ts", "colour_names"} & imported
-
-
-def test_archive_sh_prints_one_line_and_exits_1(archive_sh: ArchiveSh, colours: Path) -> None:
     finished = run(*archive_sh.arguments("colors"))
-    words = "torchserve-batching archive: colors: not in models.yaml; known are colours\n"
-    assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", words)
+    refusal = "torchserve-batching archive: colors: not in models.yaml; known are colours, scaled\n"
+    assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", refusal)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], ": name models or use --all, and not both; see torchserve-batching archive --help\n"),
-        (["--all", "--weights", "x.pt"], "--weights PATH belongs to one model: name only that model; see "),
-        (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
-        (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
-        (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),
-    ],
+@table(
+    ([], ": name models or use --all, and not both; see torchserve-batching archive --help\n"),
+    (["--all", "--weights", "x.pt"], "--weights PATH belongs to one model: name only that model; see "),
+    (["mobilenet-v2", "--calibrate", "x"], "--calibrate belongs to --precision int8"),
+    (["--all", "--precision", "int8", "--calibrate", "x"], "belong to models of one kind"),
+    (["mobilenet-v2", "--min-agreement", "nan"], "'nan' is not a number from 0 to 1"),
 )
 def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -168,23 +139,78 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("listed", "words"),
-    [
-        ("- colours", "models.yaml: while parsing a block mapping"),
-        ("colours: {task: [a", "models.yaml: while parsing a flow sequence"),
-        ("colours: {task: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
-        ("colours: {task: tokenization}", "models.yaml: colours: version missing"),
-        ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
-        ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
-        ("colours: {task: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
-        ("colours: {task: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
-        ("a/b: {task: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
-        ("colours: {task: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
-        ("colours: {task: image_clasification, version: '1'}", "image_clasification is not a task; built-in tasks"),
-        ("colours: {task: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
-    ],
+@table(
+    ("- colours", "models.yaml: while parsing a block mapping"),
+    ("colours: {task: [a", "models.yaml: while parsing a flow sequence"),
+    ("colours: {task: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
+    ("colours: {task: tokenization}", "models.yaml: colours: version missing"),
+    ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
+    ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),
+    ("colours: {task: tensors, version: '1'}", "colours: the list names no weights; use --weights PATH"),
+    ("colours: {task: tensors, version: '1', weights: m.onnx}", "colours: no m.onnx in "),
+    ("a/b: {task: tensors, version: '1'}", "models.yaml: 'a/b' is not a valid name: use 1 to 128 letters"),
+    ("colours: {task: tensors, version: '1 0'}", "models.yaml: '1 0' is not a valid name"),
+    ("colours: {task: image_clasification, version: '1'}", "image_clasification is not a task; built-in tasks"),
+    ("colours: {task: colour_nams.py, version: '1'}", "no file colour_nams.py beside the list, which has none;"),
 )
 def test_wrong_list_is_one_line(listed: str, words: str, archive_sh: ArchiveSh) -> None:
     archive_sh.models.write_text(f"m: {{task: tensors, version: '1'}}\n{listed}\n")
     assert words in archive_sh.refused("colours")
+
+
+def test_name_leads_to_the_newest_and_the_way_back_needs_no_build(archive_sh: ArchiveSh, colours: Path) -> None:
+    listed = archive_sh.models.read_text()
+    archive_sh(*MAR)
+    archive_sh.models.write_text(listed.replace('version: "1.0"', 'version: "2.0"'))
+    archive_sh(*MAR)
+    newest = archive_sh.store / "colours.mar"
+    stored = sorted(path.name for path in archive_sh.store.glob("*.mar"))
+    assert stored == ["colours-1.0.mar", "colours-2.0.mar", "colours.mar"]
+    assert (describe(newest).version, describe(find_version(newest, "1.0")).version) == ("2.0", "1.0")
+    archive_sh.models.write_text(listed)
+    assert (archive_sh(*MAR), describe(newest).version) == ([f"{os.path.relpath(newest)}: up to date"], "1.0")
+    # A served version, and the one that NAME.mar leads to, stay.
+    os.utime(archive_sh.store / "colours-1.0.mar")
+    snapshot = archive_sh.folder / ".nodes" / "node-1" / "logs" / "config" / "1.cfg"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_text(r'model_snapshot={"models"\: {"colours"\: {"2.0"\: {"marName"\: "colours.mar"}}}}')
+    assert prune(newest, 1, archive_sh.folder) == []
+    snapshot.unlink()
+    assert [path.name for path in prune(newest, 1, archive_sh.folder)] == ["colours-2.0.mar"]
+
+    # An archive of another model is not overwritten.
+    archive_sh.models.write_text(archive_sh.models.read_text().replace("colours:", "colours-1.0:"))
+    shutil.copytree(archive_sh.folder / "colours", archive_sh.folder / "colours-1.0")
+    words = "colours-1.0: colours-1.0.mar is an archive of colours: rename one of the models"
+    assert archive_sh.refused("colours-1.0", *MAR[1:]) == words
+
+
+def test_check_lists_other_handlers(archive_sh: ArchiveSh, colours: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    archive_sh(*MAR)
+    check = ["--check", "--export-path", str(archive_sh.store)]
+    capfd.readouterr()
+    assert (main(check), capfd.readouterr().out) == (0, "")
+    path = archive_sh.store / "colours-1.0.mar"
+    with zipfile.ZipFile(path) as whole:
+        content = {name: whole.read(name) for name in whole.namelist()}
+    build = json.loads(content["build.json"])
+    # Of the first format, which has neither.
+    del build["sum"], build["format"], build["made_with"]
+    build["files"]["handlers/base.py"] = "0" * 64
+    content["build.json"] = json.dumps(build).encode()
+    with zipfile.ZipFile(path, "w") as changed:
+        for name, data in content.items():
+            changed.writestr(name, data)
+    assert main(check) == 1
+    (line,) = capfd.readouterr().out.splitlines()
+    assert "built with an older version, installed is" in line and "1 modules differ: handlers/base.py" in line
+
+
+def test_entries_are_all_checked_before_the_first_is_built(archive_sh: ArchiveSh, colours: Path) -> None:
+    with archive_sh.models.open("a") as models:
+        models.write("wrong: {task: colour_names.py, version: '1'}\n")
+    (archive_sh.folder / "wrong").mkdir()
+    (archive_sh.folder / "wrong" / "model-config.yaml").write_text("handler: {max_batch_itmes: 3}\n")
+    shutil.copy(colours / "palette.csv", archive_sh.folder / "wrong")
+    assert "wrong: handler: max_batch_itmes: unknown name" in archive_sh.refused("--all")
+    assert not list(archive_sh.store.glob("colours*"))

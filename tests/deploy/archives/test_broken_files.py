@@ -1,25 +1,33 @@
-"""Files that are cut short, or not what their names say: each is refused by its name in one line."""
+"""Files that are cut short, not what their names say, or do not belong together: each is refused in one line."""
 
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
+import sentencepiece
 import torch
 import torchvision
+import transformers
 
 from deploy.archives.__main__ import main
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.stagers.vision import read_labels
+from deploy.archives.tasks import load_task
 from deploy.models import ModelEntry
+from handlers.checkpoints import load_tokenizer
 from handlers.errors import InvalidConfig
+from handlers.text.config import TextClassificationConfig
 from tests.deploy.archives.conftest import ArchiveSh
+from tests.tables import table
 from tests.tensor_files import scaled_onnx, scaled_pt2
-from tests.tiny_models import checkpoint
+from tests.tiny_models import change_json, checkpoint, staged
 
-ARCH = "squeezenet1_1"
+ARCH, NAMES = "squeezenet1_1", "index_to_name.json: "
+JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json")
 
 
 def halve(path: Path) -> None:
@@ -33,109 +41,145 @@ def save_state(path: Path) -> None:
 
 @pytest.mark.builds
 @pytest.mark.parametrize("change", [halve, lambda path: path.write_bytes(b"")], ids=["halved", "empty"])
-@pytest.mark.parametrize(
-    ("handler", "name", "write", "words"),
-    [
-        ("image_classification", "w.pth", save_state, "w.pth is not a whole file of PyTorch or safetensors"),
-        ("image_classification", "w.safetensors", save_state, "w.safetensors is not a whole file of PyTorch or"),
-        ("tensors", "m.onnx", scaled_onnx, "ONNX Runtime cannot read it: "),
-        ("tensors", "m.pt2", scaled_pt2, "own: m.pt2: it is not a whole program of torch.export.save"),
-        ("language_id", "m.ftz", lambda path: path.write_bytes(bytes(64)), "m.ftz: not a whole fastText model"),
-    ],
+@table(
+    ("w.pth", save_state, "w.pth is not a whole file of PyTorch or safetensors"),
+    ("w.safetensors", save_state, "w.safetensors is not a whole file of PyTorch or"),
+    ("m.onnx", scaled_onnx, "ONNX Runtime cannot read it: "),
+    ("m.pt2", scaled_pt2, "own: m.pt2: it is not a whole program of torch.export.save"),
+    ("m.ftz", lambda path: path.write_bytes(bytes(64)), "m.ftz: not a whole fastText model"),
 )
-def test_broken_weights_are_refused_by_name(  # noqa: PLR0917
-    handler: str,
-    name: str,
-    write: Callable[[Path], object],
-    words: str,
-    change: Callable[[Path], object],
-    archive_sh: ArchiveSh,
-) -> None:
+def test_broken_weights_are_refused(name: str, write: Any, words: str, change: Any, archive_sh: ArchiveSh) -> None:
+    handler = {"w": "image_classification", "m": "tensors"}[name[0]] if name != "m.ftz" else "language_id"
     archive_sh.write_list("own", handler, name, {"arch": ARCH} if handler == "image_classification" else None)
     write(archive_sh.folder / name)
     change(archive_sh.folder / name)
     assert words in archive_sh.refused("own")
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "modules.json"]
+@table(
+    *((name, halve, f"weights: {name}: not valid JSON") for name in JSON_FILES),
+    ("model.safetensors", halve, "weights: model.safetensors: not a whole file of safetensors"),
+    ("config.json", lambda path: path.write_text("[]"), "/weights: the model cannot be loaded: "),
+    ("config.json", lambda path: path.write_text("{}"), "/weights: the model cannot be loaded: "),
 )
-def test_broken_file_of_a_checkpoint_is_refused_by_name(name: str, archive_sh: ArchiveSh) -> None:
+def test_broken_file_of_a_checkpoint_is_refused(name: str, change: Any, words: str, archive_sh: ArchiveSh) -> None:
     weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
     (weights / "modules.json").write_text('[{"path": ""}]')
-    halve(weights / name)
+    change(weights / name)
     archive_sh.write_list("own", "text_classification", "weights", {})
-    kind = "a whole file of safetensors" if name.endswith(".safetensors") else "valid JSON"
-    assert f"weights: {name}: not {kind}" in archive_sh.refused("own")
-    with pytest.raises(WeightsUnavailable):
+    assert words in archive_sh.refused("own")
+    with pytest.raises(InvalidConfig if "loaded" in words else WeightsUnavailable):
         main(archive_sh.arguments("own", "--debug"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b'{"0": ', "own: index_to_name.json: not a JSON object of names by number"),
-        (b'["a", "b"]', "own: index_to_name.json: not a JSON object of names by number"),
-        (b'{"0": "\xff"}', "own: index_to_name.json: not a JSON object of names by number"),
-        (b'{"a": 0, "b": 1}', "own: index_to_name.json: class 0 has no name; the file needs"),
-        (b'{"0": "a", "2": "b"}', "own: index_to_name.json: class 1 has no name; the file needs"),
-        (b'{"0": ["n1", "a", "b"], "1": "b"}', "own: index_to_name.json: class 0 has no name; the file needs"),
-    ],
+@table(
+    *((text, 2, f"{NAMES}not a JSON object of names by n") for text in (b'{"0": ', b'["a", "b"]', b'{"0": "\xff"}')),
+    (b'{"a": 0, "b": 1}', 2, f"{NAMES}class 0 has no name; the file needs"),
+    (b'{"0": "a", "2": "b"}', 2, f"{NAMES}class 1 has no name; the file needs"),
+    (b'{"0": ["n1", "a", "b"], "1": "b"}', 2, f"{NAMES}class 0 has no name; the file needs"),
+    (b'{"0": "a", "1": "a", "2": "a (0)"}', 3, "several classes have the name a; give each its own"),
 )
-def test_broken_labels_are_refused_by_name(text: bytes, words: str, tmp_path: Path) -> None:
+def test_broken_labels_are_refused_by_name(text: bytes, count: int, words: str, tmp_path: Path) -> None:
     (tmp_path / "index_to_name.json").write_bytes(text)
-    with pytest.raises(InvalidConfig) as raised:
-        read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, 2)
-    assert str(raised.value).startswith(words)
+    with pytest.raises(InvalidConfig, match=f"^own: {words}"):
+        read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, count)
 
 
-@pytest.mark.parametrize(
-    ("names", "labels", "words"),
-    [
-        # As in TorchServe's own file for ImageNet, which has two cranes and two maillots.
-        ([["n1", "crane"], ["n2", "tench"], ["n3", "crane"]], ["crane (n1)", "tench", "crane (n3)"], "WordNet ids"),
-        ([["n0", "rose"], ["n0", "tulip"], ["n0", "rose"]], ["rose (0)", "tulip", "rose (2)"], "numbers added"),
-        (["rose", "tulip", "rose"], ["rose (0)", "tulip", "rose (2)"], "numbers added: rose (0), rose (2)"),
-        (["rose", "tulip", "lily"], ["rose", "tulip", "lily"], ""),
-    ],
+@table(
+    # As in TorchServe's own file for ImageNet, which has two cranes and two maillots.
+    ([["n1", "crane"], ["n2", "tench"], ["n3", "crane"]], ["crane (n1)", "tench", "crane (n3)"], "WordNet ids"),
+    ([["n0", "rose"], ["n0", "tulip"], ["n0", "rose"]], ["rose (0)", "tulip", "rose (2)"], "numbers added"),
+    (["rose", "tulip", "rose"], ["rose (0)", "tulip", "rose (2)"], "numbers added: rose (0), rose (2)"),
+    (["rose", "tulip", "lily"], ["rose", "tulip", "lily"], ""),
 )
-def test_names_that_classes_share_become_unique_and_the_build_prints_it(
-    names: list[object], labels: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "index_to_name.json").write_text(json.dumps({str(number): name for number, name in enumerate(names)}))
+def test_shared_names_become_unique(names: Any, labels: Any, words: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "index_to_name.json").write_text(json.dumps(dict(enumerate(names))))
     assert read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, 3) == labels
     printed = capsys.readouterr().out
-    assert words in printed
-    assert bool(printed) is bool(words)
+    assert words in printed and bool(printed) is bool(words)
 
 
-def test_labels_that_stay_alike_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "index_to_name.json").write_text('{"0": "a", "1": "a", "2": "a (0)"}')
-    with pytest.raises(InvalidConfig, match="several classes have the name a; give each its own"):
-        read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "handler", "content", "words"),
-    [
-        ("request.json", "text_classification", "{", "request.json: not valid JSON"),
-        ("samples.txt", "translation", "\xff", "own: samples.txt: not UTF-8"),
-    ],
+@table(
+    ("request.json", "text_classification", "{", "request.json: not valid JSON"),
+    ("samples.txt", "translation", "\xff", "own: samples.txt: not UTF-8"),
 )
-def test_broken_samples_are_refused_by_name(
-    name: str, handler: str, content: str, words: str, archive_sh: ArchiveSh
-) -> None:
+def test_broken_samples_are_refused(name: str, handler: str, content: str, words: str, archive_sh: ArchiveSh) -> None:
     checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
     folder = archive_sh.write_list("own", handler, "weights", {"threads": 1})
     (folder / name).write_bytes(content.encode("latin-1"))
     assert words in archive_sh.refused("own", "--engine", "torch")
 
 
-@pytest.mark.parametrize(("name", "text"), [("config.json", "[]"), ("config.json", "{}")])
-def test_checkpoint_that_transformers_cannot_load_is_refused_by_its_path(
-    name: str, text: str, archive_sh: ArchiveSh
-) -> None:
-    weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
-    (weights / name).write_text(text)
-    archive_sh.write_list("own", "text_classification", "weights", {})
-    assert f"own: {weights}: the model cannot be loaded: " in archive_sh.refused("own")
+def configured(**changes: object) -> Callable[[Path], object]:
+    return lambda folder: change_json(folder / "config.json", **changes)
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no head": (
+        lambda folder: transformers.AutoModel.from_pretrained(folder).save_pretrained(folder),
+        "the weights lack classifier.bias, classifier.weight, which AutoModelForSequenceClass",
+    ),
+    "two labels": (configured(id2label=dict(enumerate("ab"))), "config.json names 2 labels, the model has 6 outputs"),
+    "gaps": (configured(id2label={**dict(enumerate("abcde")), 9: "j"}), "id2label has 6 labels, but none for 5"),
+    "too few layers": (configured(num_hidden_layers=1), "config.json has fewer layers than the weights"),
+    "too many layers": (configured(num_hidden_layers=3), "the weights lack bert.encoder.layer.2."),
+    "another width": (configured(intermediate_size=128), "has shape [64] in the weights, and [128] by config.json"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
+    "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge_and_unload()"),
+    "a pickle alone": (lambda folder: (folder / "model.safetensors").rename(folder / "m.bin"), "a pickle is read only"),
+}
+
+
+@pytest.mark.builds
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_checkpoint_whose_files_do_not_belong_together_is_refused(mistake: str, archive_sh: ArchiveSh) -> None:
+    folder = archive_sh.write_list("own", "text_classification", config={})
+    weights = checkpoint(folder / "weights", "bert", "text_classification")
+    make, words = MISTAKES[mistake]
+    make(weights)
+    assert words in archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+
+
+@table(
+    ("object_detection", "Detr", "rt_detr"),
+    ("object_detection", "Yolos", "rt_detr"),
+    ("image_segmentation", "MaskFormer", "segformer"),
+)
+def test_network_of_another_family_is_refused(task: str, kind: str, family: str, archive_sh: ArchiveSh) -> None:
+    folder = archive_sh.write_list("own", task, config={})
+    getattr(transformers, f"{kind}Config")().save_pretrained(folder)
+    getattr(transformers, f"{kind}ImageProcessor")().save_pretrained(folder)
+    safetensors.torch.save_file({}, folder / "model.safetensors")
+    refusal = archive_sh.refused("own", "--weights", str(folder))
+    assert refusal.startswith(f"own: {kind.lower()} is not supported by this task; supported families are {family}, ")
+    assert refusal.endswith("with torch.onnx.export, and serve the file with task: tensors")
+
+
+@pytest.mark.builds
+def test_archive_whose_labels_are_not_its_graphs_outputs_is_not_loaded(tmp_path: Path) -> None:
+    folder = staged(tmp_path, "distilbert", "text_classification")
+    config = folder / "checkpoint" / "config.json"
+    content = json.loads(config.read_text()) | {"id2label": dict(enumerate("ab"))}
+    config.unlink()
+    config.write_text(json.dumps(content))
+    with pytest.raises(InvalidConfig, match="has 2 labels, and its model 6 outputs"):
+        load_task("text_classification", folder, TextClassificationConfig(engine="openvino"))
+
+
+def test_folder_with_a_bare_sentencepiece_model_has_a_tokenizer(tmp_path: Path) -> None:
+    lines = iter(Path("tests/sentences_en.txt").read_text().splitlines())
+    settings: Any = {"model_prefix": str(tmp_path / "spiece"), "vocab_size": 300, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, **settings)
+    transformers.T5Config().save_pretrained(tmp_path)
+    ids = load_tokenizer(tmp_path)("The bridge held.", add_special_tokens=False)["input_ids"]
+    assert ids == sentencepiece.SentencePieceProcessor(str(tmp_path / "spiece.model")).encode("The bridge held.")
+
+
+def test_number_of_labels_is_refused_with_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/index_to_name.json").write_text('{"0": "crane", "1": "tench", "2": "rose"}')
+    words = r"4 classes; name them in own/index_to_name\.json, from 0 to 3; there"
+    with pytest.raises(WeightsUnavailable, match=words):
+        read_labels(ModelEntry("own", "image_classification", "1", Path("own")), "resnet18", 4)

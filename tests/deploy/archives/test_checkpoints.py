@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: which of their files are packed, which revision, and how one with code is built."""
+"""Hugging Face checkpoints and tasks in files of users: what is packed, fetched, trusted and refused."""
 
 import json
 import sys
@@ -19,13 +19,23 @@ from deploy.models import ModelEntry, model
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig
 from tests.deploy.archives.conftest import ArchiveSh
-from tests.tiny_models import checkpoint as tiny_checkpoint
+from tests.tables import table
+from tests.tensor_files import files
+from tests.tiny_models import change_json, checkpoint
 
 MODEL = model("sentence-embedding")
-
-
-def served(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+# Named like modules of Python's and like a package of ours: in the archive's root each would end the worker.
+OWN_CODE = {
+    "types.py": "from transformers import DistilBertConfig\nclass OwnConfig(DistilBertConfig): model_type = 'own'\n",
+    "json.py": "from transformers import DistilBertForSequenceClassification as Base\nfrom .types import OwnConfig\n"
+    "class OwnModel(Base):\n    config_class = OwnConfig\n",
+    "handlers/__init__.py": "raise SystemExit('it is imported')\n",
+    "text_classification.py": "raise SystemExit('it is imported')\n",
+}
+TRUSTING = {
+    "class ColourNames(": "from handlers.text.config import TextConfig\n\n\nclass ColourNames(",
+    "config_class = HandlerConfig": "config_class = TextConfig",
+}
 
 
 def lay(folder: Path, *names: str) -> None:
@@ -37,38 +47,19 @@ def lay(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("with_code", [False, True])
-def test_checkpoint_of_a_folder_links_what_is_served_and_code_only_where_it_is_trusted(
-    with_code: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_links_what_is_served(with_code: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {"config.json", "tokenizer.json", "model.safetensors", "modules.json", "1_Pooling/config.json"}
     # A trainer's folder has whole checkpoints below it.
     others = ["README.md", "pytorch_model.bin", "checkpoint-500/config.json", "checkpoint-500/model.safetensors"]
     lay(tmp_path, *wanted, *others, "modeling_own.py", "vocab.py/x.py")
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
     with open_checkpoint(MODEL, source(MODEL, str(tmp_path)), with_code=with_code) as folder:
-        assert served(folder) == wanted | ({"modeling_own.py", "vocab.py/x.py"} if with_code else set())
-        # Nothing is copied.
+        assert files(folder) == wanted | ({"modeling_own.py", "vocab.py/x.py"} if with_code else set())
         assert all((folder / name).is_symlink() for name in wanted)
     assert "left out of the archive: checkpoint-500/, pytorch_model.bin\n" in capsys.readouterr().err
 
 
-def test_kernel_that_a_configuration_names_is_neither_fetched_nor_packed(tmp_path: Path) -> None:
-    weights = tiny_checkpoint(tmp_path / "w", "bert", "text_classification", ("NO", "YES"))
-    config = json.loads((weights / "config.json").read_text())
-    kernel = "kernels-community/flash-attn2"
-    chosen = {
-        "_attn_implementation": kernel,
-        "attn_implementation": kernel,
-        "text_config": {"_experts_implementation": 1},
-    }
-    (weights / "config.json").write_text(json.dumps(config | chosen))
-    with open_checkpoint(MODEL, source(MODEL, str(weights))) as folder:
-        assert json.loads((folder / "config.json").read_text()) == config | {"text_config": {}}
-        network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    assert network.config._attn_implementation in ("sdpa", "eager")
-
-
-def test_pickle_of_a_module_is_read_by_our_reader_and_packed_as_safetensors(tmp_path: Path) -> None:
+def test_pickle_of_a_module_is_packed_as_safetensors_and_no_kernel_is_fetched(tmp_path: Path) -> None:
     lay(tmp_path, "config.json", "model.safetensors", "modules.json", "2_Dense/config.json")
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Dense"}]))
     state = torch.nn.Linear(3, 2).state_dict(prefix="linear.")
@@ -78,17 +69,23 @@ def test_pickle_of_a_module_is_read_by_our_reader_and_packed_as_safetensors(tmp_
         found = safetensors.torch.load_file(folder / "2_Dense" / "model.safetensors")
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
     (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"cos\nmkdir\n(tR.")
-    refused = pytest.raises(WeightsUnavailable, match=r"2_Dense/pytorch_model\.bin is not a whole file")
-    with refused, open_checkpoint(MODEL, source(MODEL, str(tmp_path))):
-        pass
+    with pytest.raises(WeightsUnavailable, match=r"2_Dense/pytorch_model\.bin is not a whole file"):
+        open_checkpoint(MODEL, source(MODEL, str(tmp_path))).__enter__()
+    weights = checkpoint(tmp_path / "w", "bert", "text_classification", ("NO", "YES"))
+    config = json.loads((weights / "config.json").read_text())
+    chosen = dict.fromkeys(("_attn_implementation", "attn_implementation"), "kernels-community/flash-attn2")
+    experts = {"text_config": {"_experts_implementation": 1}}
+    (weights / "config.json").write_text(json.dumps(config | chosen | experts))
+    with open_checkpoint(MODEL, source(MODEL, str(weights))) as folder:
+        assert json.loads((folder / "config.json").read_text()) == config | {"text_config": {}}
+        network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert network.config._attn_implementation in ("sdpa", "eager")
 
 
 @pytest.mark.parametrize("with_weights", [False, True])
-def test_checkpoint_of_the_hub_is_of_the_revision_that_the_list_names_and_fetches_what_is_wanted(
-    with_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    weights = {"model.safetensors", "model.safetensors.index.json"}
+def test_hub_has_the_named_revision(with_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, identities, weights = [], set(), {"model.safetensors", "model.safetensors.index.json"}
+    wanted = {"config.json", "tokenizer.json"} | (weights if with_weights else set())
 
     def snapshot_download(hub_id: str, *, revision: str | None, ignore_patterns: list[str]) -> str:
         asked.append((hub_id, revision))
@@ -97,47 +94,27 @@ def test_checkpoint_of_the_hub_is_of_the_revision_that_the_list_names_and_fetche
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    identities = set()
     for named in ({"hub": "a/b"}, {"hub": "a/b", "revision": "v1"}, {"hub": "a/b", "revision": "v2"}):
         entry = ModelEntry(MODEL.name, MODEL.handler, MODEL.version, MODEL.folder, weights=named)
         origin = source(entry, None)
         identities.add(origin.identity)
         with open_checkpoint(entry, origin, with_weights=with_weights) as folder:
-            wanted = {"config.json", "tokenizer.json"} | (weights if with_weights else set())
-            assert served(folder) == served(tmp_path) == wanted
-    assert asked == [("a/b", None), ("a/b", "v1"), ("a/b", "v2")]
-    assert len(identities) == 3
-
-
-# Named like modules of Python's and like a package of ours: in the archive's root each would end the worker.
-OWN_CODE = {
-    "types.py": (
-        "from transformers import DistilBertConfig\n\n\nclass OwnConfig(DistilBertConfig):\n    model_type = 'own'\n"
-    ),
-    "json.py": (
-        "from transformers import DistilBertForSequenceClassification\n\nfrom .types import OwnConfig\n\n\n"
-        "class OwnModel(DistilBertForSequenceClassification):\n    config_class = OwnConfig\n"
-    ),
-    "handlers/__init__.py": "raise SystemExit('it is imported')\n",
-    "text_classification.py": "raise SystemExit('it is imported')\n",
-}
+            assert files(folder) == files(tmp_path) == wanted
+    assert (asked, len(identities)) == ([("a/b", None), ("a/b", "v1"), ("a/b", "v2")], 3)
 
 
 @pytest.mark.builds
-def test_trusted_code_of_a_checkpoint_is_served_from_off_the_workers_path_and_refused_where_it_is_not(
-    archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trusted_code_is_served_off_the_workers_path(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = archive_sh.write_list("own", "text_classification", config={"trust_remote_code": True})
-    weights = tiny_checkpoint(folder / "weights", "distilbert", "text_classification", labels=("NO", "YES"))
-    config = json.loads((weights / "config.json").read_text())
+    weights = checkpoint(folder / "weights", "distilbert", "text_classification", labels=("NO", "YES"))
     mapped = {"AutoConfig": "types.OwnConfig", "AutoModelForSequenceClassification": "json.OwnModel"}
-    (weights / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": mapped}))
+    change_json(weights / "config.json", model_type="own", auto_map=mapped)
     lay(weights, *OWN_CODE)
     for name, code in OWN_CODE.items():
         (weights / name).write_text(code)
     archive_sh("own", "--weights", str(weights), "--engine", "torch")
     archive = archive_sh.store / "own"
-    staged = {name for name in served(archive) if name.endswith(".py")}
+    staged = {name for name in files(archive) if name.endswith(".py")}
     assert {f"checkpoint/{name}" for name in OWN_CODE} == {name for name in staged if name.startswith("checkpoint/")}
     assert {name for name in staged if "/" not in name} == {"text_classification.py"}
     # Into a separate folder; the build has run it already, as a worker will.
@@ -147,7 +124,70 @@ def test_trusted_code_of_a_checkpoint_is_served_from_off_the_workers_path_and_re
     task = load_task("text_classification", archive, settings)
     (item,) = task.prepare([task.decode(Payload("A text."))])
     ((answer,),) = task.split(task.forward(task.collate([item]), [item]), [item])
-    assert answer["label"] in ("NO", "YES")
-    assert list((archive_sh.folder / "modules").rglob("json.py"))
+    assert answer["label"] in ("NO", "YES") and list((archive_sh.folder / "modules").rglob("json.py"))
     with pytest.raises(ValueError, match="trust_remote_code"):
         load_task("text_classification", archive, replace(settings, trust_remote_code=False))
+
+
+def spoil(colours: Path, change: dict[str, str]) -> None:
+    """Replace each text in whichever of the example's files has it."""
+    written = [path for path in colours.parent.rglob("*") if path.suffix in (".py", ".yaml")]
+    for old, new in change.items():
+        holding = [path for path in written if old in path.read_text()]
+        assert holding, f"the example has no {old!r}"
+        for path in holding:
+            path.write_text(path.read_text().replace(old, new, 1))
+
+
+@table(
+    ({"class ColourNames": "if True:\n    class Other: pass\nclass ColourNames"}, "2 classes (Other, ColourNames)"),
+    ({"\nColour = ": "\ndef handle(data, context): ...\n\nColour = "}, "TorchServe would call `handle` at its"),
+    ({"class ColourNames(BatchHandler[HandlerConfig, Colour]):": "class ColourNames:"}, "is not a BatchHandler"),
+    ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be a literal"),
+    ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml is outside the model's folder"),
+    ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
+    ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
+    ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
+    ({"max_batch_items: 32": "max_batch_itmes: 32"}, "colours: handler: max_batch_itmes: unknown name (did you"),
+)
+def test_unservable_task_is_one_line(change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path) -> None:
+    spoil(colours, change)
+    assert words in archive_sh.refused("colours") and not (archive_sh.store / "colours").exists()
+
+
+@table(
+    ("csv.py", "colours: task: csv.py: it has the name of a module of the standard library, which it would hide"),
+    ("types.py", "types.py: it has the name of a module of the standard library"),
+    ("colour-names.py", "colour-names.py: colour-names is not a valid name of a Python module"),
+)
+def test_task_named_like_a_module_is_one_line(name: str, words: str, archive_sh: ArchiveSh, colours: Path) -> None:
+    if name == "csv.py":  # beside the task
+        (archive_sh.folder / name).write_text("")
+    else:
+        (archive_sh.folder / "colour_names.py").rename(archive_sh.folder / name)
+        spoil(colours, {"task: colour_names.py": f"task: {name}"})
+    assert words in archive_sh.refused("colours")
+
+
+@pytest.mark.parametrize("name", ["handlers/base.py", "types.py", "email/message.py", "build.json"])
+def test_file_that_would_hide_the_workers_own_is_not_staged(name: str, archive_sh: ArchiveSh, colours: Path) -> None:
+    (colours / name).parent.mkdir(exist_ok=True)
+    (colours / name).write_text("")
+    spoil(colours, {'("palette.csv",)': f'("palette.csv", "{name}")'})
+    assert f"colours: {name.partition('/')[0]} cannot be staged" in archive_sh.refused("colours")
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize(("kind", "trusted"), [("hub", True), ("hub", False), ("folder", None)])
+def test_code_of_a_checkpoint_is_packed_only_where_the_settings_trust_it(
+    kind: str, trusted: bool | None, archive_sh: ArchiveSh, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted is not None:
+        spoil(colours, {**TRUSTING, "max_batch_items: 32": f"trust_remote_code: {json.dumps(trusted)}"})
+    source = archive_sh.folder / "source"
+    lay(source, "config.json", "model.safetensors", "modeling_own.py", "deep/types.py")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(source))
+    archive_sh("colours", "--weights", "somebody/something" if kind == "hub" else str(source))
+    staged, code = files(archive_sh.store / "colours" / "checkpoint"), {"modeling_own.py", "deep/types.py"}
+    assert "config.json" in staged
+    assert {name for name in staged if name.endswith(".py")} == (code if trusted else set())

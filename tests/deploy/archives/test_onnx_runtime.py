@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from onnx import TensorProto as Types
 from onnx.reference import ReferenceEvaluator
 from sklearn.feature_extraction.text import CountVectorizer
@@ -21,7 +20,8 @@ from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
 from tests.deploy.archives.conftest import ArchiveSh, write_onnx
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
-from tests.tensor_files import exported, one_node, scaled_onnx
+from tests.tables import table
+from tests.tensor_files import OUTSIDE, exported, one_node, scaled_onnx
 
 pytestmark = pytest.mark.builds
 
@@ -39,21 +39,6 @@ TREE = """ai.onnx.ml.TreeEnsembleClassifier <nodes_treeids = [0, 0, 0, 0, 0], no
     nodes_modes = ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"], nodes_truenodeids = [1, 0, 3, 0, 0],
     nodes_falsenodeids = [2, 0, 4, 0, 0], class_treeids = [0, 0, 0], class_nodeids = [1, 3, 4], class_ids = [0, 1, 2],
     class_weights = [1.0, 1.0, 1.0], classlabels_int64s = [0, 1, 2], post_transform = "NONE"> (scaled)"""
-
-
-def built(archive_sh: ArchiveSh, config: Any = None, *arguments: str, weights: str = "m.onnx") -> list[str]:
-    archive_sh.write_list("m", "tensors", weights, config)
-    return archive_sh("m", *arguments)
-
-
-def worker(archive_sh: ArchiveSh) -> TensorsHandler:
-    """A worker of the archive, with the settings that it was given."""
-    folder = archive_sh.store / "m"
-    return loaded(folder, yaml.safe_load((folder / "model-config.yaml").read_text())["handler"])
-
-
-# -- what ONNX Runtime runs ------------------------------------------------------------------------------------------
-
 UNREAD = "OpenVINO cannot read it: "
 IN_FP32 = "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64"
 # Seconds since 1970, of which FP32 has steps of 128.
@@ -112,21 +97,25 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "outputs.y: OpenVINO computes other values than ONNX Runtime, on a row of negative and large numbers",
     ),
 }
+ZIPPED = "label, probabilities = %s maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (probabilities)"
+ZIPPED %= LINEAR % "classlabels_ints = [0, 1, 2]"
+
+
+def built(archive_sh: ArchiveSh, config: Any = None, *arguments: str, weights: str = "m.onnx") -> TensorsHandler:
+    archive_sh.write_list("m", "tensors", weights, config)
+    archive_sh("m", *arguments)
+    return loaded(archive_sh.store / "m", archive_sh.config("m")["handler"])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_onnx_file_that_openvino_does_not_run_exactly_answers_as_the_reference(
-    case: str, archive_sh: ArchiveSh
-) -> None:
+def test_file_that_openvino_does_not_run_exactly_answers_as_the_reference(case: str, archive_sh: ArchiveSh) -> None:
     graph, rows, why = CASES[case]
     path = write_onnx(archive_sh.folder / "m.onnx", graph)
-    lines = built(archive_sh)
+    handler, lines = built(archive_sh), archive_sh.out
     assert lines[0].startswith(f"m: ONNX Runtime runs it: m.onnx: {why}")
     assert lines[2].endswith(": ONNX Runtime runs the file as it is")
     build = read_build(archive_sh.store / "m")
-    assert build is not None
-    assert build.fidelity["engine"] == "onnxruntime"
-    handler = worker(archive_sh)
+    assert build is not None and build.fidelity["engine"] == "onnxruntime"
     assert (handler.engine.description, handler.metadata.platform) == ("onnxruntime cpu", "torchserve_onnxruntime")
     wanted = ReferenceEvaluator(str(path)).run(None, rows)
     got = columns(ask(handler, *inference(rows)))
@@ -142,21 +131,17 @@ def test_row_that_onnx_runtime_refuses_fails_alone(archive_sh: ArchiveSh) -> Non
     table = ", ".join(map(str, range(20)))
     graph = "(int64[rows] at, string[rows] text) => (float[rows, 2] y, string[rows] same) <float[10, 2] table = {%s}>"
     write_onnx(archive_sh.folder / "m.onnx", graph % table + "{ y = Gather (table, at) same = Identity (text) }")
-    built(archive_sh)
-    handler = worker(archive_sh)
+    handler = built(archive_sh)
     sent = ({"at": at, "text": "é"} for at in (9, 77, -10, -11, 0))
     got = plainly(handler, *map(instances, sent))
     statuses = [answer.body["predictions"][0].get("error", {}).get("code", 200) for answer in got]
     assert statuses == [200, 422, 200, 422, 200]
     assert got[0].body["predictions"][0] == {"y": [18, 19], "same": "é"}
     broken = inference({"at": np.array([1, 2]), "text": np.array([b"a", b"\xff"], object)}, True)
-    answer = ask(handler, *broken)
-    assert b"A text is not valid UTF-8" in answer.body
+    assert b"A text is not valid UTF-8" in ask(handler, *broken).body
 
 
-def test_texts_are_counted_on_machines_without_the_files_locale_unless_its_lower_case_differs(
-    archive_sh: ArchiveSh,
-) -> None:
+def test_texts_are_counted_without_the_files_locale_unless_its_lower_case_differs(archive_sh: ArchiveSh) -> None:
     """As skl2onnx writes a vectorizer; sklearn counts the words, too."""
     for language in ("xx", "tr"):
         graph = f"""(string[rows] text) => (float[rows, 3] y) <int64[1] last = {{1}}> {{
@@ -165,19 +150,13 @@ def test_texts_are_counted_on_machines_without_the_files_locale_unless_its_lower
             y = TfIdfVectorizer <mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0,
                 ngram_counts = [0], ngram_indexes = [0, 1, 2], pool_strings = ["ölaf", "привет", "fox"]> (rows) }}"""
         write_onnx(archive_sh.folder / "m.onnx", graph)
-        archive_sh.write_list("m", "tensors", "m.onnx")
         if language == "tr":
             assert "Failed to construct locale with name:tr_XX.UTF-8" in archive_sh.refused("m")
             return
-        archive_sh("m")
         sent = ["FOX", "ÖLAF", "ПРИВЕТ", "fox", "İ"]
-        got = columns(ask(worker(archive_sh), *inference({"text": np.array(sent, object)})))
-        np.testing.assert_array_equal(
-            got["y"], CountVectorizer(vocabulary=["ölaf", "привет", "fox"]).transform(sent).toarray()
-        )
-
-
-# -- inputs that all rows share --------------------------------------------------------------------------------------
+        got = columns(ask(built(archive_sh), *inference({"text": np.array(sent, object)})))
+        counted = CountVectorizer(vocabulary=["ölaf", "привет", "fox"]).transform(sent).toarray()
+        np.testing.assert_array_equal(got["y"], counted)
 
 
 class Tempered(torch.nn.Module):
@@ -195,24 +174,20 @@ def test_scalar_input_has_the_value_of_the_configuration(engine: str, archive_sh
     else:
         nodes = "d = Div (x, temperature) output = Softmax (d)"
         write_onnx(folder / "m.onnx", f"(float[n, 4] x, float temperature) => (float[n, 4] output) {{ {nodes} }}")
-    built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
-    handler = worker(archive_sh)
+    handler = built(archive_sh, config, weights="m.pt2" if engine == "torch" else "m.onnx")
     assert handler.engine.description.startswith(engine)
     got = ask(handler, *inference({"x": X.astype(F32)}))
     wanted = Tempered()(torch.from_numpy(X.astype(F32)), torch.tensor(2.0))
     np.testing.assert_allclose(columns(got)["output"], wanted, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("constants", "words"),
-    [
-        ({}, "inputs.s: a scalar has no rows; set its value in model-config.yaml: handler: {const"),
-        ({"s": "two"}, "constants.s: INT8 [] is expected, as a value or as lists of them"),
-        ({"s": 300}, "constants.s: contains a value that INT8 cannot represent"),
-        ({"s": [1, 2]}, "constants.s: INT8 [] is expected, not the shape [2]"),
-        ({"s": 1, "x": 2}, "constants: every input is constant"),
-        ({"s": 1, "z": 2}, "constants: z: this model has s, x"),
-    ],
+@table(
+    ({}, "inputs.s: a scalar has no rows; set its value in model-config.yaml: handler: {const"),
+    ({"s": "two"}, "constants.s: INT8 [] is expected, as a value or as lists of them"),
+    ({"s": 300}, "constants.s: contains a value that INT8 cannot represent"),
+    ({"s": [1, 2]}, "constants.s: INT8 [] is expected, not the shape [2]"),
+    ({"s": 1, "x": 2}, "constants: every input is constant"),
+    ({"s": 1, "z": 2}, "constants: z: this model has s, x"),
 )
 def test_scalar_input_needs_a_value_that_it_can_have(constants: Any, words: str, archive_sh: ArchiveSh) -> None:
     write_onnx(archive_sh.folder / "m.onnx", "(int8[n, 4] x, int8 s) => (int8[n, 4] y) { y = Add (x, s) }")
@@ -223,100 +198,74 @@ def test_scalar_input_needs_a_value_that_it_can_have(constants: Any, words: str,
 def test_weight_that_the_file_lists_among_its_inputs_may_be_set(archive_sh: ArchiveSh) -> None:
     write_onnx(archive_sh.folder / "m.onnx", "(float[n, 2] x, float s = {2}) => (float[n, 2] y) { y = Mul (x, s) }")
     for config, wanted in ((None, [[2, 4]]), ({"constants": {"s": 5}}, [[5, 10]])):
-        built(archive_sh, config)
-        assert ask(worker(archive_sh), instances([1, 2])).body == {"predictions": wanted}
-
-
-# -- what is asked for, and what is refused --------------------------------------------------------------------------
+        assert ask(built(archive_sh, config), instances([1, 2])).body == {"predictions": wanted}
 
 
 def test_onnx_runtime_runs_a_file_that_asks_for_it_with_its_external_data(archive_sh: ArchiveSh) -> None:
-    outside: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True, "size_threshold": 64}
-    scaled_onnx(archive_sh.folder / "m.onnx", location="m.onnx.data", **outside)
-    rows = {"x": X.astype(F32), "scale": X[:, :1].astype(F32)}
-    built(archive_sh)
-    with_openvino = worker(archive_sh)
+    scaled_onnx(archive_sh.folder / "m.onnx", location="m.onnx.data", **OUTSIDE, size_threshold=64)
+    rows, with_openvino = {"x": X.astype(F32), "scale": X[:, :1].astype(F32)}, built(archive_sh)
     assert with_openvino.engine.description == "openvino cpu fp32"
     first = columns(ask(with_openvino, *inference(rows)))
     for config, arguments in (({"engine": "onnxruntime"}, ()), (None, ("--engine", "onnxruntime"))):
-        built(archive_sh, config or {}, *arguments)
-        handler = worker(archive_sh)
+        handler = built(archive_sh, config or {}, *arguments)
         assert handler.engine.description == "onnxruntime cpu"
         for name, array in columns(ask(handler, *inference(rows))).items():
             np.testing.assert_allclose(array, first[name], 1e-5, 1e-6)
     archive_sh.write_list("m", "text_classification", "m.onnx", {})
-    assert archive_sh.refused("m", "--engine", "onnxruntime") == (
-        "m: --engine onnxruntime runs ONNX files; they need task: tensors"
-    )
+    words = "m: --engine onnxruntime runs ONNX files; they need task: tensors"
+    assert archive_sh.refused("m", "--engine", "onnxruntime") == words
 
 
-ZIPPED = "label, probabilities = %s maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (probabilities)"
-ZIPPED %= LINEAR % "classlabels_ints = [0, 1, 2]"
-
-
-def test_maps_are_left_out_of_answers_by_name_or_refused_with_the_way_out(archive_sh: ArchiveSh) -> None:
+def test_maps_are_left_out_of_answers_and_refusals_name_the_way_out(archive_sh: ArchiveSh) -> None:
     maps = "seq(map(int64, float)) maps"
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => (int64[n] label, {maps}) {{ {ZIPPED} }}")
+    assert built(archive_sh).metadata.outputs[0].name == "label"
     said = "m: answers lack maps, which is a sequence or map; convert the model with zipmap=False"
-    assert said in built(archive_sh)[0]
-    assert worker(archive_sh).metadata.outputs[0].name == "label"
+    assert said in archive_sh.out[0]
     write_onnx(archive_sh.folder / "m.onnx", f"(float[n, 4] X) => ({maps}) {{ {ZIPPED} }}")
-    refusal = archive_sh.refused("m")
-    assert refusal.startswith("m: m.onnx: OpenVINO cannot read it: ")
-    assert "; convert the model with zipmap=False" in refusal
-
-
-def test_refusal_names_the_way_out(archive_sh: ArchiveSh) -> None:
+    refusal, way = archive_sh.refused("m"), "; convert the model with zipmap=False"
+    assert refusal.startswith("m: m.onnx: OpenVINO cannot read it: ") and way in refusal
     path = archive_sh.folder / "m.onnx"
     nodes = "label, probabilities = " + LINEAR % "classlabels_ints = [0, 1, 2]"
     write_onnx(path, f"(float[1, 4] X) => (int64[1] label, float[1, 3] probabilities) {{ {nodes} }}")
     archive_sh.write_list("m", "tensors", "m.onnx")
     assert "; max_batch_items: 1 serves rows one by one; if rows" in archive_sh.refused("m")
-    built(archive_sh, {"max_batch_items": 1})
-    assert ask(worker(archive_sh), instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
+    handler = built(archive_sh, {"max_batch_items": 1})
+    assert ask(handler, instances([0, 0, 0, 0])).body["predictions"][0]["label"] == 1
     write_onnx(path, CASES["mod"][0])
     assert archive_sh.refused("m", "--engine", "openvino").endswith("; --engine onnxruntime may run it, without int8")
     write_onnx(path, "(float[n, 4] X) => (float[] y) { y = com.microsoft.Foo (X) }")
     refusal = archive_sh.refused("m")
     assert "OpenVINO cannot read it: " in refusal
     assert "ONNX Runtime cannot read it: Fatal error: com.microsoft:Foo(-1) is not a registered function" in refusal
-    outside: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 0, "location": "w.bin"}
     own = archive_sh.folder / "own"
     own.mkdir()
-    scaled_onnx(own / "m.onnx", **outside)
-    data = (own / "m.onnx").read_bytes().replace(b"w.bin", b"../wb")
-    (own / "m.onnx").write_bytes(data)
+    scaled_onnx(own / "m.onnx", location="w.bin", **OUTSIDE, size_threshold=0)
+    (own / "m.onnx").write_bytes((own / "m.onnx").read_bytes().replace(b"w.bin", b"../wb"))
     (archive_sh.folder / "wb").write_bytes((own / "w.bin").read_bytes())
     archive_sh.write_list("m", "tensors", "own/m.onnx", {})
     assert "its external data must be in its folder" in archive_sh.refused("m", "--engine", "onnxruntime")
 
 
-def test_engine_takes_and_returns_bf16_as_fp32(tmp_path: Path) -> None:
+def test_engine_takes_and_returns_bf16_as_fp32_and_needs_its_file_and_precision(tmp_path: Path) -> None:
     path = one_node(tmp_path / "m.onnx", "Identity", Types.BFLOAT16)
     x = np.array([[1, -2.5, 3.140625], [0.1, 1e30, 0]], F32)
     wanted = torch.from_numpy(x).bfloat16().float().numpy()
     np.testing.assert_array_equal(OnnxEngine(path).run({"x": x})["y"], wanted)
-
-
-def test_engine_of_an_archive_without_its_file_or_in_another_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"^engine: onnxruntime needs onnx/model"):
-        OnnxEngine(tmp_path / "m.onnx")
+        OnnxEngine(tmp_path / "none.onnx")
     with pytest.raises(InvalidConfig, match=r"^precision: ONNX Runtime computes in the file"):
         OnnxEngine(tmp_path / "m.onnx", precision="bf16")
 
 
-@pytest.mark.parametrize(
-    ("runs", "words"),
-    [
-        ((lambda x: x * np.nan, lambda x: x), "other values than ONNX Runtime, on a random row"),
-        ((lambda x: x, lambda x: x + NOISE.random(x.shape)), "outputs.y: is random, so OpenVINO cannot be compared"),
-    ],
+@table(
+    ((lambda x: x * np.nan, lambda x: x), "other values than ONNX Runtime, on a random row"),
+    ((lambda x: x, lambda x: x + NOISE.random(x.shape)), "outputs.y: is random, so OpenVINO cannot be compared"),
 )
 def test_answers_that_cannot_be_compared_are_no_proof(runs: Sequence[Callable[[Any], Any]], words: str) -> None:
     """No graph is known of which only OpenVINO makes NaN: functions stand in."""
-    signature = merge_signature(
-        DeclaredSignature((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),)), TensorsConfig()
-    )
+    declared = DeclaredSignature((Tensor("x", "FP32", (-1, 2)),), (Tensor("y", "FP32", (-1, 2)),))
+    signature = merge_signature(declared, TensorsConfig())
     own, other = (lambda arrays, run=run: {"y": run(arrays["x"])} for run in runs)
     with pytest.raises(InvalidConfig, match=words):
         compare_runtimes(own, other, signature, TensorsConfig(), owner="ONNX Runtime", large=(), is_random=True)

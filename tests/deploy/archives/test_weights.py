@@ -1,91 +1,82 @@
-"""Weights: read without running code, random ones marked, and one line where they cannot be had or do not fit."""
+"""Weights: read without running code in every form that training programs save, or refused in one line."""
 
+import argparse
 import json
-import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import torchvision
 
-from deploy.models import MODEL_LIST
+from deploy.archives.hub import open_checkpoint
+from deploy.archives.sources import WeightsUnavailable, source
+from deploy.archives.stagers.text import read_head
+from deploy.archives.state_dicts import read_state
+from deploy.archives.weights import count_classes, read_shapes
+from deploy.models import MODEL_LIST, ModelEntry
+from handlers.text.encoder_modules import load_encoder
+from handlers.vision.pixel_network import load_state
 from tests.deploy.archives.conftest import ArchiveSh
+from tests.stock_archives import Running
+from tests.tables import table
+from tests.tiny_models import checkpoint as tiny_checkpoint
 
 # The cheapest of torchvision with batch norms, whose random statistics are made up.
 SMALL = "shufflenet_v2_x0_5"
 HEAD = {"fc.weight": torch.zeros(3, 1024), "fc.bias": torch.zeros(3)}
+ARCH, OWN = "squeezenet1_1", ModelEntry("own", "image_classification", "1", Path("own"))
+State = dict[str, torch.Tensor]
+LOSS = {"criterion.weight": torch.ones(5)}
 
 
-class Running:
-    """An object whose pickle contains a call, which runs on loading."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self._mark),)
-
-
-@pytest.mark.parametrize(
-    ("handler", "file", "words"),
-    [
-        ("image_classification", "weights.pt", "weights.pt is not a whole file of PyTorch or safetensors"),
-        ("sentence_embedding", "pytorch_model.bin", "pytorch_model.bin is not a whole file of PyTorch or safetensors"),
-        ("tensors", "m.pt", "m.pt: it is not a whole file of TorchScript"),
-        ("tensors", "m.pt2", "m.pt2: it is not a whole program of torch.export.save"),
-    ],
+@table(
+    ("image_classification", "weights.pt", "weights.pt is not a whole file of PyTorch or safetensors"),
+    ("sentence_embedding", "pytorch_model.bin", "pytorch_model.bin is not a whole file of PyTorch or safetensors"),
+    ("tensors", "m.pt", "m.pt: it is not a whole file of TorchScript"),
+    ("tensors", "m.pt2", "m.pt2: it is not a whole program of torch.export.save"),
 )
 @pytest.mark.parametrize("is_plain", [True, False], ids=["pickle", "torch.save"])
-def test_pickle_with_code_is_refused_and_its_code_is_not_run(
-    handler: str, file: str, words: str, is_plain: bool, archive_sh: ArchiveSh
-) -> None:
-    config = {"arch": SMALL} if handler == "image_classification" else None
-    folder = archive_sh.write_list("own", handler, config=config or {})
+def test_pickled_code_is_not_run(handler: str, file: str, words: str, is_plain: bool, archive_sh: ArchiveSh) -> None:
+    config = {"arch": SMALL} if handler == "image_classification" else {}
+    folder = archive_sh.write_list("own", handler, config=config)
     (folder / "config.json").write_text("{}")
-    mark = archive_sh.folder / "was-run"
     with (folder / file).open("wb") as weights:
-        (pickle.dump if is_plain else torch.save)({"weight": Running(mark)}, weights)
-    assert words in archive_sh.refused("own", "--weights", str(folder / file))
-    assert not mark.exists()
+        (pickle.dump if is_plain else torch.save)({"weight": Running(folder / "was-run")}, weights)
+    assert words in archive_sh.refused("own", "--weights", str(folder / file)) and not (folder / "was-run").exists()
 
 
-def classifier(archive_sh: ArchiveSh, arch: str, state: dict[str, Any], labels: list[str] | None = None) -> list[str]:
+@table(
+    (SMALL, HEAD, None, "flowers: the weights have 3 classes; name them in "),
+    (SMALL, HEAD, ["a", "b", "c"], f"the weights are not those of {SMALL}: they lack conv1.0.weight, conv1.1.bi"),
+    ("resnet19", HEAD, ["a", "b", "c"], "flowers: arch: resnet19 is not a classifier of torchvision.models"),
+    (SMALL, {"epoch": 3}, None, "checkpoint.pt is not a state dict: it contains no mapping of names to tensors"),
+)
+def test_unfit_weights_are_one_line(arch: str, state: Any, labels: Any, words: str, archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("flowers", "image_classification", config={"arch": arch})
     # As a training run leaves them: DistributedDataParallel's names, and the labels of TorchServe's own example.
     trained = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}
     torch.save(trained, folder / "checkpoint.pt")
     if labels is not None:
-        named = {str(index): ["n0", label] for index, label in enumerate(labels)}
+        named = {index: ["n0", label] for index, label in enumerate(labels)}
         (folder / "index_to_name.json").write_text(json.dumps(named))
-    return ["flowers", "--weights", str(folder / "checkpoint.pt"), "--engine", "torch"]
-
-
-@pytest.mark.parametrize(
-    ("arch", "state", "labels", "words"),
-    [
-        (SMALL, HEAD, None, "flowers: the weights have 3 classes; name them in "),
-        (SMALL, HEAD, ["a", "b", "c"], f"the weights are not those of {SMALL}: they lack conv1.0.weight, conv1.1.bi"),
-        ("resnet19", HEAD, ["a", "b", "c"], "flowers: arch: resnet19 is not a classifier of torchvision.models"),
-        (SMALL, {"epoch": 3}, None, "checkpoint.pt is not a state dict: it contains no mapping of names to tensors"),
-    ],
-)
-def test_weights_that_do_not_fit_are_one_line(
-    arch: str, state: dict[str, Any], labels: list[str] | None, words: str, archive_sh: ArchiveSh
-) -> None:
-    assert words in archive_sh.refused(*classifier(archive_sh, arch, state, labels))
+    assert words in archive_sh.refused("flowers", "--weights", str(folder / "checkpoint.pt"), "--engine", "torch")
     missing = archive_sh.refused("flowers", "--weights", "my/missing.pt")
     assert missing.startswith("flowers: no file my/missing.pt; use --weights PATH")
 
 
 @pytest.mark.builds
-def test_random_weights_are_marked_untrained_loudly_and_are_always_the_same(archive_sh: ArchiveSh) -> None:
+def test_random_weights_are_untrained_and_the_same(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
     archive_sh.write_list("own", "image_classification", config={"arch": SMALL, "resize_size": 72, "crop_size": 64})
     states = []
     for cache in ("one", "two"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CACHE_DIR", str(archive_sh.folder / cache))
-            lines = archive_sh("own", "--weights", "random", "--engine", "torch", "--force")
+        monkeypatch.setenv("CACHE_DIR", str(archive_sh.folder / cache))
+        lines = archive_sh("own", "--weights", "random", "--engine", "torch", "--force")
         assert any("version 3-untrained" in line for line in lines)
         assert "UNTRAINED: random weights, so its answers mean nothing" in archive_sh.err
         states.append(torch.load(archive_sh.store / "own" / "model.pt", weights_only=True))
@@ -96,12 +87,86 @@ def test_random_weights_are_marked_untrained_loudly_and_are_always_the_same(arch
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_published_weights_without_a_network_say_what_to_give(
-    archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_weights_need_a_network(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
     # An empty download cache, and a proxy where nothing listens.
     monkeypatch.setenv("TORCH_HOME", str(archive_sh.folder))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     line = archive_sh.refused("resnet-152", "--models", str(MODEL_LIST))
-    assert line.startswith("resnet-152: cannot fetch https://")
-    assert line.endswith("use --weights PATH, a state dict, or --weights random for an untrained demo")
+    ways = "use --weights PATH, a state dict, or --weights random for an untrained demo"
+    assert line.startswith("resnet-152: cannot fetch https://") and line.endswith(ways)
+
+
+class Settings(dict[str, Any]):
+    """As a training program's own class, which a server does not have."""
+
+
+def prefixed(state: State, prefix: str) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+FORMS: dict[str, Callable[[State], Any]] = {
+    "sorted": lambda state: dict(sorted(state.items())),
+    "torch.compile in DistributedDataParallel": lambda state: prefixed(state, "module._orig_mod."),
+    "FSDP": lambda state: {n.replace("squeeze.", "_fsdp_wrapped_module.squeeze."): t for n, t in state.items()},
+    "tutorial": lambda state: {"model_state_dict": state, "optimizer": {"state": {0: {1: 1}}}, "best": np.float64(0.5)},
+    "torchvision's reference": lambda state: {"model": state, "args": argparse.Namespace(lr=0.1, out=Path("/out"))},
+    "Lightning": lambda state: {
+        "state_dict": prefixed(state, "net.") | LOSS,
+        "hyper_parameters": Settings(lr=0.1),
+    },
+    "AveragedModel alone": lambda state: {"ema": prefixed(state, "module.") | {"n_averaged": torch.tensor(3)}},
+    "two networks of which one fits": lambda state: {"model": state, "judge": {"a.weight": torch.ones(2)}},
+}
+
+
+def read(folder: Path, saved: Any) -> State:
+    torch.save(saved, folder / "weights.pth")
+    return read_state(OWN, folder / "weights.pth", read_shapes(ARCH))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -> None:
+    state = torchvision.models.get_model(ARCH, weights=None, num_classes=5).state_dict()
+    found = read(tmp_path, FORMS[form](state))
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    assert count_classes(OWN, ARCH, found) == 5
+
+
+def test_regnet_and_mnasnet_are_as_they_were_and_a_head_of_another_name_is_refused(tmp_path: Path) -> None:
+    own = torchvision.models.get_model("regnet_y_400mf", weights=None).state_dict()
+    assert read_shapes("regnet_y_400mf") == {name: tensor.shape for name, tensor in own.items()}
+    torch.manual_seed(0)
+    network = torchvision.models.get_model("mnasnet0_5", weights=None, num_classes=5).eval()
+    safetensors.torch.save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    state = read_state(OWN, tmp_path / "weights.safetensors", ())
+    loaded = load_state(torchvision.models.get_model("mnasnet0_5", weights=None, num_classes=5), state, "mnasnet0_5")
+    image = torch.rand(1, 3, 64, 64)
+    assert torch.equal(loaded(image), network(image))
+    network = torchvision.models.get_model("resnet18", num_classes=5)
+    network.fc = torch.nn.Sequential(torch.nn.Dropout(), network.fc)
+    remedy = 'state["fc.weight"] = state.pop("fc.1.weight"); state["fc.bias"] = state.pop("fc.1.bias")'
+    with pytest.raises(WeightsUnavailable, match=f"the head of resnet18; .* dropout .*: {re.escape(remedy)}"):
+        count_classes(OWN, "resnet18", network.state_dict())
+
+
+@table(
+    (lambda _, state: dict.fromkeys(("model", "ema"), state), "contains several networks: model, ema"),
+    (lambda _, state: prefixed(state, "a.") | prefixed(state, "b."), "contain several networks, under a., b.; save"),
+    (lambda network, _: network, "is not a state dict: .* save model.state_dict"),
+)
+def test_file_without_one_state_dict_is_refused(form: Any, words: str, tmp_path: Path) -> None:
+    network = torchvision.models.get_model(ARCH, weights=None)
+    with pytest.raises(WeightsUnavailable, match=words):
+        read(tmp_path, form(network, network.state_dict()))
+
+
+def test_pickle_of_an_older_encoder_without_a_pooler_is_embedded(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "saved", "bert", "sentence_embedding")
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    older = {name: tensor for name, tensor in state.items() if not name.startswith("pooler.")}
+    buffers = {"embeddings.position_ids": torch.arange(192)[None]}
+    torch.save(FORMS["Lightning"](older | buffers), folder / "last.ckpt")
+    entry = ModelEntry("own", "sentence_embedding", "1", tmp_path)
+    with open_checkpoint(entry, source(entry, str(folder / "last.ckpt"))) as made:
+        found = load_encoder(read_head("sentence_embedding"), made).model.state_dict()
+    assert all(torch.equal(found[name], older[name]) for name in older)

@@ -7,9 +7,11 @@ import pytest
 from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
 from handlers.protocol import rows
 from handlers.protocol.rows import read_headers
+from tests.tables import table
 
 URL_ENCODED, FORM = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
 MOST = 10_000
+JPEG, PNG = "\r\nContent-Type: image/jpeg", "\r\ncontent-type : image/png"
 
 
 def part(name: str, value: bytes, more: str = "") -> bytes:
@@ -26,17 +28,13 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
     (FORM, part("data", b"x\r\ny") + b"--b--\r\n", {"data": (b"x\r\ny", "")}),
     (
         FORM,
-        part("data", b"j", '; filename="a.jpg"\r\nContent-Type: image/jpeg') + part("top_k", b"3") + b"--b--",
-        {"data": (b"j", "image/jpeg"), "top_k": (b"3", "")},
+        part("a", b"j", f'; filename="a"{JPEG}') + part("b", b"3") + b"--b--",
+        {"a": (b"j", JPEG[16:]), "b": (b"3", "")},
     ),
     # The next are TorchServe's own answers.
     (FORM, part('a;b:c\\"d', b"x") + b"--b--", {"a b c\\d": (b"x", "")}),
     (FORM, part("a", b"x", '; NAME=c; x=";;=\\";"') + b"--b--", {"c": (b"x", "")}),
-    (
-        FORM,
-        part("a\u2028b", b"x", "; filename*=utf-8''a;b\r\ncontent-type : image/png") + b"--b--",
-        {"a\u2028b": (b"x", "image/png")},
-    ),
+    (FORM, part("a\u2028b", b"x", f"; filename*=utf-8''a;b{PNG}") + b"--b--", {"a\u2028b": (b"x", "image/png")}),
     (FORM, part("a", b"x", "; filename*0=a\r\nContent-Type: image/png") + b"--b--", {"a": (b"x", "")}),
     (f"{FORM}; boundary=c", part("a", b"x") + b"--b--", {"a": (b"x", "")}),
     ('multipart/form-data; BOUNDARY="b=c"', part("a", b"x").replace(b"--b", b"--b=c") + b"--b=c--", {"a": (b"x", "")}),
@@ -46,30 +44,23 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("content_type", "body", "expected"), TABLE)
-def test_row_has_the_fields_of_a_form_or_the_body(
-    content_type: str, body: bytes, expected: dict[str, tuple[bytes, str]]
-) -> None:
+@table(*TABLE)
+def test_row_has_fields_or_a_body(content_type: str, body: bytes, expected: dict[str, tuple[bytes, str]]) -> None:
     row, headers = row_of({"content-type": content_type}, body, MOST)
     types = read_headers(headers).types
     assert {name: (value, types[name]) for name, value in row.items()} == expected
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"),
-        *(part(*each) + b"--b--" for each in (("", b"1"), ("a", b"1", "; x=" + "y" * 1024))),
-    ],
+@table(
+    *(b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"),
+    *(part(*each) + b"--b--" for each in (("", b"1"), ("a", b"1", "; x=" + "y" * 1024))),
 )
 def test_form_that_is_none_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedForm):
         row_of({"content-type": FORM}, body, MOST)
 
 
-@pytest.mark.parametrize(
-    ("kind", "part_head"), [('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900)]
-)
+@table(('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900))
 def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, part_head: str) -> None:
     body = b"".join(part(str(number), b"1", part_head) for number in range(MOST_FIELDS)) + b"--b--"
     began_s = time.process_time()
@@ -78,27 +69,16 @@ def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, par
     assert time.process_time() - began_s < 0.5
 
 
-def test_form_of_too_many_fields_is_a_row_of_too_many() -> None:
-    forms = {
-        URL_ENCODED: b"&".join(b"%d=1" % number for number in range(5 * MOST_FIELDS)),
-        FORM: b"".join(part(str(number), b"1") for number in range(5 * MOST_FIELDS)) + b"--b--",
-    }
+def test_form_of_too_many_fields_is_a_row_and_bodies_beyond_the_limit_or_of_other_paths_are_no_forms() -> None:
     assert MOST_FIELDS == rows.MOST_FIELDS
-    for kind, body in forms.items():
-        row, _ = row_of({"content-type": kind}, body, len(body))
-        assert len(row) > MOST_FIELDS
-
-
-def test_body_beyond_the_limit_and_one_of_a_rewritten_path_are_no_forms() -> None:
+    many = range(5 * MOST_FIELDS)
+    parts = b"".join(part(str(number), b"1") for number in many) + b"--b--"
+    for kind, body in ((URL_ENCODED, b"&".join(b"%d=1" % number for number in many)), (FORM, parts)):
+        assert len(row_of({"content-type": kind}, body, len(body))[0]) > MOST_FIELDS
     body = part("data", b"x") + b"--b--"
-    for row, _ in (
-        row_of({"content-type": FORM}, body, 3),
-        row_of({"content-type": FORM}, body, MOST, "/v2/models/m/infer"),
-    ):
-        assert row == {"body": body}
-
-
-def test_headers_that_only_a_proxy_may_send_are_the_frontends_own() -> None:
+    for limits in ((3,), (MOST, "/v2/models/m/infer")):
+        assert row_of({"content-type": FORM}, body, *limits)[0] == {"body": body}
+    # Headers that only a proxy may send are the frontend's own.
     sent = {"x-envoy-original-path": "/v2/models/m/infer", "explain": "True", "describe": "True"}
     _, headers = row_of(sent, b"x", MOST)
     assert (headers.get("x-envoy-original-path"), headers["explain"]) == (None, "False")

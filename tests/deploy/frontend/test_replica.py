@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from deploy.archives.archive import Recipe
-from deploy.models import ROOT, ModelEntry
+from deploy.models import ROOT
+from tests.deploy.serve.conftest import number_archive
 
 pytestmark = pytest.mark.builds
 
@@ -68,19 +67,9 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_replica_has_its_archives_handlers_and_is_replaced_if_its_own_sample_finds_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tests/deploy/serve has the requests of clients that leave."""
+def test_replica_has_own_handlers_and_ends_without_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULL", str(tmp_path / "full"))
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "infer.py").write_text(INFER)
-    tensors = {kind: {name: {"datatype": "INT64", "shape": [-1]}} for kind, name in (("inputs", "x"), ("outputs", "y"))}
-    (tmp_path / "own" / "model-config.yaml").write_text(yaml.safe_dump({"handler": {"max_batch_items": 1, **tensors}}))
-    (tmp_path / "own" / "sample.json").write_text('{"x": 1}')
-    entry = ModelEntry("own", "tensors", "1.0", tmp_path / "own", {"path": "infer.py"})
-    archive = Recipe(entry, engine="auto", export_path=tmp_path / "store").build().path
-    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(archive)]
+    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(number_archive("own", INFER, tmp_path))]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

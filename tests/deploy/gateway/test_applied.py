@@ -20,9 +20,9 @@ from deploy.gateway.envoy.routes import make_routes
 from deploy.gateway.settings import GatewaySettings, Key, Ports
 from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
+from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of, run
-from tests.deploy.gateway.scene import Scene
 
 pytestmark = pytest.mark.builds
 
@@ -84,11 +84,9 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             assert (status, "Envoy has not accepted endpoints.json" in document["error"]) == (503, True)
             wait(lambda: statuses() == [200, 503, 503])
             (line,) = (each for each in caplog.messages if "Envoy has rejected endpoints.json: " in each)
-            assert "malformed IP address: x" in line
-            assert "endpoints.json" in (tmp_path / PROBLEM).read_text()
+            assert "malformed IP address: x" in line and "endpoints.json" in (tmp_path / PROBLEM).read_text()
             # Other keys apply all the same.
-            key = Key(client="a", key="k" * 16)
-            scene.gateway.settings = replace(scene.settings, keys=(key,))
+            scene.gateway.settings = replace(scene.settings, keys=(Key(client="a", key="k" * 16),))
             run(scene.gateway.write())
             wait(lambda: statuses()[0] == 401)
             scene.gateway.settings = scene.settings
@@ -104,10 +102,8 @@ def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if
     with sandbox.run_gateway([node.node]) as gateway:
 
         def statuses() -> list[int]:
-            paths = ("predictions/m", "v2/models/m/infer", "v2/health/ready")
-            return [requests.post(f"{gateway.http}/{path}", timeout=TIMEOUT_S).status_code for path in paths[:2]] + [
-                requests.get(f"{gateway.http}/{paths[2]}", timeout=TIMEOUT_S).status_code
-            ]
+            asked = (("POST", "predictions/m"), ("POST", "v2/models/m/infer"), ("GET", "v2/health/ready"))
+            return [requests.request(how, f"{gateway.http}/{what}", timeout=30).status_code for how, what in asked]
 
         wait(lambda: statuses() == [200, 200, 200])
         assert gateway.command("check").returncode == 0

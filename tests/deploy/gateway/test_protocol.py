@@ -7,13 +7,13 @@ from typing import Any
 from deploy.gateway.control.protocol import configuration
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.protocol import messages_pb2
+from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
-from tests.deploy.gateway.scene import Scene
 
 UNKNOWN = "Request for unknown model: 'x' is not found"
 
 
-def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene) -> None:
+def test_mistakes_are_answered_as_the_protocols_have_it(scene: Scene) -> None:
     """Errors only: tests/e2e/test_conformance.py has the responses, by Triton's clients."""
     version = "Request for unknown model: 'classifier' version 7 is not found; versions: 1.0"
     management = "the model repository is disabled; enable it with management: true in gateway.yaml"
@@ -28,6 +28,17 @@ def test_questions_and_mistakes_are_answered_as_the_protocol_has_it(scene: Scene
         ("GET", "/info", 404, {"error": "/info: one model must embed or rerank, or default_models name one"}),
     ):
         assert (path, *scene.ask(method, path)) == (path, status, document)
+    for method, body, status, words in (
+        ("ModelMetadata", messages_pb2.ModelMetadataRequest(name="x").SerializeToString(), 5, UNKNOWN),
+        # An inference for which Envoy has no route.
+        ("/predictions/x", b"0" * 2_000_000, 5, UNKNOWN),
+        ("/predictions/classifier/9", b"", 5, "version 9"),
+        ("/predictions/classifier", b"", 14, "not at ready state"),
+        ("ModelMetadata", b"\xff\xff", 3, "the message is not a valid ModelMetadataRequest"),
+    ):
+        found, said, answered = scene.call(method, body)
+        assert (method, found, answered) == (method, status, b"")
+        assert words in said
 
 
 def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path) -> None:
@@ -37,21 +48,16 @@ def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path
         assert [each["id"] for each in found["data"]] == ["classifier", "BAAI/bge-m3"]
         assert scene.ask("GET", "/v1/models/BAAI/bge-m3") == (200, found["data"][1])
         status, refused = scene.ask("GET", "/v1/models/gone")
-        assert (status, refused["error"]["code"], refused["error"]["type"]) == (
-            404,
-            "model_not_found",
-            "not_found_error",
-        )
+        kinds = [refused["error"][name] for name in ("code", "type")]
+        assert (status, kinds) == (404, ["model_not_found", "not_found_error"])
 
 
 def configured(**said: Any) -> dict[str, Any]:
-    replica = Replica(1, 1, 8, 20, is_default=True)
-    version = ServedVersion("1.0", {"a": replica}, {**METADATA, **said})
+    version = ServedVersion("1.0", {"a": Replica(1, 1, 8, 20, is_default=True)}, {**METADATA, **said})
     return configuration(Fleet(registered={"m": ServedModel("m", {"1.0": version}, "1.0")}), "m")
 
 
 def test_configuration_is_what_tritons_tools_read() -> None:
-    """tests/e2e/test_conformance.py has tensors and names."""
     found = configured()
     assert (found["backend"], found["version_policy"], found["max_batch_size"]) == ("torchserve", {"all": {}}, 16)
     assert found["dynamic_batching"] == {"preferred_batch_size": [8], "max_queue_delay_microseconds": 20000}
@@ -62,15 +68,12 @@ def test_configuration_is_what_tritons_tools_read() -> None:
     # Triton's clients put rows first, so for them the model has no batches.
     found = configured(inputs=[{"name": "x", "datatype": "BF16", "shape": [4, -1], "batch_dim": 1}])
     assert (found["max_batch_size"], found["input"][0]["dims"]) == (0, [4, -1])
-    said = {name: each["string_value"] for name, each in found["parameters"].items()}
-    assert said == {"max_batch_size": "16", "batch_dim.x": "1"}
     proof = {"measure": "top-1", "agreement": 0.99, "samples": 100, "least": 0.98}
-    found = configured(precision="bf16", proofs={"int8": proof})
-    said = {name: each["string_value"] for name, each in found["parameters"].items()}
-    assert said == {"precision": "bf16", "proof.int8": json.dumps(proof)}
-
-
-# -- readiness ----------------------------------------------------------------------------------------------------
+    for config, expected in (
+        (found, {"max_batch_size": "16", "batch_dim.x": "1"}),
+        (configured(precision="bf16", proofs={"int8": proof}), {"precision": "bf16", "proof.int8": json.dumps(proof)}),
+    ):
+        assert {name: each["string_value"] for name, each in config["parameters"].items()} == expected
 
 
 def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
@@ -79,6 +82,11 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
         return scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")
 
     assert ready() == (True, 200)
+    # https://github.com/grpc/grpc/blob/master/src/proto/grpc/health/v1/health.proto: field 1, SERVING is 1.
+    check, service = "/grpc.health.v1.Health/Check", b"inference.GRPCInferenceService"
+    for message in (b"", bytes([10, len(service)]) + service):
+        assert scene.call(check, message) == (0, "", b"\x08\x01")
+    assert scene.call(check, b"\x0a\x01x")[0] == 5
     # An adaptive model with two workers: the second never becomes READY.
     scene.register(described("classifier", workers=2, ready=1))
     assert ready() == (True, 200)
@@ -91,21 +99,7 @@ def test_ready_means_that_a_worker_of_every_model_answers(scene: Scene) -> None:
     scene.first.models = loading
     assert ready() == (False, 200)
     scene.register(described("classifier", ready=0))
-    assert ready() == (False, 503)
-
-
-def test_health_is_answered_as_grpc_has_it(scene: Scene) -> None:
-    """https://github.com/grpc/grpc/blob/master/src/proto/grpc/health/v1/health.proto: field 1, SERVING is 1."""
-    check = "/grpc.health.v1.Health/Check"
-    service = b"inference.GRPCInferenceService"
-    for message in (b"", bytes([10, len(service)]) + service):
-        assert scene.call(check, message) == (0, "", b"\x08\x01")
-    assert scene.call(check, b"\x0a\x01x")[0] == 5
-    scene.register(described("classifier", ready=0))
-    assert scene.call(check) == (0, "", b"\x08\x02")
-
-
-# -- the repository -----------------------------------------------------------------------------------------------
+    assert (ready(), scene.call(check)) == ((False, 503), (0, "", b"\x08\x02"))
 
 
 def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
@@ -116,7 +110,6 @@ def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
     managed.register(described("classifier", "1.0"), described("classifier", "2.0"), on_both=False)
     assert managed.ask("POST", f"{models}/classifier/unload")[0] == 200
     assert (managed.first.models, managed.second.models) == ({}, {})
-    # The response means that it is done.
     assert managed.status("/v2/models/classifier") == 404
     assert managed.ask("POST", f"{models}/classifier/unload")[0] == 404
     assert managed.ask("POST", f"{models}/classifier/load")[0] == 200
@@ -125,14 +118,10 @@ def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
     assert managed.ask("POST", f"{models}/x/load") == (404, {"error": "no archive x.mar"})
     assert managed.ask("POST", f"{models}/..%2Fx/load")[0] == 400
     assert managed.ask("POST", f"{models}/x/load", {"parameters": {"config": "{}"}})[0] == 400
-
-
-def test_repository_names_the_nodes_that_did_not(managed: Scene) -> None:
     managed.second.close()
-    status, document = managed.ask("POST", "/v2/repository/models/classifier/unload")
-    assert status == 502
-    assert document["error"].startswith("1 of 2 nodes failed: node-2: cannot be reached")
-    assert managed.first.models == {}
+    status, refused = managed.ask("POST", f"{models}/classifier/unload")
+    words = "1 of 2 nodes failed: node-2: cannot be reached"
+    assert (status, refused["error"].startswith(words), managed.first.models) == (502, True, {})
 
 
 def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Scene) -> None:
@@ -142,25 +131,3 @@ def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Sce
     ):
         status, document = managed.ask("POST", "/v2/repository/index", data=body, headers=headers)
         assert (status, list(document)) == (400, ["error"]), body[:10]
-
-
-# -- over gRPC ----------------------------------------------------------------------------------------------------
-
-
-def message(kind: str, **fields: Any) -> bytes:
-    made: bytes = getattr(messages_pb2, kind)(**fields).SerializeToString()
-    return made
-
-
-def test_grpc_errors_have_status_and_message(scene: Scene) -> None:
-    for method, body, status, words in (
-        ("ModelMetadata", message("ModelMetadataRequest", name="x"), 5, UNKNOWN),
-        # An inference for which Envoy has no route.
-        ("/predictions/x", b"0" * 2_000_000, 5, UNKNOWN),
-        ("/predictions/classifier/9", b"", 5, "version 9"),
-        ("/predictions/classifier", b"", 14, "not at ready state"),
-        ("ModelMetadata", b"\xff\xff", 3, "the message is not a valid ModelMetadataRequest"),
-    ):
-        found, said, answered = scene.call(method, body)
-        assert (method, found, answered) == (method, status, b"")
-        assert words in said

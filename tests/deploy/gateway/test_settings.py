@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,20 @@ from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
+from tests.tables import table
 
+# Headers of framing and of the gateway cannot be forwarded.
+FRAMING = ("Expect", "te", "Transfer-Encoding", "Host", "Authorization", "X-Envoy-Retry-On", "X-Client")
 URLS = dict.fromkeys(("inference", "management", "metrics"), "http://127.0.0.1:1")
-DISCOVER = json.dumps({"discover": {"host": "torchserve-nodes"}})
+KEYS = "".join(f"- client: {name}\n  key: {name * 20}\n  requests_per_second: 9\n  burst: 3\n" for name in "ab")
+TLS = "tls:\n  certificate: chain.pem\n  key: key.pem\n  client_ca: clients.pem\n"
+LIMITS = "limits:\n  body_bytes: 1000\n  attempts: 2\n"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "gateway.yaml"
-    path.write_text("")
-    return path
+    (tmp_path / "gateway.yaml").touch()
+    return tmp_path / "gateway.yaml"
 
 
 @pytest.fixture
@@ -36,22 +41,14 @@ def changed(configuration: Configuration) -> tuple[GatewaySettings, list[str]]:
     return found[0], [node.name for node in found[1]]
 
 
-def test_shipped_settings_are_the_defaults() -> None:
-    assert read_settings(CONFIG) == GatewaySettings()
-
-
-@pytest.mark.parametrize(
-    ("document", "named"),
-    [
-        ({"limits": {"body_s": 0}, "ports": {"http": 0}, "nonsense": 1}, "ports.http.*limits.body_s.*nonsense"),
-        ({"keys": [{"client": "a", "key": "too-short"}]}, "keys.0.key"),
-        ({"keys": [{"client": name, "key": "k" * 16} for name in "ab"]}, "duplicate client or key"),
-        ({"management": True}, "management: true without keys lets every client load"),
-    ],
+@table(
+    ({"limits": {"body_s": 0}, "ports": {"http": 0}, "nonsense": 1}, "ports.http.*limits.body_s.*nonsense"),
+    ({"keys": [{"client": "a", "key": "too-short"}]}, "keys.0.key"),
+    ({"keys": [{"client": name, "key": "k" * 16} for name in "ab"]}, "duplicate client or key"),
+    ({"management": True}, "management: true without keys lets every client load"),
+    *(({"forward_headers": ["X-Tenant", name]}, f"{name.lower()} must not reach a node") for name in FRAMING),
 )
-def test_settings_that_are_not_as_they_should_be_are_named(
-    configuration: Configuration, config: Path, document: dict[str, object], named: str
-) -> None:
+def test_wrong_settings_are_named(document: Any, named: str, configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps(document))
     with pytest.raises(InvalidConfig, match=named) as raised:
         configuration.read()
@@ -78,20 +75,21 @@ def test_keys_that_others_may_read_are_refused(configuration: Configuration, con
     assert configuration.read()[0].keys
 
 
-def test_nodes_are_those_of_the_settings_or_of_the_file(
-    configuration: Configuration, config: Path, tmp_path: Path
+def test_nodes_are_the_settings_or_the_files_and_unchanged_files_are_not_read(
+    configuration: Configuration, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert read_settings(CONFIG) == configuration.read()[0] == GatewaySettings()
     assert configuration.read()[1] == ()
     write_nodes([Node(name="of-file", **URLS)], tmp_path / "nodes.json")
     assert changed(configuration)[1] == ["of-file"]
     config.write_text(json.dumps({"nodes": [{"name": "of-settings", **URLS}]}))
     assert changed(configuration)[1] == ["of-settings"]
     assert configuration.read_changes() is None
-
-
-KEYS = "".join(f"- client: {name}\n  key: {name * 20}\n  requests_per_second: 9\n  burst: 3\n" for name in "ab")
-TLS = "tls:\n  certificate: chain.pem\n  key: key.pem\n  client_ca: clients.pem\n"
-LIMITS = "limits:\n  body_bytes: 1000\n  attempts: 2\n"
+    config.write_text("limits: {attempts: 2}")
+    for _ in range(2):
+        configuration.read()
+    monkeypatch.setattr("deploy.gateway.configuration.read_document", None)
+    assert configuration.read()[0].limits.attempts == 2
 
 
 def is_closed(settings: GatewaySettings, whole: GatewaySettings) -> bool:
@@ -100,13 +98,11 @@ def is_closed(settings: GatewaySettings, whole: GatewaySettings) -> bool:
 
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_settings_that_are_cut_open_nothing(
-    in_file: bool, order: tuple[int, ...], config: Path, tmp_path: Path
-) -> None:
-    config.chmod(0o600)
+def test_cut_settings_open_nothing(in_file: bool, order: tuple[int, ...], config: Path, tmp_path: Path) -> None:
     secret = tmp_path / "keys.yaml"
-    secret.touch(mode=0o600)
     secret.write_text(KEYS)
+    for path in (config, secret):
+        path.chmod(0o600)
     parts = [TLS, LIMITS, f"key_file: {secret.name}\n" if in_file else f"keys:\n{KEYS}"]
     config.write_text("".join(parts[each] for each in order))
     for path in (secret, config) if in_file else (config,):
@@ -139,23 +135,19 @@ def test_restarted_control_process_reports_what_the_settings_have_lost(config: P
     ours, theirs = socket.socketpair()
     with ours, theirs:
         words = ["deploy.gateway.control", str(config), str(tmp_path / "nodes.json"), str(tmp_path)]
-        done = start_module(words, tmp_path / "log", theirs.fileno())
-        assert done.wait() == 1
+        assert start_module(words, tmp_path / "log", theirs.fileno()).wait() == 1
     problem = "gateway.yaml: has no tls any more; `tls: none` or a restart removes it"
     assert problem in (tmp_path / "log").read_text()
     assert read_problem(tmp_path / PROBLEM) == f"{problem}; the previous settings stay"
 
 
-@pytest.mark.parametrize(
-    ("lost", "words", "is_shut"),
-    [
-        (f"keys:\n{KEYS}", "has no keys any more; `keys: none` or a restart removes it", True),
-        (TLS, "has no tls any more; `tls: none` or a restart removes it", False),
-        ("  client_ca: clients.pem\n", "has no tls.client_ca any more; `tls.client_ca: none` or", False),
-        (LIMITS, "has no limits any more", False),
-        ("  attempts: 2\n", "has no limits.attempts any more", False),
-        ("  burst: 3\n", "has no keys.a.burst, keys.b.burst any more", False),
-    ],
+@table(
+    (f"keys:\n{KEYS}", "has no keys any more; `keys: none` or a restart removes it", True),
+    (TLS, "has no tls any more; `tls: none` or a restart removes it", False),
+    ("  client_ca: clients.pem\n", "has no tls.client_ca any more; `tls.client_ca: none` or", False),
+    (LIMITS, "has no limits any more", False),
+    ("  attempts: 2\n", "has no limits.attempts any more", False),
+    ("  burst: 3\n", "has no keys.a.burst, keys.b.burst any more", False),
 )
 def test_guard_is_removed_by_none_only(lost: str, words: str, is_shut: bool, config: Path, tmp_path: Path) -> None:
     config.chmod(0o600)
@@ -171,37 +163,22 @@ def test_guard_is_removed_by_none_only(lost: str, words: str, is_shut: bool, con
     indent = " " * (len(lost) - len(lost.lstrip()))
     config.write_text(whole.replace(lost, f"{indent}{lost.split(':', maxsplit=1)[0].strip()}: none\n"))
     changed(configuration)
-    # It may stay, and may go.
     config.write_text(whole.replace(lost, ""))
     for _ in range(2):
         configuration.read_changes()
     assert (configuration.is_shut, configuration.problem) == (False, "")
 
 
-def test_files_without_a_change_are_not_parsed_again(
-    configuration: Configuration, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config.write_text("limits: {attempts: 2}")
-    for _ in range(2):
-        configuration.read()
-    monkeypatch.setattr("deploy.gateway.configuration.read_document", None)
-    assert configuration.read()[0].limits.attempts == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("gateway.yaml", "{"),
-        ("gateway.yaml", "limits: 2026-13-45"),
-        ("gateway.yaml", "2026-01-01: 1"),
-        ("gateway.yaml", "&a [*a]"),
-        ("gateway.yaml", "key_file: nowhere.yaml"),
-        ("nodes.json", '[{"name": "A B"}]'),
-        ("nodes.json", json.dumps([{"name": "a", **URLS, "metrics": "http://127.0.0.1:65536"}])),
-    ],
+@table(
+    *(
+        ("gateway.yaml", text)
+        for text in ("{", "limits: 2026-13-45", "2026-01-01: 1", "&a [*a]", "key_file: none.yaml")
+    ),
+    ("nodes.json", '[{"name": "A B"}]'),
+    ("nodes.json", json.dumps([{"name": "a", **URLS, "metrics": "http://127.0.0.1:65536"}])),
 )
 def test_file_that_is_not_as_it_should_be_changes_nothing(
-    configuration: Configuration, config: Path, name: str, text: str, caplog: pytest.LogCaptureFixture
+    name: str, text: str, configuration: Configuration, config: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     configuration.read()
     broken = config.with_name(name)
@@ -214,12 +191,7 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     assert changed(configuration)[0].limits.attempts == 2
 
 
-# -- nodes found by a name ----------------------------------------------------------------------------------------
-
-
-def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
-    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_addresses_of_a_name_are_nodes(config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     addresses: list[str] = []
 
     def resolve(host: str) -> list[str]:
@@ -227,7 +199,7 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
             raise OSError(-2, "Name or service not known")
         return addresses
 
-    config.write_text(DISCOVER)
+    config.write_text(json.dumps({"discover": {"host": "torchserve-nodes"}}))
     known = Node(name="10-0-0-9", **URLS)
     named = Configuration(config, tmp_path / "nodes.json", [known], resolve)
     # A new process keeps the known nodes while the name does not resolve.
@@ -241,7 +213,5 @@ def test_addresses_of_the_name_are_nodes_and_stay_where_it_does_not_resolve(
     addresses.clear()
     assert [named.read_changes() for _ in range(3)] == [None] * 3
     addresses.append("127.0.0.3")
-    assert changed(named)[1] == ["127-0-0-3"]
-    # Each failure is logged once.
-    assert caplog.text.count("does not resolve") == 2
+    assert (changed(named)[1], caplog.text.count("does not resolve")) == (["127-0-0-3"], 2)
     assert [resolve_host(host) for host in ("localhost", "127.0.0.3", "::1")] == [["127.0.0.1"], ["127.0.0.3"], ["::1"]]

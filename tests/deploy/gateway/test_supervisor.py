@@ -1,9 +1,11 @@
-"""The control process under its supervisor."""
+"""The control process under its supervisor, and the wait for a drained node."""
 
+import json
 import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +13,24 @@ from typing import Any
 
 import pytest
 
-from deploy.gateway import supervisor
+from deploy.gateway import drain, supervisor
+from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
+from deploy.models import ROOT
+from deploy.run.machine import LocalNode
+from deploy.run.server import Server as TorchServe
+from tests.client.script import Server, Step, ok
+from tests.tables import table
 from tests.waiting import until
+from torchserve_client.gateway import Gateway
+from torchserve_client.transport import Request
 
 
-@pytest.mark.parametrize(
-    ("end", "outcome"),
-    [
-        ("sys.exit(3)", pytest.raises(supervisor.GatewayFailed, match="the control process did not start")),
-        # A kernel without memory may have killed it.
-        ("os.kill(os.getpid(), 9)", nullcontext()),
-    ],
+@table(
+    ("sys.exit(3)", pytest.raises(supervisor.GatewayFailed, match="the control process did not start")),
+    # A kernel without memory may have killed it.
+    ("os.kill(os.getpid(), 9)", nullcontext()),
 )
-def test_control_process_that_is_killed_before_its_first_heartbeat_is_started_again(
-    end: str, outcome: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_control_starts_again(end: str, outcome: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_words: object, log: Path, stdin: int) -> "subprocess.Popen[bytes]":
         program = f"import os, sys; print('started', flush=True); {end}"
         with log.open("ab") as output:
@@ -37,8 +42,7 @@ def test_control_process_that_is_killed_before_its_first_heartbeat_is_started_ag
 
     def is_started_again() -> bool:
         control.keep()
-        log = tmp_path / "control.log"
-        return log.exists() and log.read_text().count("started") > 1
+        return sum(log.read_text().count("started") for log in tmp_path.glob("control.log")) > 1
 
     with outcome:
         until(is_started_again)
@@ -49,21 +53,15 @@ def test_control_process_that_is_killed_before_its_first_heartbeat_is_started_ag
 def test_dead_node_is_started_again_unless_another_process_watches_it(
     watcher: int | None, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_ending = threading.Event()
-    found: list[object] = []
+    is_ending, found = threading.Event(), list[object]()
 
     def describe_death() -> str:
         is_ending.set()
         return "it has died"
 
     dead = SimpleNamespace(title="node-1", server=SimpleNamespace(describe_death=describe_death))
-    for name, value in {
-        "Layout": SimpleNamespace(read=lambda _: "layout"),
-        "local_nodes": lambda *_: [dead],
-        "find_watcher": lambda _: watcher,
-        "start_node": found.append,
-        "NODES_S": 0.01,
-    }.items():
+    calls = {"local_nodes": lambda *_: [dead], "find_watcher": lambda _: watcher, "start_node": found.append}
+    for name, value in {**calls, "Layout": SimpleNamespace(read=lambda _: "layout"), "NODES_S": 0.01}.items():
         monkeypatch.setattr(supervisor, name, value)
     supervisor._keep_nodes(tmp_path, is_ending)
     assert bool(found) is started
@@ -83,3 +81,40 @@ def test_problem_of_the_control_process_is_logged_once_and_so_is_its_end(
             theirs.send(b"x")
             control.keep()
     assert caplog.messages == ["no such key", "the gateway works as configured again"]
+
+
+@table(
+    ([0], 0, ["the last response is sent"]),
+    ([3, 1, 0], 0, ["3 requests are in flight; at most 0.5 s", "the last response is sent"]),
+    # The wait for clients that keep sending ends after limit_s.
+    ([2], 2, ["2 requests are in flight; at most 0.5 s", "2 requests have no response after 0.5 s"]),
+)
+def test_node_is_waited_for_until_it_is_idle_or_late(counts: list[int], unanswered: int, reported: list[str]) -> None:
+    words, left, began_s = list[str](), iter(counts), time.monotonic()
+    assert wait_idle(lambda: next(left, counts[-1]), words.append, notice_s=0.1, limit_s=0.5) == unanswered
+    assert words == reported
+    assert 0.1 <= time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_node_undoes_only_its_own_drain(is_drained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalNode("node-1", tmp_path, TorchServe(ROOT / "config.properties"))
+    # Its state in this machine's gateway, which drains it on request.
+    shown: dict[str, Any] = {"name": "n", "is_draining": is_drained, "is_routed": True, "in_flight": 0}
+    shown["management"] = local.server.settings.management_url
+
+    def answer(request: Request) -> Step:
+        if request.method == "PUT":
+            shown["is_draining"] = json.loads(request.body)["draining"]
+        return ok([shown])
+
+    monkeypatch.setattr(drain, "MOMENT_S", 0.0)
+    monkeypatch.setattr(drain, "connect", lambda _: Gateway("http://g", transport=Server(answer)))
+    (config := local.folder / "gateway.yaml").touch()
+    drain_local(local, config)
+    assert (shown["is_draining"], (local.folder / MARK).exists()) == (True, not is_drained)
+    undrain_local(local, config)
+    assert (shown["is_draining"], (local.folder / MARK).exists()) == (is_drained, False)
+    # A node whose count is not known is not idle.
+    shown["in_flight"] = None
+    assert not take_out(drain.connect(None), "n", 0.2)  # type: ignore[arg-type]

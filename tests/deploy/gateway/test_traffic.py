@@ -1,27 +1,47 @@
-"""Sums of the nodes' counters that never fall, and the points and states that the page shows."""
+"""Metrics of nodes, sums of their counters that never fall, and what the page shows."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from unittest.mock import ANY
 
 import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.gateway.control.page import summarize
-from deploy.gateway.metrics import Counter, read_counters
+from deploy.gateway.control.page import PAGE, summarize
+from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.gateway.traffic import COLUMNS, Traffic, quantile
 from deploy.run.node import Node
+from tests.deploy.gateway.conftest import Scene
+from tests.deploy.gateway.envoy.harness import TIMEOUT_S
+from tests.tables import table
 
+# As TorchServe writes it: a comma after the last label, families in any order.
+TORCHSERVE = """\
+# HELP handler_items_total Torchserve prometheus counter metric with unit: count
+# TYPE handler_items_total counter
+handler_items_total{ModelName="a",ModelVersion="1.0",Hostname="vm",} 3.0
+handler_items_total{ModelName="b \\"x, y\\"",ModelVersion="1.0",Hostname="vm",} 4.5E2
+# TYPE up gauge
+up 1
+not a series
+"""
+ENVOY = """\
+# TYPE envoy_cluster_membership gauge
+envoy_cluster_membership{envoy_cluster_name="control"} 17
+# TYPE envoy_cluster_upstream_rq_time histogram
+envoy_cluster_upstream_rq_time_bucket{le="+Inf"} 1
+envoy_cluster_upstream_rq_time_sum{} 2.5
+envoy_cluster_upstream_rq_time_count{} 1
+"""
 URL = "http://127.0.0.1:1"
+Get = Callable[[str], requests.Response]
 READY = Replica(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
 ONE = Fleet(NODES, registered={"m": ServedModel("m", {"1.0": ServedVersion("1.0", {"a": READY, "b": READY})}, "1.0")})
 Values = Mapping[Counter, float]
-
-
-# -- Triton's statistics ------------------------------------------------------------------------------------------
-
 COUNTERS = """\
 handler_requests_total{{ModelName="m",ModelVersion="1.0",outcome="success",Hostname="vm",}} {requests}
 handler_requests_total{{ModelName="m",ModelVersion="1.0",outcome="fail",Hostname="vm",}} 2
@@ -38,6 +58,25 @@ handler_execution_seconds_total{{ModelName="m",ModelVersion="1.0",size="8",phase
 """
 
 
+def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = list(text_string_to_metric_families(text))
+    # One family stands together, whatever the nodes.
+    assert len(families) == len({family.name for family in families})
+    samples = [sample for family in families for sample in family.samples]
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def test_metrics_of_nodes_and_envoy_are_one_exposition_in_which_each_series_has_its_node() -> None:
+    text = merge({"n1": TORCHSERVE, "n2": TORCHSERVE}, ENVOY)
+    series = read(TORCHSERVE.replace("not a series\n", "")).items()
+    of_nodes = {(name, labels | {("node", node)}): value for (name, labels), value in series for node in ("n1", "n2")}
+    assert read(text) == {**of_nodes, **read(ENVOY)}
+    heads = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(heads) == len(set(heads))
+    items = {Counter(name, "1.0", "handler_items_total"): count for name, count in (("a", 3.0), ('b "x, y"', 450.0))}
+    assert read_counters(TORCHSERVE + ENVOY) == items
+
+
 def counted(requests: float) -> Values:
     return read_counters(COUNTERS.format(requests=requests))
 
@@ -50,13 +89,9 @@ def test_statistics_of_one_node_are_tritons() -> None:
     traffic = Traffic()
     traffic.add({"a": counted(10)}, ONE, 1.0)
     assert traffic.triton("m", "1.0") == {
-        "last_inference": ANY,
-        "inference_count": 18,
-        "execution_count": 3,
+        "last_inference": ANY, "inference_count": 18, "execution_count": 3, "memory_usage": [], "response_stats": {},
         "inference_stats": {
-            **durations(10, success=250),
-            **durations(2, fail=0),
-            **durations(20, queue=125),
+            **durations(10, success=250), **durations(2, fail=0), **durations(20, queue=125),
             **durations(3, compute_input=62.5, compute_infer=750, compute_output=0),
             **durations(0, cache_hit=0, cache_miss=0),
         },
@@ -64,22 +99,16 @@ def test_statistics_of_one_node_are_tritons() -> None:
             {"batch_size": 2, **durations(1, compute_input=0, compute_infer=250, compute_output=0)},
             {"batch_size": 8, **durations(2, compute_input=62.5, compute_infer=500, compute_output=0)},
         ],
-        "memory_usage": [],
-        "response_stats": {},
-    }
+    }  # fmt: skip
     assert traffic.triton("unknown", "1.0")["inference_count"] == 0
 
 
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        ([{"a": 10}, {"b": 5}, {"a": 10, "b": 6}], 16),
-        # Restarted, and counted to 3 since.
-        ([{"a": 10}, {"a": 3}, {"a": 4}], 14),
-        # Gone for good, or for a while.
-        ([{"a": 10}, {}, {"b": 1}], 11),
-        ([{"a": 10}, {}, {"a": 12}], 12),
-    ],
+@table(
+    ([{"a": 10}, {"b": 5}, {"a": 10, "b": 6}], 16),
+    # Restarted, and counted to 3 since.
+    ([{"a": 10}, {"a": 3}, {"a": 4}], 14),
+    ([{"a": 10}, {}, {"b": 1}], 11),
+    ([{"a": 10}, {}, {"a": 12}], 12),
 )
 def test_sums_over_nodes_that_come_and_go_never_fall(seen: list[dict[str, float]], expected: int) -> None:
     traffic, found = Traffic(), [0]
@@ -89,54 +118,41 @@ def test_sums_over_nodes_that_come_and_go_never_fall(seen: list[dict[str, float]
     assert (found, found[-1]) == (sorted(found), expected)
 
 
-# -- the page -----------------------------------------------------------------------------------------------------
-
-
 def counter(name: str, version: str = "1.0", **labels: str) -> Counter:
     return Counter("m", version, name, **labels)
-
-
-def buckets(name: str, counts: Mapping[str, float]) -> dict[Counter, float]:
-    return {counter(f"{name}_bucket", end=bound): count for bound, count in counts.items()}
 
 
 # A handler of another project counts nothing; TorchServe does.
 FRONTEND = {counter("ts_queue_latency_microseconds"): 30_000.0, counter("ts_inference_requests_total"): 10.0}
 WHOLE = {
     **FRONTEND,
-    **buckets("handler_request_seconds", {"0.01": 0, "0.1": 90, "+Inf": 100}),
-    **buckets("handler_batch_size", {"1": 2.0, "4": 5.0, "8": 5.0, "+Inf": 6.0}),
+    **{counter("handler_request_seconds_bucket", end=end): n for end, n in (("0.01", 0), ("0.1", 90), ("+Inf", 100))},
+    **{counter("handler_batch_size_bucket", end=end): n for end, n in (("1", 2), ("4", 5), ("8", 5), ("+Inf", 6))},
     # TorchServe also counts requests for metadata.
     **{counter("handler_requests_total", outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
     **{counter("handler_items_total", version): 2.0 for version in ("1.0", "2.0")},
-    counter("handler_item_errors_total", error="CorruptInput"): 6.0,
     # A refused request's items are no errors.
-    counter("handler_item_errors_total", error="Overloaded"): 8.0,
+    **{
+        counter("handler_item_errors_total", error=error): n
+        for error, n in (("CorruptInput", 6.0), ("Overloaded", 8.0))
+    },
     counter("handler_refusals_total"): 4.0,
-    counter("handler_queue_depth_sum"): 30.0,
-    counter("handler_queue_depth_count"): 10.0,
-    counter("handler_queue_age_seconds_sum"): 0.5,
-    counter("handler_queue_age_seconds_count"): 10.0,
+    **{counter(f"handler_queue_depth_{part}"): value for part, value in (("sum", 30.0), ("count", 10.0))},
+    **{counter(f"handler_queue_age_seconds_{part}"): value for part, value in (("sum", 0.5), ("count", 10.0))},
 }
 
 
-@pytest.mark.parametrize(
-    ("values", "expected", "sizes"),
-    [
-        (FRONTEND, {"requests_per_s": 5.0, "p50_ms": None, "wait_ms": 3.0, "queue_items": None}, []),
-        (
-            WHOLE,
-            {"requests_per_s": 4.0, "p50_ms": 60.0 + 3, "p99_ms": 100.0 + 3, "items_per_s": 9.0, "errors_per_s": 3.0}
-            | {"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
-            [[1, 2], [4, 3], [None, 1]],
-        ),
-        ({}, {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}, []),
-    ],
-    ids=["of another's handler", "adaptive", "nothing"],
+@table(
+    (FRONTEND, {"requests_per_s": 5.0, "p50_ms": None, "wait_ms": 3.0, "queue_items": None}, []),
+    (
+        WHOLE,
+        {"requests_per_s": 4.0, "p50_ms": 60.0 + 3, "p99_ms": 100.0 + 3, "items_per_s": 9.0, "errors_per_s": 3.0}
+        | {"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
+        [[1, 2], [4, 3], [None, 1]],
+    ),
+    ({}, {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}, []),
 )
-def test_point_is_what_counters_grew_by(
-    values: Values, expected: dict[str, float | None], sizes: list[list[float | None]]
-) -> None:
+def test_point_is_a_growth(values: Values, expected: dict[str, float | None], sizes: list[list[float | None]]) -> None:
     traffic = Traffic()
     traffic.add({"a": {}}, ONE, 100.0)
     # The first scrape of another node has counts of its whole life.
@@ -148,7 +164,7 @@ def test_point_is_what_counters_grew_by(
     assert model["batch_sizes"] == sizes
 
 
-def test_document_has_the_state_of_every_replica() -> None:
+def test_document_has_the_state_of_every_replica_and_quantiles_follow_the_lower_buckets() -> None:
     partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
     versions = {"1.0": ServedVersion("1.0", partly, {"task": "any"}), "2.0": ServedVersion("2.0", {"b": READY})}
     fleet = Fleet(NODES, frozenset("b"), {"m": ServedModel("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
@@ -157,14 +173,40 @@ def test_document_has_the_state_of_every_replica() -> None:
     (model,) = found["models"]
     canary = {"version": "2.0", "percent": 5.0}
     assert (model["is_ready"], model["default"], model["canary"]) == (False, "1.0", canary)
-    assert [(each["is_ready"], each["metadata"]) for each in model["versions"]] == [
-        (False, {"task": "any"}),
-        (True, None),
-    ]
+    expected = [(False, {"task": "any"}), (True, None)]
+    assert [(each["is_ready"], each["metadata"]) for each in model["versions"]] == expected
     assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 0)]
-
-
-def test_quantile_of_versions_with_other_latency_targets_follows_the_lower_buckets() -> None:
-    """Ten of a version with the bucket 0.2 and ninety of one without it: 0.2 has fewer than 0.1."""
+    # Ten of a version with the bucket 0.2 and ninety of one without it: 0.2 has fewer than 0.1.
     assert quantile(0.5, {0.1: 100.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.05)
     assert quantile(0.99, {0.1: 90.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.245)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
+    with Scene(tmp_path_factory.mktemp("page")) as made:
+        yield lambda path: requests.get(made.url + path, timeout=TIMEOUT_S)
+
+
+@table(
+    ("/", "text/html; charset=utf-8", "no-cache"),
+    ("/page/page.js", "text/javascript; charset=utf-8", "no-cache"),
+    # Data that a key protects is not cached.
+    ("/summary", "application/json", "no-store"),
+)
+def test_answers_have_a_type_and_let_nothing_run(path: str, content_type: str, cached: str, page: Get) -> None:
+    answer = page(path)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, content_type)
+    assert answer.headers["Cache-Control"] == cached
+    policy = answer.headers["Content-Security-Policy"]
+    for word in ("default-src 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"):
+        assert word in policy
+    assert not any(word in policy for word in ("unsafe", "http", "*"))
+    others = [answer.headers[name] for name in ("X-Content-Type-Options", "Referrer-Policy")]
+    assert others == ["nosniff", "no-referrer"]
+
+
+def test_files_are_those_of_the_folder_and_no_others(page: Get) -> None:
+    for path in PAGE.iterdir():
+        assert page(f"/page/{path.name}").content == path.read_bytes()
+    for name in ("nothing.js", "", "..%2fmetrics.py", "%2e%2e%2fsettings.py", ".hidden"):
+        assert page(f"/page/{name}").status_code == 404

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,13 +12,12 @@ from deploy.gateway.control.gateway import KNOWN, Gateway
 from deploy.gateway.state import Replica
 from deploy.gateway.watch import read_known
 from deploy.run.node import Node
+from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import wait
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of, run
-from tests.deploy.gateway.scene import Scene
 
 
 def ready(scene: Scene) -> dict[str, int]:
-    """Look; return how many workers of `classifier` are READY on each node."""
     scene.look()
     return {node: replica.ready_workers for node, replica in scene.version.replicas.items()}
 
@@ -35,16 +33,18 @@ def watch(scene: Scene, nodes: Sequence[Node]) -> None:
     run(configure())
 
 
-def test_models_of_all_nodes_are_one_fleet(scene: Scene) -> None:
+def test_models_of_all_nodes_are_one_fleet_and_a_slow_one_delays_no_other(scene: Scene) -> None:
     scene.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
     scene.look()
     model = scene.gateway.fleet.models["classifier"]
-    # Each node is asked for its own default version.
     expected = {"node-1": Replica(2, 1, 8, 20, is_default=False), "node-2": Replica(1, 1, 8, 20, is_default=True)}
     assert (list(model.versions), scene.version.replicas) == (["1.0", "2.0"], expected)
     # On an adaptive model this question would never be over.
     assert not [path for path in scene.first.asked if "customized" in path]
-    # A node that is no longer in the settings is forgotten.
+    scene.first.delay_s = 3600
+    scene.second.models["other"] = [described("other")]
+    run(scene.gateway.poll(0.5))
+    assert list(scene.gateway.fleet.models) == ["classifier", "other"]
     watch(scene, [scene.second.node])
     assert (list(scene.version.replicas), list(scene.gateway.fleet.nodes)) == (["node-2"], ["node-2"])
 
@@ -59,47 +59,32 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
     # It has drained and ended: a node that drained is not one that failed.
     scene.first.close()
     scene.look()
-    assert not is_up(scene)
-    assert scene.gateway.fleet.draining == {"node-1"}
+    assert (is_up(scene), scene.gateway.fleet.draining) == (False, frozenset({"node-1"}))
     scene.first.broken = None
     scene.first.start()
     scene.look()
-    assert is_up(scene)
-    assert not scene.gateway.fleet.draining
+    assert (is_up(scene), scene.gateway.fleet.draining) == (True, frozenset())
 
 
-def test_slow_node_delays_no_other(scene: Scene) -> None:
-    scene.first.delay_s = 3600
-    scene.second.models["other"] = [described("other")]
-    run(scene.gateway.poll(0.5))
-    assert list(scene.gateway.fleet.models) == ["classifier", "other"]
-
-
-def test_node_that_answers_no_list_or_description_of_models_is_down_and_keeps_what_it_served(scene: Scene) -> None:
-    for status, text in (
-        (200, "<html>"),
-        (200, '{"models": [{"name": "classifier"}]}'),
-        (200, '{"models": null}'),
-        (400, '{"code": 400, "message": "Token Authentication failed"}'),
-    ):
+def test_node_without_models_or_a_valid_key_is_down_and_keeps_what_it_served(scene: Scene, tmp_path: Path) -> None:
+    refused = '{"code": 400, "message": "Token Authentication failed"}'
+    for text in ("<html>", '{"models": [{"name": "classifier"}]}', '{"models": null}', refused):
+        status = 400 if text == refused else 200
         scene.first.broken = lambda status=status, text=text: web.Response(status=status, text=text)
         assert (text, ready(scene)) == (text, {"node-1": 0, "node-2": 1})
     scene.first.broken = None
     assert ready(scene) == {"node-1": 1, "node-2": 1}
     scene.first.models["classifier"] = [{"modelName": "classifier", "modelVersion": "1.0"}]
     assert ready(scene) == {"node-1": 0, "node-2": 1}
-
-
-def test_keys_of_a_node_are_read_anew_for_each_look(scene: Scene, tmp_path: Path) -> None:
     keys = tmp_path / "key_file.json"
     keys.write_text("{")
+    scene.first.models = models_of(["classifier/1.0"])
     watch(scene, [replace(scene.first.node, token_file=str(keys))])
     scene.look()
     assert not is_up(scene)
     keys.write_text(json.dumps({"management": {"key": "m"}, "inference": {"key": "i"}}))
     scene.look()
-    assert is_up(scene)
-    assert scene.first.checks[-1]["authorization"] == "Bearer m"
+    assert is_up(scene) and scene.first.checks[-1]["authorization"] == "Bearer m"
 
 
 def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(scene: Scene) -> None:
@@ -123,9 +108,6 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
     scene.open()
 
 
-# -- nodes that start again -----------------------------------------------------------------------------------------
-
-
 def restart(scene: Scene, *models: str) -> None:
     for node in (scene.first, scene.second):
         node.close()
@@ -144,12 +126,9 @@ def test_model_that_is_not_back_after_a_restart_is_known_until_it_is_restored_or
 
     restart(scene, "other/1.0")
     assert seen() == (["classifier", "other"], False, 503)
-    # It outlives the control process.
     run(scene.gateway.write())
-    known = read_known(scene.folder / KNOWN)
-    assert all(
-        found["classifier", "1.0"].is_missing and not found["other", "1.0"].is_missing for found in known.values()
-    )
+    known = read_known(scene.folder / KNOWN).values()
+    assert all(each["classifier", "1.0"].is_missing and not each["other", "1.0"].is_missing for each in known)
     scene.first.models |= models_of(["classifier/1.0"])
     assert seen() == (["classifier", "other"], True, 200)
     # On a node that has not restarted it is removed; on the other node an operator unregisters it.
@@ -166,8 +145,7 @@ def test_what_a_node_no_longer_has_long_after_its_restart_is_forgotten_with_its_
     watches = scene.gateway.watches.values()
     wait(lambda: all(each.metadata for each in watches))
     scene.register()
-    assert not scene.gateway.fleet.registered
-    assert not any(each.metadata for each in watches)
+    assert not scene.gateway.fleet.registered and not any(each.metadata for each in watches)
 
 
 def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Scene, tmp_path: Path) -> None:
@@ -180,7 +158,6 @@ def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Sce
     restore.write_text(json.dumps([{"model": "classifier", "version": "1.0"}]))
     restart(scene)
     assert ([*scene.gateway.fleet.models], scene.gateway.fleet.is_ready) == (["classifier"], False)
-    # Another version that an operator unregisters is gone.
     restore.write_text(json.dumps([{"model": "classifier", "version": "2.0"}]))
     scene.look()
     assert (scene.gateway.fleet.models, scene.gateway.fleet.is_ready) == ({}, True)
@@ -191,9 +168,7 @@ def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Sce
     assert [*scene.gateway.fleet.models["classifier"].versions] == ["3.0"] and not scene.gateway.fleet.is_ready
 
 
-def test_name_that_no_url_can_carry_is_not_served_and_hinders_no_other(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_name_that_no_url_can_carry_is_not_served(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     odd = ["a/b", "a\\b", "..", "\ud800", "n\n", "x" * 1025, ""]
     for node in (scene.first, scene.second):
         node.models |= {name: [described(name)] for name in odd} | {"m": [described("m", "1/2"), described("m", "2")]}
@@ -202,11 +177,7 @@ def test_name_that_no_url_can_carry_is_not_served_and_hinders_no_other(
     run(scene.gateway.write())
     assert [*scene.fleet.models["m"].versions] == ["2"]
     scene.look()
-    # Once for each node.
     assert caplog.text.count("'a/b' is not served: its name must not be a dot or two") == 2
-
-
-# -- metadata -----------------------------------------------------------------------------------------------------
 
 
 def questions(scene: Scene) -> list[str]:
@@ -215,29 +186,20 @@ def questions(scene: Scene) -> list[str]:
     return [path for node in (scene.first, scene.second) for path in node.asked if "/predictions/" in path]
 
 
-def replace_workers(scene: Scene, said: dict[str, Any] | None, start: str) -> None:
-    """Serve `classifier` only on the first node, with other workers and this metadata."""
-    scene.first.metadata["classifier"] = said
-    scene.second.models = {}
-    scene.first.models["classifier"] = [described("classifier", start=start)]
-
-
-def test_metadata_is_asked_once_and_again_when_the_workers_are_others(scene: Scene) -> None:
+def test_metadata_is_asked_once_and_again_of_other_workers_but_never_of_another_projects_handler(scene: Scene) -> None:
     assert scene.version.metadata == METADATA
     assert [questions(scene) for _ in range(3)] == [["GET /predictions/classifier/1.0"] * 2] * 3
-    replace_workers(scene, {**METADATA, "platform": "other"}, "T1")
+    scene.second.models = {}
+    scene.first.metadata["classifier"] = {**METADATA, "platform": "other"}
+    scene.first.models["classifier"] = [described("classifier", start="T1")]
     wait(lambda: len(questions(scene)) == 3 and scene.version.metadata != METADATA)
     # One without READY workers is not asked.
     scene.first.models["classifier"] = [described("classifier", ready=0, start="T2")]
     assert [len(questions(scene)) for _ in range(3)] == [3] * 3
-
-
-def test_handler_of_another_project_is_asked_once_for_good(scene: Scene) -> None:
     scene.first.metadata["pets"] = {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
     scene.first.models |= models_of(["pets/1.0"])
-    asked = "GET /predictions/pets/1.0"
+    asked, key = "GET /predictions/pets/1.0", ("pets", "1.0")
     wait(lambda: questions(scene).count(asked) == 1)
-    key = ("pets", "1.0")
     wait(lambda: scene.gateway.watches["node-1"].models[key].is_foreign)
     # Neither with other workers, nor by another control process.
     scene.first.models["pets"] = [described("pets", start="T1")]

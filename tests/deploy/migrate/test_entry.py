@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,35 @@ from handlers.vision.config import ImageClassificationConfig, ImageSegmentationC
 from tests import tiny_models
 from tests.handlers.serving import serve, started
 from tests.stock_archives import IRIS, IRIS_LABELS, RESNET, archive, resnet18, saved, scripted
+from tests.tables import table
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
-LABELS = json.dumps(
-    {str(index): name for index, name in enumerate(["daisy", "dandelion", "rose", "sunflower", "tulip"])}
-)
+DETECTION, SEGMENTATION = torchvision.models.detection, torchvision.models.segmentation
+LABELS = json.dumps(dict(enumerate(["daisy", "dandelion", "rose", "sunflower", "tulip"])))
+METHOD = "class H(BaseHandler):\n    def preprocess(self, data):\n        return "
 CLASS = "class Network({}):\n    def __init__(self):\n        super().__init__()\nopen('code-has-run', 'w')\n"
+NO_HEAD = {"fc.weight": torch.empty(9, 0), "fc.bias": torch.empty(9, 0)}
+FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x)\n"
+RESERVED = ("models.yaml", "Requirements.txt", "task_a.py", ".git")
+UNKNOWN, RESNET18 = "not those of a network in torchvision.models; add --stock", resnet18().state_dict()
+SLOW = """
+import json
+from ts.torch_handler.base_handler import BaseHandler
+NAMES = json.load(open("index_to_name.json"))
+class Slow(BaseHandler):
+    def preprocess(self, data):
+        return json.loads(data[0]["body"].decode())
+    def inference(self, inputs):
+        return [self.model(each) for each in inputs]
+    def handle(self, data, context):
+        results = []
+        for row in data:
+            results.append(self.model(row))
+        return results
+_service = Slow()
+def handle(data, context):
+    return _service.handle(data, context)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +62,10 @@ def _no_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def few_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for a network goes through a few of torchvision's."""
     networks = {
         torchvision.models: ["alexnet", "resnet18"],
-        torchvision.models.detection: ["fasterrcnn_mobilenet_v3_large_fpn", "ssdlite320_mobilenet_v3_large"],
-        torchvision.models.segmentation: ["fcn_resnet50", "lraspp_mobilenet_v3_large"],
+        DETECTION: ["fasterrcnn_mobilenet_v3_large_fpn", "ssdlite320_mobilenet_v3_large"],
+        SEGMENTATION: ["fcn_resnet50", "lraspp_mobilenet_v3_large"],
     }
     monkeypatch.setattr(torchvision.models, "list_models", lambda package: networks[package])
 
@@ -57,9 +78,7 @@ def move(path: Path, name: str | None = None, *, is_stock: bool = False) -> tupl
 
 @pytest.mark.builds
 @pytest.mark.parametrize("form", ["eager", "scripted"])
-def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform(
-    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], few_networks: None
-) -> None:
+def test_classifier_is_moved(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], few_networks: None) -> None:
     network = resnet18()
     files: dict[str, Any] = {"index_to_name.json": LABELS, "model-config.yaml": "batchSize: 8\nmaxWorkers: 2\n"}
     names = {"serializedFile": "w.pt", "configFile": "model-config.yaml"}
@@ -69,11 +88,8 @@ def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform
     else:
         files["w.pt"] = scripted(network, tmp_path / "w.pt")
     entry, config, folder = move(archive(tmp_path / "flowers.mar", "image_classifier", files, **names))
-    assert (entry.handler, entry.version, entry.weights) == (
-        "image_classification",
-        "1.0",
-        {"path": "flowers/model.pt"},
-    )
+    assert (entry.handler, entry.version) == ("image_classification", "1.0")
+    assert entry.weights == {"path": "flowers/model.pt"}
     settings = parse(ImageClassificationConfig, config["handler"])
     assert (settings.arch, settings.resize_size, settings.crop_size, settings.top_k) == ("resnet18", 256, 224, 5)
     assert (settings.precision, settings.scaled_decode, config["maxWorkers"]) == ("fp32", False, 2)
@@ -88,40 +104,30 @@ def test_image_classifier_becomes_an_entry_with_its_network_labels_and_transform
 def network_archive(tmp_path: Path, handler: str, package: Any, arch: str, base: str) -> Path:
     torch.manual_seed(1)
     network = getattr(package, arch)(weights=None, weights_backbone=None, num_classes=4)
-    files: dict[str, Path | str | bytes] = {
-        "w.pth": saved(network.state_dict(), tmp_path / "w.pth"),
-        "model.py": f"# {arch}\n" + CLASS.format(base),
-    }
+    weights = saved(network.state_dict(), tmp_path / "w.pth")
+    files: dict[str, Any] = {"w.pth": weights, "model.py": f"# {arch}\n" + CLASS.format(base)}
     return archive(tmp_path / "old.mar", handler, files, serializedFile="w.pth", modelFile="model.py")
 
 
 @pytest.mark.builds
-def test_detector_and_segmenter_become_entries_whose_answers_have_the_old_form(
-    tmp_path: Path, few_networks: None
-) -> None:
-    detection, segmentation = torchvision.models.detection, torchvision.models.segmentation
-    path = network_archive(tmp_path, "object_detector", detection, "ssdlite320_mobilenet_v3_large", "SSD")
+def test_detector_and_segmenter_become_entries_with_the_old_form(tmp_path: Path, few_networks: None) -> None:
+    path = network_archive(tmp_path, "object_detector", DETECTION, "ssdlite320_mobilenet_v3_large", "SSD")
     _, config, folder = move(path, "things")
     found = parse(ObjectDetectionConfig, config["handler"])
     assert (found.arch, found.threshold, found.answer) == ("ssdlite320_mobilenet_v3_large", 0.5, "torchserve")
     assert json.loads((folder / "index_to_name.json").read_text()) == {"0": "0", "1": "1", "2": "2", "3": "3"}
-    path = network_archive(tmp_path, "image_segmenter", segmentation, "lraspp_mobilenet_v3_large", "LRASPP")
+    path = network_archive(tmp_path, "image_segmenter", SEGMENTATION, "lraspp_mobilenet_v3_large", "LRASPP")
     _, config, _ = move(path, "areas")
     areas = parse(ImageSegmentationConfig, config["handler"])
     assert (areas.arch, areas.resize_size, areas.crop_size) == ("lraspp_mobilenet_v3_large", 256, 224)
 
 
-@pytest.mark.parametrize(
-    ("mode", "names", "labels"),
-    [
-        ("sequence_classification", {"0": "no", "1": "yes"}, {"0": "no", "1": "yes"}),
-        ("token_classification", {"label_list": "[O, B-PER]"}, {"0": "O", "1": "B-PER"}),
-        ("question_answering", {}, None),
-    ],
+@table(
+    ("sequence_classification", {"0": "no", "1": "yes"}, {"0": "no", "1": "yes"}),
+    ("token_classification", {"label_list": "[O, B-PER]"}, {"0": "O", "1": "B-PER"}),
+    ("question_answering", {}, None),
 )
-def test_transformers_example_becomes_a_checkpoint_with_its_labels_and_settings(
-    tmp_path: Path, mode: str, names: dict[str, str], labels: dict[str, str] | None
-) -> None:
+def test_transformers_example_is_a_checkpoint(mode: str, names: dict[str, str], labels: Any, tmp_path: Path) -> None:
     task = mode.replace("sequence", "text")
     source = tiny_models.checkpoint(tmp_path / "source", "bert", task, ("a", "b"))
     setup = {"mode": mode, "save_mode": "pretrained", "model_name": "bert", "do_lower_case": True, "max_length": "150"}
@@ -136,19 +142,13 @@ def test_transformers_example_becomes_a_checkpoint_with_its_labels_and_settings(
         assert json.loads((folder / "checkpoint" / "config.json").read_text())["id2label"] == labels
     assert not [*folder.rglob("*.py")]
 
-    def said(folder: Path) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text())
-        return found
-
     # A vocabulary alone needs to hear of its case.
-    assert said(folder / "checkpoint") == said(source)
+    stated = json.loads((source / "tokenizer_config.json").read_text())
+    assert json.loads((folder / "checkpoint" / "tokenizer_config.json").read_text()) == stated
     del files["tokenizer.json"]
     path = archive(tmp_path / "bert.mar", "h.py", {**files, "vocab.txt": ""}, serializedFile="model.safetensors")
-    assert said(move(path, "plain")[2] / "checkpoint") == {**said(source), "do_lower_case": True}
-
-
-NO_HEAD = {"fc.weight": torch.empty(9, 0), "fc.bias": torch.empty(9, 0)}
-FORWARD = RESNET + "    def forward(self, x):\n        return -super().forward(x)\n"
+    plain = move(path, "plain")[2] / "checkpoint" / "tokenizer_config.json"
+    assert json.loads(plain.read_text()) == {**stated, "do_lower_case": True}
 
 
 def classifier(folder: Path, state: Any, **files: str) -> Path:
@@ -157,58 +157,35 @@ def classifier(folder: Path, state: Any, **files: str) -> Path:
     return archive(folder / "old.mar", "image_classifier", content, serializedFile="w.pth", **names)
 
 
-def faster_rcnn(folder: Path) -> Path:
-    detection = torchvision.models.detection
-    return network_archive(folder, "object_detector", detection, "fasterrcnn_mobilenet_v3_large_fpn", "FasterRCNN")
-
-
-UNKNOWN = "not those of a network in torchvision.models; add --stock"
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (faster_rcnn, "fasterrcnn_mobilenet_v3_large_.*: it chooses boxes inside the network.*--stock"),
-        (
-            lambda to: classifier(to, resnet18().state_dict(), **{"model.py": FORWARD}),
-            "model.py defines forward.*--stock",
-        ),
-        (lambda to: classifier(to, {"a.b": torch.zeros(1)}, **{"resnet.py": ""}), UNKNOWN),
-        # Head without numbers, which would be nine classes.
-        (lambda to: classifier(to, resnet18().state_dict() | NO_HEAD), UNKNOWN),
-        (lambda to: archive(to / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
-        (lambda to: archive(to / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
-    ],
+@table(
+    (
+        lambda to: network_archive(to, "object_detector", DETECTION, "fasterrcnn_mobilenet_v3_large_fpn", "FasterRCNN"),
+        "fasterrcnn_mobilenet_v3_large_.*: it chooses boxes inside the network.*--stock",
+    ),
+    (lambda to: classifier(to, RESNET18, **{"model.py": FORWARD}), "model.py defines forward.*--stock"),
+    (lambda to: classifier(to, {"a.b": torch.zeros(1)}, **{"resnet.py": ""}), UNKNOWN),
+    # Head without numbers, which would be nine classes.
+    (lambda to: classifier(to, RESNET18 | NO_HEAD), UNKNOWN),
+    (lambda to: archive(to / "old.mar", "text_classifier", {}), "a pickle of torchtext, which has ended"),
+    (lambda to: archive(to / "old.mar", "dali_image_classifier", {}), "not a handler .* add --stock"),
 )
-def test_archive_that_cannot_be_moved_is_one_line_with_the_way_out_and_nothing_is_written(
-    tmp_path: Path, make: Callable[[Path], Path], reason: str, few_networks: None
-) -> None:
+def test_archive_that_cannot_be_moved_is_one_line(make: Any, reason: str, tmp_path: Path, few_networks: None) -> None:
     with pytest.raises(InvalidConfig, match=reason) as error:
         move(make(tmp_path), "old")
     assert "\n" not in str(error.value) and not Path("my").exists()
 
 
-@pytest.mark.parametrize(
-    ("manifest", "handler", "reason"),
-    [
-        ({"modelVersion": "../../x"}, IRIS, "'../../x' is not a valid name: .*; change it in its MANIFEST.json"),
-        ({"modelVersion": "1.0 rc1"}, IRIS, "'1.0 rc1' is not a valid name"),
-        ({"modelName": "../x"}, IRIS, "'../x' is not a valid name"),
-        ({"modelName": "models.yaml"}, IRIS, "models.yaml may be a file that my needs; add another name"),
-        ({"modelName": "Requirements.txt"}, IRIS, "Requirements.txt may be a file that my needs"),
-        ({"modelName": "task_a.py"}, IRIS, "task_a.py may be a file that my needs"),
-        ({"modelName": ".git"}, IRIS, ".git may be a file that my needs"),
-        ({}, "x = " + "-" * 200_000 + "1", "old.mar: cannot be read: MemoryError; add --stock"),
-        (
-            {},
-            "class H(BaseHandler):\n    def preprocess(self, data):\n        return " + "-" * 2000 + "1",
-            "old.mar: cannot be read: RecursionError: .*; add --st",
-        ),
-    ],
+@table(
+    ({"modelVersion": "../../x"}, IRIS, "'../../x' is not a valid name: .*; change it in its MANIFEST.json"),
+    ({"modelVersion": "1.0 rc1"}, IRIS, "'1.0 rc1' is not a valid name"),
+    ({"modelName": "../x"}, IRIS, "'../x' is not a valid name"),
+    *(({"modelName": name}, IRIS, f"{name} may be a file that my needs; add another name") for name in RESERVED),
+    ({}, f"x = {'-' * 200_000}1", "old.mar: cannot be read: MemoryError; add --stock"),
+    ({}, METHOD + "-" * 2000 + "1", "old.mar: cannot be read: RecursionError: .*; add --st"),
 )
 @pytest.mark.parametrize("has_list", [False, True])
 def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_written(
-    has_list: bool, manifest: dict[str, str], handler: str, reason: str, tmp_path: Path
+    manifest: dict[str, str], handler: str, reason: str, has_list: bool, tmp_path: Path
 ) -> None:
     if has_list:
         Path("my").mkdir()
@@ -220,19 +197,14 @@ def test_manifest_or_code_that_cannot_be_an_entry_is_refused_before_anything_is_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [
-        ("# mine\na: {task: stock, version: '1'}", "# mine\na: {task: stock, version: '1'}\nold:\n"),
-        ("{}", "old:\n"),
-        ("{a: {task: stock, version: '1'}}", "a:\n  task: stock\n  version: '1'\nold:\n"),
-        ("# none\n", "# none\nold:\n"),
-        ("", "old:\n"),
-    ],
+@table(
+    ("# mine\na: {task: stock, version: '1'}", "# mine\na: {task: stock, version: '1'}\nold:\n"),
+    ("{}", "old:\n"),
+    ("{a: {task: stock, version: '1'}}", "a:\n  task: stock\n  version: '1'\nold:\n"),
+    ("# none\n", "# none\nold:\n"),
+    ("", "old:\n"),
 )
-def test_list_without_a_final_newline_empty_or_in_braces_stays_valid(
-    listed: str, expected: str, tmp_path: Path
-) -> None:
+def test_list_of_any_form_stays_valid(listed: str, expected: str, tmp_path: Path) -> None:
     Path("my").mkdir()
     Path("my/models.yaml").write_text(listed)
     files = {"h.py": IRIS, "model-config.yaml": "handler: {trust_remote_code: true}"}
@@ -242,23 +214,10 @@ def test_list_without_a_final_newline_empty_or_in_braces_stays_valid(
     assert sorted(path.name for path in Path("my").iterdir()) == ["models.yaml", "old", "task_old.py"]
 
 
-def test_control_characters_of_an_archive_are_escaped_in_its_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--from", str(archive(tmp_path / "old.mar", "\x1b]0;title\x07\u202e", {}))]) == 1
-    printed = capsys.readouterr().err
-    assert r"handler \x1b]0;title\x07\u202e: not a handler" in printed and printed.rstrip("\n").isprintable()
-
-
 def iris(tmp_path: Path, handler: str = IRIS, **more: str) -> Path:
     torch.manual_seed(1)
     weights = scripted(torch.nn.Linear(4, 3), tmp_path / "iris.pt")
-    files: dict[str, Path | str | bytes] = {
-        "iris_handler.py": handler,
-        "iris.pt": weights,
-        "index_to_name.json": IRIS_LABELS,
-        **more,
-    }
+    files: dict[str, Any] = {"iris_handler.py": handler, "iris.pt": weights, "index_to_name.json": IRIS_LABELS, **more}
     names = {"requirementsFile": "requirements.txt"} if "requirements.txt" in more else {}
     return archive(tmp_path / "iris.mar", "iris_handler.py", files, serializedFile="iris.pt", **names)
 
@@ -287,29 +246,7 @@ def test_draft_of_a_custom_handler_is_a_task_that_answers_as_the_handler_did(
     assert len(set(expected)) > 1
 
 
-SLOW = """
-import json
-from ts.torch_handler.base_handler import BaseHandler
-NAMES = json.load(open("index_to_name.json"))
-class Slow(BaseHandler):
-    def preprocess(self, data):
-        return json.loads(data[0]["body"].decode())
-    def inference(self, inputs):
-        return [self.model(each) for each in inputs]
-    def handle(self, data, context):
-        results = []
-        for row in data:
-            results.append(self.model(row))
-        return results
-_service = Slow()
-def handle(data, context):
-    return _service.handle(data, context)
-"""
-
-
-def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batches_of_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_are_named_and_single_rows_stay_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry, config, folder = move(iris(tmp_path, SLOW, **{"requirements.txt": "rapidfuzz\n"}), is_stock=True)
     assert (entry.handler, entry.weights, config["batchSize"]) == ("stock", {"path": "iris/old"}, 1)
     assert (folder / "old" / "MAR-INF" / "MANIFEST.json").is_file()
@@ -323,21 +260,20 @@ def test_problems_of_a_handler_are_named_and_one_that_reads_one_row_keeps_batche
         "decode_input_request",
     ):
         assert words in problems
-    # A draft's owner has batched it.
+    assert main(["--from", str(archive(tmp_path / "old.mar", "\x1b]0;title\x07\u202e", {}))]) == 1
+    printed = capsys.readouterr().err
+    assert r"handler \x1b]0;title\x07\u202e: not a handler" in printed and printed.rstrip("\n").isprintable()
     assert move(iris(tmp_path, SLOW), "draft")[1] == {}
 
 
 @pytest.mark.builds
-def test_command_builds_what_it_has_moved_and_refuses_a_name_that_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_builds_and_refuses_a_taken_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = iris(tmp_path)
     command = ["--from", str(path), "--stock", "--export-path", str(tmp_path / "store")]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert (printed.out + printed.err).count("runs the archive's own code") == 1
     assert (tmp_path / "store" / "iris.mar").is_file()
-    assert yaml.safe_load(Path("my/models.yaml").read_text()).keys() == {"iris"}
-    assert main(command) == 1
+    assert (yaml.safe_load(Path("my/models.yaml").read_text()).keys(), main(command)) == ({"iris"}, 1)
     assert "choose another name" in capsys.readouterr().err
     shutil.rmtree("my")

@@ -10,6 +10,7 @@ import yaml
 from deploy.models import ROOT
 from deploy.ray.settings import read
 from handlers.errors import InvalidConfig
+from tests.tables import table
 
 
 def archive(folder: Path, name: str, **handler: object) -> str:
@@ -27,14 +28,9 @@ def config(folder: Path, **settings: object) -> Path:
 
 
 def test_each_archive_is_an_application_with_its_own_limits(tmp_path: Path) -> None:
-    models = [
-        {"archive": archive(tmp_path, "a"), "replicas": 2, "cpus": 1.5},
-        {
-            "archive": archive(tmp_path, "b", max_batch_items=16, scheduling={"max_queue_items": 100}),
-            "replicas": [1, 4],
-            "gpus": 1,
-        },
-    ]
+    limits = {"max_batch_items": 16, "scheduling": {"max_queue_items": 100}}
+    first, second = archive(tmp_path, "a"), archive(tmp_path, "b", **limits)
+    models = [{"archive": first, "replicas": 2, "cpus": 1.5}, {"archive": second, "replicas": [1, 4], "gpus": 1}]
     found = read(config(tmp_path, models=models, invocations="a", port=9000))
     a, b, routes = found["applications"]
     assert [each["route_prefix"] for each in (a, b, routes)] == ["/predictions/a", "/predictions/b", "/"]
@@ -51,27 +47,25 @@ def test_each_archive_is_an_application_with_its_own_limits(tmp_path: Path) -> N
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({}, "models"),
-        ({"models": []}, "models"),
-        ({"models": [{"archive": "nothing.mar"}]}, "no such archive"),
-        ({"models": [{"archive": "a", "replica": 1}]}, "replica"),
-        ({"models": [{"archive": "a", "replicas": 0}]}, "replicas"),
-        ({"models": [{"archive": "a"}], "port": 0}, "port"),
-    ],
+@table(
+    ({}, "models"),
+    ({"models": []}, "models"),
+    ({"models": [{"archive": "nothing.mar"}]}, "no such archive"),
+    ({"models": [{"archive": "a", "replica": 1}]}, "replica"),
+    ({"models": [{"archive": "a", "replicas": 0}]}, "replicas"),
+    ({"models": [{"archive": "a"}], "port": 0}, "port"),
 )
-def test_wrong_settings_are_one_error_that_names_them(tmp_path: Path, settings: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
+def test_wrong_settings_are_one_error_that_names_them(settings: dict[str, object], named: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=named):
         read(config(tmp_path, **settings))
-    assert named in str(caught.value)
 
 
-def test_two_archives_of_one_name_are_an_error(tmp_path: Path) -> None:
+def test_two_archives_of_one_name_and_a_missing_list_are_errors_that_name_it(tmp_path: Path) -> None:
     models = [{"archive": archive(tmp_path, "a")}] * 2
     with pytest.raises(InvalidConfig, match="different models"):
         read(config(tmp_path, models=models))
+    with pytest.raises(InvalidConfig, match=r"^no file .*none\.yaml; "):
+        read(tmp_path / "none.yaml")
 
 
 def test_manifest_of_kuberay_has_the_configuration_and_the_environment_of_this_version(tmp_path: Path) -> None:
@@ -88,10 +82,4 @@ def test_manifest_of_kuberay_has_the_configuration_and_the_environment_of_this_v
     pods += service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     for pod in pods:
         (container,) = pod["template"]["spec"]["containers"]
-        given = {each["name"]: each["value"] for each in container["env"]}
-        assert given.items() >= variables.items()
-
-
-def test_missing_list_is_one_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"^no file .*none\.yaml; "):
-        read(tmp_path / "none.yaml")
+        assert {each["name"]: each["value"] for each in container["env"]}.items() >= variables.items()

@@ -1,8 +1,14 @@
-"""The nodes of one machine: their folders, ports and shares of it, and the units that start them."""
+"""The nodes of one machine: their folders, ports, shares and units, and the record of a node's models."""
 
-from collections.abc import Callable
+import json
+import os
+import re
+import zipfile
 from configparser import ConfigParser
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,30 +17,54 @@ from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
 from deploy.run import __main__ as run
 from deploy.run.errors import ServerError
-from deploy.run.machine import Layout, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
+from deploy.run.machine import Layout, LocalNode, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
 from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
+from deploy.run.restore import Record, Registration, parse_snapshot, restore
 from deploy.run.server import STOP_TIMEOUT_S, Share
 from deploy.serve import __main__ as serve
 from deploy.serve.process import LATE_S
 from deploy.serve.server import Limits
+from tests.tables import table
 
+APIS = ("inference", "management", "metrics")
 UNITS = ROOT / "deploy" / "run" / "systemd"
+# As TorchServe 0.12.0 writes it (java.util.Properties), shortened by settings that say nothing of models.
+SNAPSHOT = r"""#Saving snapshot
+#Sun Nov 22 05\:57\:27 UTC 2026
+inference_address=http\://127.0.0.1\:8080
+model_snapshot={\n  "name"\: "20261122055727143-snapshot.cfg",\n  "modelCount"\: 2,\n  "created"\: 1795327047143,\n  \
+  "models"\: {\n "m\u00e4use"\: {\n "1.0"\: {\n "defaultVersion"\: false,\n "marName"\: "a b.mar",\n \
+  "minWorkers"\: 1,\n        "maxWorkers"\: 4,\n        "batchSize"\: 5,\n        "maxBatchDelay"\: 7,\n  \
+  "responseTimeout"\: 60,\n        "startupTimeout"\: 90,\n        "runtimeType"\: "python"\n      },\n  \
+  "2.0"\: {\n "defaultVersion"\: true,\n "marName"\: "b.mar",\n "minWorkers"\: 0,\n "maxWorkers"\: 0,\n \
+  "batchSize"\: 1,\n "maxBatchDelay"\: 1,\n "responseTimeout"\: 120\n      }\n    }\n  }\n}
+version=0.12.0
+"""
+MADE = Registration(
+    model="m\u00e4use", version="1.0", archive="a b.mar", batch_size=5, max_batch_delay_ms=7, min_workers=1,
+    max_workers=4, is_default=False, response_timeout_s=60, startup_timeout_s=90,
+)  # fmt: skip
+# The name of each field in a snapshot.
+STATE = {
+    "defaultVersion": "is_default", "marName": "archive", "minWorkers": "min_workers", "maxWorkers": "max_workers",
+    "batchSize": "batch_size", "maxBatchDelay": "max_batch_delay_ms", "responseTimeout": "response_timeout_s",
+    "startupTimeout": "startup_timeout_s",
+}  # fmt: skip
 
 
 def layout(tmp_path: Path, nodes: int, name: str = "config.properties", **replaced: str) -> Layout:
-    config = tmp_path / "own.properties"
     text = (ROOT / name).read_text()
     for key, value in replaced.items():
-        text = "\n".join(f"{key}={value}" if line.startswith(f"{key}=") else line for line in text.splitlines())
-    config.write_text(text)
-    return Layout(config, nodes)
+        text = re.sub(f"(?m)^{key}=.*", f"{key}={value}", text)
+    (tmp_path / "own.properties").write_text(text)
+    return Layout(tmp_path / "own.properties", nodes)
 
 
 def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
     (only,) = local_nodes(Layout(ROOT / "config.properties", 1), tmp_path)
     assert (only.name, only.is_single, only.title, only.server.logs) == ("node-1", True, "TorchServe", ROOT / "logs")
-    urls = {f"{api}": f"http://127.0.0.1:808{port}" for port, api in enumerate(("inference", "management", "metrics"))}
+    urls = {api: f"http://127.0.0.1:808{port}" for port, api in enumerate(APIS)}
     restore_file = str(tmp_path / "node-1" / "restore.json")
     assert reachable_nodes([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
     assert not list(tmp_path.iterdir())
@@ -57,76 +87,45 @@ def test_several_have_ports_folders_and_keys_of_their_own_and_one_model_store(tm
     assert [node.token_file for node in reachable_nodes(nodes)] == keys
     # The shared settings stay: models and limits.
     first, last = (parse(node.server.config.read_text()) for node in (nodes[0], nodes[2]))
-    assert {key for key in first if first[key] != last[key]} == {
-        "inference_address", "management_address", "metrics_address", "grpc_inference_port", "grpc_management_port"
-    }  # fmt: skip
+    differing = {*(f"{api}_address" for api in APIS), "grpc_inference_port", "grpc_management_port"}
+    assert {key for key in first if first[key] != last[key]} == differing
     assert nodes[2].server.settings.models == ServerSettings.read(ROOT / "config.production.properties").models
     assert f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml" in last["vmargs"]
     own = layout(tmp_path, 3)
     own.write(place)
-    assert Layout.read(place) == own
-    assert Layout.read(tmp_path) is None
+    assert (Layout.read(place), Layout.read(tmp_path)) == (own, None)
     # Found again by their folders, and read by the gateway as they were written.
-    assert [(each.name, each.server.settings) for each in all_nodes(own.config, place)[1:]] == [
-        (each.name, each.server.settings) for each in nodes
-    ]
+    found = [(each.name, each.server.settings) for each in all_nodes(own.config, place)[1:]]
+    assert found == [(each.name, each.server.settings) for each in nodes]
     write_nodes(reachable_nodes(nodes), place / "nodes.json")
     assert read_nodes(place / "nodes.json") == reachable_nodes(nodes)
 
 
-@pytest.mark.parametrize(
-    ("folder", "replaced", "words"),
-    [
-        ("n", {"inference_address": "https://127.0.0.1:8443"}, r"inference .*must be http://HOST:PORT"),
-        ("n", {"metrics_address": "http://127.0.0.1:65500"}, "metrics_address: 65500 and 1 times 100 are beyond 65535"),
-        ("x" * 100, {}, "too long a path for the workers' sockets; 108 bytes at most"),
-    ],
+@table(
+    ("n", {"inference_address": "https://127.0.0.1:8443"}, r"inference .*must be http://HOST:PORT"),
+    ("n", {"metrics_address": "http://127.0.0.1:65500"}, "metrics_address: 65500 and 1 times 100 are beyond 65535"),
+    ("x" * 100, {}, "too long a path for the workers' sockets; 108 bytes at most"),
 )
-def test_several_for_which_there_is_no_room_are_refused(
-    folder: str, replaced: dict[str, str], words: str, tmp_path: Path
-) -> None:
+def test_nodes_without_room_are_refused(folder: str, replaced: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=words):
         reachable_nodes(local_nodes(layout(tmp_path, 2, **replaced), tmp_path / folder))
 
 
-# -- shares of the machine ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cores", "nodes", "expected"),
-    [
-        # Only some of the machine's may be used.
-        ([2, 5, 7], 3, [(2,), (5,), (7,)]),
-        ([0, 1], 3, [(0,), (1,), (0,)]),
-    ],
-)
-def test_cores_are_split_evenly_and_shared_only_where_there_are_too_few(
-    cores: list[int], nodes: int, expected: list[tuple[int, ...]]
-) -> None:
-    assert [share.cores for share in split_machine(cores, [], nodes)] == expected
-    assert split_machine(cores, ["0", "1"], 1) == [Share()]
-
-
-def test_each_node_has_a_gpu_of_its_own_while_there_are_some() -> None:
+def test_each_node_has_cores_and_a_gpu_of_its_own_while_there_are_some() -> None:
+    # Only some of the machine's cores may be used.
+    for cores, expected in (([2, 5, 7], [(2,), (5,), (7,)]), ([0, 1], [(0,), (1,), (0,)])):
+        assert [share.cores for share in split_machine(cores, [], 3)] == expected
+        assert split_machine(cores, ["0", "1"], 1) == [Share()]
     assert [share.gpu for share in split_machine(range(8), ["0", "3"], 3)] == ["0", "3", "0"]
-    for visible, gpus in (("1,3", ["1", "3"]), ("", []), ("-1", [])):
-        assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+    assert [find_gpus({"CUDA_VISIBLE_DEVICES": each}) for each in ("1,3", "", "-1")] == [["1", "3"], [], []]
 
 
-# -- systemd -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "program", "ends_s"),
-    [
-        ("torchserve@.service", run.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
-        ("torchserve-gateway.service", gateway.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
-        ("torchserve-host@.service", lambda _: serve.main(), Limits().drain_s + LATE_S),
-    ],
+@table(
+    ("torchserve@.service", run.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+    ("torchserve-gateway.service", gateway.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+    ("torchserve-host@.service", lambda _: serve.main(), Limits().drain_s + LATE_S),
 )
-def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_drain(
-    name: str, program: Callable[[list[str]], int], ends_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unit_runs_and_has_time_to_end(name: str, program: Any, ends_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNITS / name)
@@ -138,3 +137,105 @@ def test_unit_starts_a_command_that_there_is_again_and_again_and_has_time_to_dra
     monkeypatch.setattr("sys.argv", ["", *words])
     with pytest.raises(SystemExit, match="0"):
         program(words)
+
+
+def made(model: str, **more: Any) -> Registration:
+    return replace(MADE, model=model, archive=f"{model}.mar", **more)
+
+
+class Remembered:
+    def __init__(self, folder: Path) -> None:
+        local: Any = SimpleNamespace(folder=folder / "node-1", server=SimpleNamespace(logs=folder / "logs"))
+        self.record, self.folder = Record(local), folder / "node-1"
+        self.snapshots = folder / "logs" / "config"
+        self.snapshots.mkdir(parents=True)
+        self._written = 0
+
+    def serves(self, *registered: Registration, text: str | None = None) -> None:
+        self._written += 1
+        states = [{name: getattr(each, field) for name, field in STATE.items()} for each in registered]
+        models = {each.model: {each.version: state} for each, state in zip(registered, states, strict=True)}
+        # Names contain local time, which is set back in autumn: the last write counts.
+        path = self.snapshots / f"{9 - self._written}-snapshot.cfg"
+        path.write_text(f"model_snapshot={json.dumps({'models': models})}\n" if text is None else text)
+        os.utime(path, ns=(self._written, self._written))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Remembered:
+    made = Remembered(tmp_path)
+    # The first start restores nothing, even if there are snapshots.
+    made.serves(MADE)
+    assert (made.record.exists(), made.record.begin(), [*made.snapshots.iterdir()]) == (False, [], [])
+    made.record.finish()
+    return made
+
+
+def test_what_was_served_last_is_restored_from_a_whole_snapshot(node: Remembered) -> None:
+    node.serves(made("a"), made("b"))
+    node.serves(made("b", batch_size=2))
+    # Cut off, as the server died while it wrote.
+    node.serves(text="")
+    assert node.record.begin() == [made("b", batch_size=2)]
+    times: Any = {"max_batch_delay_ms": 1, "response_timeout_s": 120, "startup_timeout_s": 120}
+    second = {**times, "archive": "b.mar", "batch_size": 1, "min_workers": 0, "max_workers": 0, "is_default": True}
+    assert parse_snapshot(SNAPSHOT) == [MADE, replace(MADE, version="2.0", **second)]
+    end = SNAPSHOT.index("version=0.12.0") - 1
+    assert {parse_snapshot(SNAPSHOT[:length]) is None for length in range(end)} == {True}
+
+
+def test_power_cut_that_empties_snapshots_restores_the_record_and_marks_versions_unknown(node: Remembered) -> None:
+    node.serves(made("a"))
+    assert (node.record.begin(), node.record.is_damaged) == ([made("a")], False)
+    node.record.finish()
+    node.serves(made("a"), made("b"))
+    node.serves(text="")
+    node.serves(text="")
+    assert (node.record.begin(), node.record.is_damaged) == ([made("a"), made("b")], True)
+    node.record.finish()
+    node.serves(text="")
+    assert node.record.begin() == [made("a"), made("b")]
+    # The gateway takes null for an unknown version, and answers 503 for a version that it had and does not find.
+    node.record.finish([made("b")])
+    assert [each and each["model"] for each in json.loads((node.folder / "restore.json").read_text())] == ["b", None]
+    assert node.record.read_pending() == [made("b")]
+
+
+def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Remembered) -> None:
+    node.serves(made("a"), made("b"))
+    node.record.begin()
+    # TorchServe restarts and has one of them, a third is registered, and it dies again.
+    node.serves()
+    node.serves(made("a", min_workers=0), made("c"))
+    assert node.record.begin() == node.record.read_pending() == [made("a"), made("b"), made("c")]
+    node.record.finish()
+    node.serves(made("a"))
+    assert node.record.read() == [made("a")]
+    # A version whose archive is another one now is tried again at the next start.
+    node.record.finish([made("b")])
+    assert (node.record.read_pending(), node.record.begin()) == ([made("b")], [made("b"), made("a")])
+    node.record.remove()
+    assert (node.record.exists(), node.record.begin()) == (False, [])
+
+
+def test_archive_built_after_its_version_was_registered_is_not_restored(node: Remembered, tmp_path: Path) -> None:
+    def restored(built_ns: int) -> str:
+        with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
+            archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "1.0"}}')
+            archive.writestr("build.json", json.dumps({"made_s": built_ns / 1e9}))
+        ((line, is_registered),) = restore(LocalNode("node-1", tmp_path, server), [again])
+        assert is_registered is (": restored, " in line)
+        return line
+
+    described = {"minWorkers": 0, "maxWorkers": 0, "modelVersion": "1.0"}
+    calls = {"versions": lambda *_, **_more: [], "register": lambda *_, **_more: None, "describe": lambda *_: described}
+    of = {"settings": SimpleNamespace(model_store=""), "management": SimpleNamespace(**calls)}
+    server: Any = SimpleNamespace(directory=tmp_path, logs=tmp_path, **of)
+    served = made("a", min_workers=0, max_workers=0)
+    # The second to the fifth nanosecond: registered, unregistered, registered again, beside another one.
+    for versions in ((served,), (), (served,), (served, made("b"))):
+        node.serves(*versions)
+    node.record.finish([node.record.begin()[0]])
+    (again,) = node.record.begin()
+    words = "node-1: a 1.0 is not restored: a.mar was built after version 1.0 was registered: raise"
+    assert restored(5).startswith(words) and restored(3).startswith("node-1: a 1.0: restored, ")

@@ -1,4 +1,4 @@
-"""make serve before a start: errors of one line, and the files that it trusts."""
+"""make serve before and at a start: errors of one line, the files that it trusts, and an interruption."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,51 @@ from deploy.run.restore import Record
 from deploy.run.server import JAVA_CLASS, Server
 from deploy.run.summary import call_stop, calls
 from deploy.sandbox import make_settings
+from tests.tables import table
 from tests.waiting import until
 
+SLEEP = "import time; time.sleep(600)"
 ENTRY = {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1}}
+# Takes a second for the answers in flight.
+SLOW_TO_END = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").touch(), sys.exit(0)))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+# It interrupts its parent, and writes its id a moment later.
+LAUNCHER = """#!/bin/sh
+[ "$1" = --stop ] || { kill -INT $PPID; sleep 1; }
+echo done > "$TMPDIR/launched"
+"""
+START = """
+import pathlib, sys
+from deploy.run.server import Server
+folder = pathlib.Path(sys.argv[1])
+sys.executable = str(folder / "python")
+try:
+    Server(folder / "config.properties", directory=folder, temporary=folder).start()
+except KeyboardInterrupt:
+    print("interrupted", (folder / "launched").exists())
+"""
 
 
-@pytest.mark.parametrize(
-    ("load_models", "entries", "words"),
-    [
-        (("own=m.mar",), {}, "load_models and models= name no model"),
-        (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: \S+ archive n builds it"),
-    ],
+@table(
+    (("own=m.mar",), {}, "load_models and models= name no model"),
+    (("m.mar", "n.mar"), {"m": ENTRY}, r"n\.mar is missing, and load_models names it: \S+ archive n builds it"),
 )
-def test_production_without_a_model_or_an_archive_does_not_start(
-    load_models: tuple[str, ...], entries: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_production_without_a_model_or_an_archive_fails(named: Any, entries: Any, words: str, tmp_path: Path) -> None:
     (tmp_path / "m.mar").touch()
     with pytest.raises(NotAsConfigured, match=words):
-        check_archives(ServerSettings(load_models=load_models, models=entries), tmp_path)
+        check_archives(ServerSettings(load_models=named, models=entries), tmp_path)
     check_archives(ServerSettings(load_models=("all",), models={"m": ENTRY}), tmp_path)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    config = tmp_path / "config.properties"
     text = (ROOT / "config.production.properties").read_text()
-    config.write_text(relocate_config(text, ROOT, make_settings(tmp_path)))
-    return Server(config, directory=tmp_path, temporary=tmp_path)
+    (tmp_path / "config.properties").write_text(relocate_config(text, ROOT, make_settings(tmp_path)))
+    return Server(tmp_path / "config.properties", directory=tmp_path, temporary=tmp_path)
 
 
 def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -> None:
@@ -69,11 +88,17 @@ def test_key_is_read_only_from_a_file_that_is_its_owners_alone(server: Server) -
         server.key("management")
 
 
-def look_alike(folder: Path, *options: str, code: str = "import time; time.sleep(600)") -> subprocess.Popen[bytes]:
-    """Start a process that looks like a TorchServe in a folder; its command line may be empty for a moment."""
-    process = subprocess.Popen([sys.executable, "-c", code, *options, JAVA_CLASS], cwd=folder)
-    until(lambda: JAVA_CLASS in psutil.Process(process.pid).cmdline())
-    return process
+@contextmanager
+def look_alike(server: Server, folder: Path, *options: str, code: str = SLEEP) -> Iterator[int]:
+    """Run a process that looks like a TorchServe in a folder, with its id, which it yields, in the server's file."""
+    with subprocess.Popen([sys.executable, "-c", code, *options, JAVA_CLASS], cwd=folder) as process:
+        try:
+            # Its command line may be empty for a moment.
+            until(lambda: JAVA_CLASS in psutil.Process(process.pid).cmdline())
+            (server.temporary / ".model_server.pid").write_text(str(process.pid))
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: Server, tmp_path: Path) -> None:
@@ -84,13 +109,10 @@ def test_failed_start_leaves_nothing_to_restore_but_of_a_node_that_ran(server: S
         start([node])
     assert (Record(node).exists(), Record(node).read_pending()) == (False, [])
     Record(node).begin()
-    with look_alike(server.directory) as process:
-        (server.temporary / ".model_server.pid").write_text(str(process.pid))
+    with look_alike(server, server.directory) as pid:
         with pytest.raises(NotAsConfigured):
             start([node])
-        runs = server.pid()
-        process.kill()
-    assert (runs, Record(node).exists()) == (process.pid, True)
+        assert (server.pid(), Record(node).exists()) == (pid, True)
 
 
 def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -> None:
@@ -106,54 +128,18 @@ def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -
     assert not Record(node).exists()
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = look_alike(ROOT)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def test_stale_pid_file_that_names_another_torchserve_neither_ends_nor_forgets_it(
-    server: Server, other: subprocess.Popen[bytes]
-) -> None:
-    pid_file = server.temporary / ".model_server.pid"
-    pid_file.write_text(str(other.pid))
-    assert (server.pid(), server.describe_death(), server.stop()) == (None, None, False)
-    server.clean_up()
-    assert (pid_file.exists(), other.poll()) == (True, None)
-    # Neither does a clock that is set, by which the process began before or after the file was written.
-    for time_s in (0, 1 << 32):
-        os.utime(pid_file, (time_s, time_s))
-        assert server.describe_death() is None
-
-
-# Takes a second for the answers in flight.
-SLOW_TO_END = """
-import pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").touch(), sys.exit(0)))
-pathlib.Path("ready").touch()
-time.sleep(60)
-"""
-
-
-@pytest.mark.builds
-def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None:
-    with look_alike(server.directory, code=SLOW_TO_END) as process:
-        until((server.directory / "ready").exists)
-        (server.temporary / ".model_server.pid").write_text(str(process.pid))
-        stopped = server.stop()
-        process.kill()
-    assert (stopped, (server.directory / "ended").exists()) == (True, True)
-
-
-def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid_file = server.temporary / ".model_server.pid"
-    with look_alike(server.directory, "-Djava.io.tmpdir=/elsewhere") as process:
-        pid_file.write_text(str(process.pid))
-        died = server.describe_death()
-        process.kill()
-    assert str(died).startswith(f"process {process.pid} has died")
+def test_stale_pid_file_neither_ends_nor_forgets_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with look_alike(server, ROOT) as other:
+        pid_file = server.temporary / ".model_server.pid"
+        assert (server.pid(), server.describe_death(), server.stop()) == (None, None, False)
+        server.clean_up()
+        assert (pid_file.exists(), psutil.Process(other).status() == psutil.STATUS_ZOMBIE) == (True, False)
+        # Neither does a clock that is set, by which the process began before or after the file was written.
+        for time_s in (0, 1 << 32):
+            os.utime(pid_file, (time_s, time_s))
+            assert server.describe_death() is None
+    with look_alike(server, server.directory, "-Djava.io.tmpdir=/elsewhere") as pid:
+        assert str(server.describe_death()).startswith(f"process {pid} has died")
     # Nothing is removed while anything answers at its ports.
     with socket.create_server(server.settings.ports["management_address"]):
         monkeypatch.setattr("deploy.run.server.PORTS_S", 0.1)
@@ -163,51 +149,46 @@ def test_pid_of_one_that_died_is_not_another_torchserves(server: Server, monkeyp
     assert not pid_file.exists()
 
 
-def test_server_is_found_while_java_is_in_a_folder_of_its_own_as_it_starts(server: Server, tmp_path: Path) -> None:
+@pytest.mark.builds
+def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None:
+    with look_alike(server, server.directory, code=SLOW_TO_END):
+        until((server.directory / "ready").exists)
+        assert (server.stop(), (server.directory / "ended").exists()) == (True, True)
+
+
+def test_server_in_a_folder_of_its_own_or_with_another_tmpdir_is_found(server: Server, tmp_path: Path) -> None:
     (tmp_path / "hsperfdata_user").mkdir()
-    with look_alike(tmp_path / "hsperfdata_user") as process:
-        (server.temporary / ".model_server.pid").write_text(str(process.pid))
-        found = server.pid()
-        process.kill()
-    assert found == process.pid
+    with look_alike(server, tmp_path / "hsperfdata_user") as pid:
+        assert server.pid() == pid
+    with look_alike(server, tmp_path, f"-Djava.io.tmpdir={tmp_path}", "-f", str(server.config)) as pid:
+        found, other = (Server(path, directory=tmp_path) for path in (server.config, ROOT / "config.properties"))
+        assert (found.temporary, found.pid(), other.pid()) == (tmp_path, pid, None)
 
 
-def test_server_that_was_started_with_another_tmpdir_is_found_by_its_configuration(
-    server: Server, tmp_path: Path
-) -> None:
-    with look_alike(tmp_path, f"-Djava.io.tmpdir={tmp_path}", "-f", str(server.config)) as process:
-        (tmp_path / ".model_server.pid").write_text(str(process.pid))
-        found = Server(server.config, directory=tmp_path)
-        other = Server(ROOT / "config.properties", directory=tmp_path)
-        pids = (found.pid(), other.pid())
-        process.kill()
-    assert (found.temporary, pids) == (tmp_path, (process.pid, None))
+def test_command_that_stops_a_server_names_its_configuration() -> None:
+    assert call_stop(ROOT / "config.properties") == "make stop"
+    assert call_stop(ROOT / "config.production.properties") == "make stop CONFIG=production"
+    assert call_stop(ROOT / "my" / "config.properties") == "make stop CONFIG=my/config.properties"
 
 
-@pytest.mark.parametrize(
-    ("config", "command"),
-    [
-        (ROOT / "config.properties", "make stop"),
-        (ROOT / "config.production.properties", "make stop CONFIG=production"),
-        (ROOT / "my" / "config.properties", "make stop CONFIG=my/config.properties"),
-    ],
+@table(
+    (["start", "--config", "no-such"], "start: no configuration no-such: CONFIG is a path, or one of large-"),
+    (["run", "--node-count", "2"], "run: run watches one node, and there are 2: name it with --node"),
+    (["run", "--node", "node-7"], "run: no node node-7: there are node-1"),
+    (["restart"], "restart: no node of this machine runs"),
 )
-def test_command_that_stops_a_server_names_its_configuration(config: Path, command: str) -> None:
-    assert call_stop(config) == command
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["start", "--config", "no-such"], "start: no configuration no-such: CONFIG is a path, or one of large-"),
-        (["run", "--node-count", "2"], "run: run watches one node, and there are 2: name it with --node"),
-        (["run", "--node", "node-7"], "run: no node node-7: there are node-1"),
-        (["restart"], "restart: no node of this machine runs"),
-    ],
-)
-def test_wrong_command_is_one_line_and_exit_1(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_command(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--state-dir", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(words)
+
+
+@pytest.mark.builds
+def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp_path: Path) -> None:
+    (tmp_path / "torchserve").write_text(LAUNCHER)
+    (tmp_path / "torchserve").chmod(0o755)
+    settings = (f"{name}={value}\n" for name, value in make_settings(tmp_path).items())
+    (tmp_path / "config.properties").write_text("".join(settings))
+    command = [sys.executable, "-c", START, str(tmp_path)]
+    started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert started.stdout == "interrupted True\n", started.stderr

@@ -22,16 +22,20 @@ def infer(x):
 """
 
 
+def number_archive(name: str, infer: str, folder: Path) -> Path:
+    """Build the archive of a function from a whole number to another one."""
+    tensors = {kind: {name: {"datatype": "INT64", "shape": [-1]}} for kind, name in (("inputs", "x"), ("outputs", "y"))}
+    config = yaml.safe_dump({"handler": {"max_batch_items": 1, **tensors}})
+    (own := folder / name).mkdir()
+    for file, text in {"infer.py": infer, "model-config.yaml": config, "sample.json": '{"x": 1}'}.items():
+        (own / file).write_text(text)
+    entry = ModelEntry(name, "tensors", "1.0", own, {"path": "infer.py"})
+    return Recipe(entry, engine="auto", export_path=folder / "store").build().path
+
+
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("colours")
-    (folder / "infer.py").write_text(INFER)
-    tensors = {kind: {name: {"datatype": "INT64", "shape": [-1]}} for kind, name in (("inputs", "x"), ("outputs", "y"))}
-    handler = {"max_batch_items": 1, **tensors}
-    (folder / "model-config.yaml").write_text(yaml.safe_dump({"handler": handler}))
-    (folder / "sample.json").write_text('{"x": 1}')
-    entry = ModelEntry("colours", "tensors", "1.0", folder, {"path": "infer.py"})
-    return Recipe(entry, engine="auto", export_path=tmp_path_factory.mktemp("store")).build().path
+    return number_archive("colours", INFER, tmp_path_factory.mktemp("colours"))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""Handlers whose gates open at the end of a test, also of one that fails."""
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from tests.handlers.batching.gated import GatedHandler, Start, start_handler
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
+    """Start handlers whose gates open at the end of a test, also of one that fails."""
     handlers: list[GatedHandler] = []
 
     def make(kind: type[GatedHandler] = GatedHandler, *settings: dict[str, Any], **more: Any) -> GatedHandler:

@@ -1,10 +1,6 @@
 """TorchServe's side of its continuous-batching mode, in this process: one thread for the exchanges.
 
-    submit -> queue -> exchange with all requests in flight and the new ones -> some replies -> their futures
-
-Every exchange sends the worker all requests without a reply, payloads included, in the bytes of TorchServe 0.12.0. With
-none in flight the thread waits for a first request, and a millisecond more for others. TorchServe's own code reads the
-first message and calls `handle`.
+Each exchange sends the worker all requests without a reply, in TorchServe's bytes; with none, it waits for a first one.
 """
 
 import socket
@@ -17,7 +13,6 @@ from contextlib import suppress
 from itertools import count
 from struct import error as StructError  # noqa: N812
 from struct import pack, unpack
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 from ts.protocol.otf_message_handler import retrieve_msg
@@ -27,8 +22,6 @@ from handlers.base import BatchHandler
 from tests.handlers.serving import Answer, read
 from tests.waiting import PATIENCE_S
 
-MAX_BATCH_DELAY_S = 0.001
-
 
 class Field(NamedTuple):
     name: str
@@ -36,7 +29,6 @@ class Field(NamedTuple):
     value: bytes
 
 
-# A request's body, or the fields of its form.
 Body = bytes | Sequence[Field]
 
 
@@ -49,33 +41,23 @@ class Sent(NamedTuple):
 
 
 class Frontend:
-    """Exchanges with a handler, in a `with` block."""
-
     def __init__(self, handler: BatchHandler[Any, Any], window: int = 64) -> None:
-        self.exchanges = 0
-        self._handler = handler
-        self._window = window
-        self._ids = count()
-        self._queue: deque[Sent] = deque()
+        self.exchanges, self._ids = 0, count()
+        self._handler, self._window = handler, window
+        self._queue, self._left = deque[Sent](), deque["Future[Answer]"]()
         self._in_flight: dict[str, Sent] = {}
-        self._left: deque[Future[Answer]] = deque()
         self._is_closed = self._is_abandoned = False
         self._is_something_there = threading.Condition()
         self._ours, self._theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="frontend", daemon=True)
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> "Frontend":
         self._worker.start()
         self._thread.start()
-
-    def __enter__(self) -> "Frontend":
-        self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._is_something_there:
             self._is_closed = True
             self._is_something_there.notify()
@@ -89,7 +71,6 @@ class Frontend:
         """Close the connection while an answer is due, as TorchServe does when a worker is unregistered."""
         self._is_abandoned = True
         self._ours.shutdown(socket.SHUT_RDWR)
-        # The worker notices with its next exchange, if it ever makes one.
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
@@ -97,16 +78,18 @@ class Frontend:
         """Send one request; `x_priority="1"` is the header X-Priority."""
         return self.submit_together([(body, headers)])[0]
 
-    def submit_together(self, requests: Sequence[tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
-        """Send several requests, which an idle worker receives in one exchange."""
-        sent = [
-            Sent(body, {name.replace("_", "-"): value for name, value in headers.items()}, Future())
-            for body, headers in requests
-        ]
+    def submit_together(self, requests: Sequence[bytes | tuple[Body, dict[str, str]]]) -> "list[Future[Answer]]":
+        """Send several requests, with their headers if they have any: an idle worker receives them in one exchange."""
+        pairs = [(each, {}) if isinstance(each, bytes) else each for each in requests]
+        named = [(body, {name.replace("_", "-"): value for name, value in each.items()}) for body, each in pairs]
+        sent = [Sent(body, headers, Future()) for body, headers in named]
         with self._is_something_there:
             self._queue.extend(sent)
             self._is_something_there.notify()
         return [each.answer for each in sent]
+
+    def send_together(self, *requests: bytes | tuple[Body, dict[str, str]]) -> list[Answer]:
+        return [answer.result(PATIENCE_S) for answer in self.submit_together(requests)]
 
     def leave(self, answer: "Future[Answer]") -> None:
         """Disconnect the client of a request: the next exchange lacks it."""
@@ -116,8 +99,7 @@ class Frontend:
         return self.submit(body, **headers).result(PATIENCE_S)
 
     def _work(self) -> None:
-        """Run TorchServe's worker: its reader, then the handler, which returns when the connection is closed."""
-        # Both end with SystemExit when the frontend is gone.
+        """Run TorchServe's worker: its reader, then the handler; both end with SystemExit when the frontend is gone."""
         with suppress(SystemExit):
             _, batch = retrieve_msg(self._theirs)
             context = self._handler.worker_context
@@ -133,8 +115,7 @@ class Frontend:
                 try:
                     self._exchange(answers)
                 except (OSError, StructError):
-                    if not self._is_abandoned:
-                        raise
+                    assert self._is_abandoned
                     return
 
     def _wait(self) -> bool:
@@ -142,14 +123,13 @@ class Frontend:
             return True
         with self._is_something_there:
             self._is_something_there.wait_for(lambda: self._queue or self._is_closed)
-        time.sleep(MAX_BATCH_DELAY_S)
+        time.sleep(0.001)
         return bool(self._queue)
 
     def _exchange(self, answers: BinaryIO) -> None:
         self.exchanges += 1
         self._in_flight = {id_: sent for id_, sent in self._in_flight.items() if sent.answer not in self._left}
-        requests = {id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}
-        self._ours.sendall(message(requests))
+        self._ours.sendall(message({id_: (sent.headers, sent.body) for id_, sent in self._in_flight.items()}))
         for id_, received in read_answers(answers).items():
             assert received.phrase
             headers = {"content-type": received.content_type, **received.headers}
@@ -157,12 +137,10 @@ class Frontend:
             sent = self._in_flight.pop(id_)
             # Over HTTP this header would start a stream; a request by gRPC has no headers.
             assert not (sent.headers and "ts_stream_next" in received.headers)
-            body = read(received.body, received.content_type)
-            sent.answer.set_result(Answer(received.status, body, headers))
+            sent.answer.set_result(Answer(received.status, read(received.body, received.content_type), headers))
 
 
 def message(requests: Mapping[str, tuple[dict[str, str], Body]]) -> bytes:
-    """Write a message of the frontend: requests by id, their headers and bodies."""
     parts = [b"I"]
     for id_, (headers, body) in requests.items():
         parts += [field(id_), *(field(name) + field(value) for name, value in headers.items()), pack("!i", -1)]
@@ -186,7 +164,6 @@ class Received(NamedTuple):
 
 
 def read_answers(stream: BinaryIO) -> dict[str, Received]:
-    """Read an answer of the worker: replies by id."""
     assert integer(stream) == 200
     text(stream)
     answers = {}
@@ -199,8 +176,7 @@ def read_answers(stream: BinaryIO) -> dict[str, Received]:
 
 
 def integer(stream: BinaryIO) -> int:
-    (value,) = unpack("!i", stream.read(4))
-    return int(value)
+    return int(unpack("!i", stream.read(4))[0])
 
 
 def text(stream: BinaryIO) -> str:

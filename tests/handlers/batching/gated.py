@@ -3,37 +3,25 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Callable
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any, TypeVar
+from unittest.mock import Mock, patch
 
 from handlers.base import BatchHandler
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import Reply
-from tests.handlers.serving import DoublingHandler, adaptive_context
+from tests.handlers.serving import ADAPTIVE, DoublingHandler, started
 from tests.waiting import PATIENCE_S, until
 
-RUN_S = 0.004
-# Longer than a machine stalls.
-TIMEOUT_S = PATIENCE_S
-SCHEDULING = {
-    "mode": "adaptive",
-    "latency_target_ms": 60_000,
-    "priority_levels": 3,
-    "queue_timeout_ms": 60_000,
-}
-
+RUN_S, TIMEOUT_S = 0.004, PATIENCE_S
+SCHEDULING = {"mode": "adaptive", "latency_target_ms": 60_000, "priority_levels": 3, "queue_timeout_ms": 60_000}
 wait_for = partial(until, every_s=0.002)
-
-
-class State(NamedTuple):
-    in_flight: int  # requests without a reply
-    waiting_items: int  # that have not started
-    running_batches: int
-    unsplit_items: int  # that ran and are not split into results yet
+# Requests without a reply, items that have not started, micro-batches, and items that ran and are not split yet.
+State = namedtuple("State", "in_flight waiting_items running_batches unsplit_items")
 
 
 def state(handler: BatchHandler[Any, Any]) -> State:
@@ -47,21 +35,13 @@ def write_list(*values: Any) -> bytes:
     return json.dumps({"instances": [{"number": value} for value in values]}).encode()
 
 
-class Unwritable:
-    """A form of answers with a bug."""
-
-    def pack(self, results: Any) -> Reply:
-        raise LookupError("a bug")
-
-
 class GatedHandler(DoublingHandler):
     """Doubles numbers, in micro-batches that take RUN_S and wait at a gate; decoding "slow" numbers waits, too."""
 
     decodes_in_threads = False
-    decoding = 0  # slow numbers that wait at their gate
 
     def load(self) -> Engine:
-        self.gate, self.slow_gate, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self.gate, self.slow_gate, self.decoding = threading.Event(), threading.Event(), set[int]()
         self.gate.set()
         self.slow_gate.set()
         return super().load()
@@ -70,7 +50,7 @@ class GatedHandler(DoublingHandler):
         if row["body"] == b"unpackable":
             raise LookupError("a bug")
         if row["body"] == b"unwritable":
-            return Request((Payload(b"2"),), Unwritable())
+            return Request((Payload(b"2"),), Mock(**{"pack.side_effect": LookupError("a bug")}))
         return super().unpack(row, headers)
 
     def decode(self, payload: Payload) -> float:
@@ -79,11 +59,9 @@ class GatedHandler(DoublingHandler):
             value = value.decode()
         if not (isinstance(value, str) and value.startswith("slow")):
             return super().decode(payload)
-        with self._lock:
-            self.decoding += 1
+        self.decoding.add(threading.get_ident())
         assert self.slow_gate.wait(TIMEOUT_S)
-        with self._lock:
-            self.decoding -= 1
+        self.decoding.discard(threading.get_ident())
         return float(value.removeprefix("slow"))
 
     def forward(self, inputs: Arrays, items: Any) -> Outputs:
@@ -106,7 +84,7 @@ class ThreadedHandler(GatedHandler):
 class Whole:
     """An engine with several streams; `ran` has each micro-batch's stream by its first number."""
 
-    deals_out = False
+    deals_out, name = False, "whole"
     stream_counts = (1, 2)
 
     def __init__(self, engine: Engine) -> None:
@@ -114,22 +92,15 @@ class Whole:
         self.ran: dict[float, str] = {}
         self._engine = engine
 
-    def run(self, inputs: Arrays, stream: str = "whole") -> Outputs:
-        self.ran[float(inputs["numbers"][0])] = stream
+    def run(self, inputs: Arrays) -> Outputs:
+        self.ran[float(inputs["numbers"][0])] = self.name
         return self._engine.run(inputs)
 
     def divide(self, streams: int) -> Arrangement:
-        parts = [Stream(self, f"stream {number}") for number in range(streams)]
-        return Arrangement(self, parts if streams > 1 else ())
-
-
-class Stream:
-    def __init__(self, whole: Whole, name: str) -> None:
-        self.description, self.input_names = whole.description, whole.input_names
-        self._whole, self._name = whole, name
-
-    def run(self, inputs: Arrays) -> Outputs:
-        return self._whole.run(inputs, self._name)
+        parts = [copy(self) for _ in range(streams if streams > 1 else 0)]
+        for number, part in enumerate(parts):
+            part.name = f"stream {number}"
+        return Arrangement(self, parts)
 
 
 class StreamedHandler(GatedHandler):
@@ -138,27 +109,16 @@ class StreamedHandler(GatedHandler):
         return self.whole
 
 
-# `start_handler`, with the folder of the test.
-Start = Callable[..., GatedHandler]
+Start = Callable[..., Any]
+Gated = TypeVar("Gated", bound=GatedHandler)
+TOOK = ((1, RUN_S), (8, RUN_S))
 
 
 def start_handler(
-    kind: type[GatedHandler],
-    model_dir: Path,
-    settings: dict[str, Any] | None = None,
-    *,
-    took: Sequence[tuple[int, float]] = ((1, RUN_S), (8, RUN_S)),
-    **scheduling: Any,
-) -> GatedHandler:
+    kind: type[Gated], model_dir: Path, settings: Any = None, took: Any = TOOK, **scheduling: Any
+) -> Gated:
     """Start a handler; `took` has the tokens and seconds of the micro-batches that it measured as it loaded."""
-    handler = kind()
-    settings = {
-        "max_batch_items": 8,
-        "max_request_items": 10,
-        "scheduling": {**SCHEDULING, **scheduling},
-        **(settings or {}),
-    }
-    handler.worker_context = adaptive_context(model_dir, settings)
+    settings = {"max_batch_items": 8, "max_request_items": 10, **(settings or {})}
+    settings["scheduling"] = {**SCHEDULING, **scheduling}
     with patch("handlers.batching.trial.measure", lambda *_: list(took)):
-        handler.initialize(handler.worker_context)
-    return handler
+        return started(kind(), model_dir, settings, **ADAPTIVE)

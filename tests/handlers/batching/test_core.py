@@ -21,15 +21,15 @@ from handlers.metrics import ABANDONED, Recorder
 from handlers.protocol.requests import Cost, Payload, Request, Slot
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
+from tests.handlers.serving import Patch
 
 HEADERS = {"host": "localhost"}
 
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
 def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
-    handler = start(request.param, {"max_batch_items": 1})
+    handler: GatedHandler = start(request.param, {"max_batch_items": 1})
     handler.reporter.stop()
-    # Warm-up's metrics and micro-batches.
     handler.reporter.recorder.drain()
     handler.module.batches.clear()
     return handler
@@ -39,27 +39,26 @@ def unpack(core: Core, body: bytes, **headers: str) -> Request:
     return core.pipeline.unpack({"body": body}, {**HEADERS, **headers})
 
 
+def assert_cancelled(*futures: Any) -> None:
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(TIMEOUT_S)
+
+
 def count_abandoned(handler: GatedHandler) -> float:
     return sum(each.value for each in handler.reporter.recorder.drain() if each.counter == ABANDONED)
 
 
 def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler) -> None:
-    core, split_on = handler.core, set[Any]()
-    split = handler.split
-
-    def noting(*given: Any) -> Any:
-        split_on.add(threading.current_thread())
-        return split(*given)
-
-    handler.split = noting  # type: ignore[assignment,method-assign]
+    core, split, split_on = handler.core, handler.split, set[Any]()
+    handler.split = lambda *given: split_on.add(threading.current_thread()) or split(*given)  # type: ignore[method-assign,func-returns-value]
 
     async def ask(body: bytes) -> tuple[int, bytes]:
-        write = await asyncio.wrap_future(core.submit(unpack(core, body)))
-        reply = write()
+        reply = (await asyncio.wrap_future(core.submit(unpack(core, body))))()
         return reply.status, reply.body
 
     async def ask_all() -> list[tuple[int, bytes]]:
-        return await asyncio.gather(*map(ask, (b"2", b"x", b"", b'{"instances": [{"number": 4}, {"number": 6}]}')))
+        return await asyncio.gather(*map(ask, (b"2", b"x", b"", write_list(4, 6))))
 
     good, bad, empty, listed = asyncio.run(ask_all())
     assert (good, bad[0], empty[0], listed) == ((200, b"4.0"), 422, 400, (200, b'{"predictions":[8.0,12.0]}'))
@@ -68,9 +67,7 @@ def test_replies_are_written_where_their_caller_wants_them(handler: GatedHandler
 
 
 @pytest.mark.parametrize("quick_s", [0.0, TIMEOUT_S])
-def test_host_runs_quick_micro_batches_on_its_event_loop_and_leaves_others_to_threads(
-    quick_s: float, start: Start
-) -> None:
+def test_host_runs_quick_micro_batches_on_its_event_loop_and_others_on_threads(quick_s: float, start: Start) -> None:
     handler, ran_on = start(GatedHandler), set[bool]()
     forward = handler.forward
     loaded = SimpleNamespace(name="double", version="1.0", handler=handler)
@@ -92,28 +89,23 @@ def test_host_runs_quick_micro_batches_on_its_event_loop_and_leaves_others_to_th
 
 def test_waiting_request_that_is_cancelled_never_runs_and_a_running_one_is_dropped(handler: GatedHandler) -> None:
     core = handler.core
-    split: list[Any] = []
-    handler.split, own = lambda outputs, items: split.append([*items]) or own(outputs, items), handler.split  # type: ignore[method-assign,func-returns-value]
     handler.gate.clear()
     handler.slow_gate.clear()
     requests = [unpack(core, body) for body in (b"2", b"4", b"slow6", b"8")]
-    futures = [core.submit(request) for request in requests[:2]]
-    handler.wait(running=1, waiting=1)
-    if isinstance(handler, ThreadedHandler):
-        futures.append(core.submit(requests[2]))
-    futures.append(core.submit(requests[3]))
-    for request in requests[:3]:
-        core.cancel(request)
-    core.cancel(requests[0])
-    handler.gate.set()
-    handler.slow_gate.set()
-    assert futures.pop().result(TIMEOUT_S)().body == b"16.0"
-    for future in futures:
-        with pytest.raises(CancelledError):
-            future.result(TIMEOUT_S)
-    wait_for(handler.forgets)
-    assert handler.module.batches == [[2], [8]]
-    assert split == [[8]]
+    with patch.object(handler, "split", wraps=handler.split) as split:
+        futures = [core.submit(request) for request in requests[:2]]
+        handler.wait(running=1, waiting=1)
+        if isinstance(handler, ThreadedHandler):
+            futures.append(core.submit(requests[2]))
+        futures.append(core.submit(requests[3]))
+        for request in (*requests[:3], requests[0]):
+            core.cancel(request)
+        handler.gate.set()
+        handler.slow_gate.set()
+        assert futures.pop().result(TIMEOUT_S)().body == b"16.0"
+        wait_for(handler.forgets)
+    assert_cancelled(*futures)
+    assert (handler.module.batches, [[*call.args[1]] for call in split.mock_calls]) == ([[2], [8]], [[8]])
     assert count_abandoned(handler) == len(futures)
 
 
@@ -127,23 +119,11 @@ def test_request_that_is_cancelled_before_its_reply_is_written_leaves_nothing(ha
 
 def test_time_of_a_micro_batch_that_was_halved_is_not_that_of_its_size(start: Start) -> None:
     handler = start(GatedHandler, {"max_batch_items": 2})
-    core, typical, forward = handler.core, list[bool](), handler.forward
-
-    def failing(inputs: Any, items: Any) -> Any:
-        if len(items) > 1:
-            raise LookupError("a bug")
-        return forward(inputs, items)
-
-    finish = Scheduler.finish
-
-    def noting(*given: Any, is_typical: bool) -> None:
-        typical.append(is_typical)
-        finish(*given, is_typical=is_typical)
-
-    with patch.object(handler, "forward", failing), patch.object(Scheduler, "finish", noting):
+    handler.module.capacity = 1
+    with patch.object(Scheduler, "finish", autospec=True, side_effect=Scheduler.finish) as finish:
         for body in (b"2", write_list(4, 6)):
-            core.submit(unpack(core, body)).result(TIMEOUT_S)
-    assert typical == [True, False]
+            handler.core.submit(unpack(handler.core, body)).result(TIMEOUT_S)
+    assert [call.kwargs["is_typical"] for call in finish.mock_calls] == [True, False]
 
 
 def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
@@ -151,12 +131,10 @@ def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
     handler.gate.clear()
     busy = core.submit(unpack(core, b"2"))
     handler.wait()
-    late = core.submit(unpack(core, b"4", **{"X-Timeout-Ms": "50"}))
-    assert late.result(TIMEOUT_S)().status == 504
+    assert core.submit(unpack(core, b"4", **{"X-Timeout-Ms": "50"})).result(TIMEOUT_S)().status == 504
     assert not busy.done()
     handler.gate.set()
-    assert busy.result(TIMEOUT_S)().body == b"4.0"
-    assert handler.module.batches == [[2]]
+    assert (busy.result(TIMEOUT_S)().body, handler.module.batches) == (b"4.0", [[2]])
 
 
 def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(handler: GatedHandler) -> None:
@@ -166,19 +144,16 @@ def test_core_that_is_closed_has_cancelled_what_it_had_and_ended_its_threads(han
     handler.wait(waiting=1)
     closing = threading.Thread(target=core.close)
     closing.start()
-    for future in futures:
-        with pytest.raises(CancelledError):
-            future.result(TIMEOUT_S)
+    assert_cancelled(*futures)
     handler.gate.set()
     closing.join(TIMEOUT_S)
     with pytest.raises(RuntimeError, match="closed"):
         core.submit(unpack(core, b"6"))
     assert handler.module.batches == [[2]]
-    ended = {thread.name for thread in before - {*threading.enumerate()}}
-    assert ended == {"decode", "engine", "watch"}
+    assert {thread.name for thread in before - {*threading.enumerate()}} == {"decode", "engine", "watch"}
 
 
-def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, monkeypatch: Patch) -> None:
     handler, may_cancel = start(ThreadedHandler), threading.Event()
     core, cancel = handler.core, handler.core.cancel
 
@@ -190,8 +165,7 @@ def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, m
     (watching,) = (thread for thread in threading.enumerate() if thread.name == "watch" and thread in core._threads)
     handler.slow_gate.clear()
     request = unpack(core, b"slow2")
-    future = core.submit(request)
-    closing = threading.Thread(target=core.close)
+    future, closing = core.submit(request), threading.Thread(target=core.close)
     closing.start()
     watching.join(TIMEOUT_S)
     # Its time is up before `close` cancels it, and the server's thread notices.
@@ -199,8 +173,7 @@ def test_request_that_expires_while_the_core_closes_is_cancelled(start: Start, m
         request.expires_s = 0.0
         core.help(1)
     may_cancel.set()
-    with pytest.raises(CancelledError):
-        future.result(TIMEOUT_S)
+    assert_cancelled(future)
     handler.slow_gate.set()
     closing.join(TIMEOUT_S)
 
@@ -216,17 +189,16 @@ def test_request_that_is_missing_from_the_next_exchange_never_runs(handler: Gate
         wait_for(lambda: state(handler).in_flight == 2)
         handler.gate.set()
         assert [busy.result(TIMEOUT_S).body, kept.result(TIMEOUT_S).body] == [4, 12]
-    assert handler.module.batches == [[2], [6]]
-    assert count_abandoned(handler) == 1
+    assert (handler.module.batches, count_abandoned(handler)) == ([[2], [6]], 1)
 
 
 def test_refusal_waits_for_its_time_when_another_answer_leaves() -> None:
-    refused, answered, running = (OpenRequest(Request(()), Future()) for _ in range(3))
-    refused.request.is_complete = answered.request.is_complete = True
-    refused.request.retry_after_s = 1.0
-    in_flight = {"a": refused, "b": answered, "c": running}
-    assert select_complete(in_flight, with_refused=False) == ["b"]
-    assert select_complete(in_flight, with_refused=True) == ["a", "b"]
+    in_flight = {name: OpenRequest(Request(()), Future()) for name in ("refused", "answered", "running")}
+    for name in ("refused", "answered"):
+        in_flight[name].request.is_complete = True
+    in_flight["refused"].request.retry_after_s = 1.0
+    assert select_complete(in_flight, with_refused=False) == ["answered"]
+    assert select_complete(in_flight, with_refused=True) == ["refused", "answered"]
 
 
 def test_length_of_a_request_is_estimated_by_its_bytes_once_others_are_decoded() -> None:

@@ -17,11 +17,10 @@ from handlers.pipeline.flow import respond
 from handlers.protocol.responses import Reply
 from handlers.protocol.rows import MOST_FIELDS, body_of, read_headers
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
-from tests.handlers.serving import context
+from tests.handlers.serving import Patch, context
 
 REQUESTS: dict[str, tuple[dict[str, str], Body]] = {
-    "a": ({"X-Priority": "1", "Accept": "*/*"}, b'{"text": "one"}'),
-    "b": ({}, b""),
+    **{"a": ({"X-Priority": "1", "Accept": "*/*"}, b'{"text": "one"}'), "b": ({}, b"")},
     "c": ({"accept-language": "grüß"}, bytes(range(256)) * 8),
     "d": ({}, [Field("data", "image/png", b"\x89PNG"), Field("top_k", "", b"3")]),
 }
@@ -29,8 +28,6 @@ LARGE = bytes(range(251)) * (3 * CHUNK_BYTES // 251)
 
 
 class Pair:
-    """A link, and the frontend's end of it."""
-
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.link = Link(self.theirs)
@@ -38,12 +35,14 @@ class Pair:
     def send(self, data: bytes) -> None:
         threading.Thread(target=self.ours.sendall, args=(data,), daemon=True).start()
 
+    def receive(self) -> dict[str, NewRequest | None]:
+        """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
+        newcomers: dict[str, NewRequest] = {}
+        return {id_: newcomers.get(id_) for id_ in self.link.receive(newcomers.__setitem__)}
 
-def receive(link: Link) -> dict[str, NewRequest | None]:
-    """Return all in flight by its id, in the frontend's order; None for what was in the last message."""
-    newcomers: dict[str, NewRequest] = {}
-    ids = link.receive(newcomers.__setitem__)
-    return {id_: newcomers.get(id_) for id_ in ids}
+    def exchange(self, requests: Any) -> dict[str, NewRequest | None]:
+        self.send(message(requests))
+        return self.receive()
 
 
 @pytest.fixture
@@ -54,15 +53,13 @@ def pair() -> Iterator[Pair]:
     pair.theirs.close()
 
 
-def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", "false")
-    sent = message(REQUESTS)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(sent)
+        ours.sendall(message(REQUESTS))
         processors, rows, ids = Service.retrieve_data_for_inference(retrieve_msg(theirs)[1])
-    pair.send(sent)
-    ours_read = receive(pair.link)
+    ours_read = pair.exchange(REQUESTS)
     assert list(ours_read) == list(ids.values())
     for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
         assert read is not None
@@ -73,32 +70,25 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
 def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair, name: str) -> None:
     many = [Field(name.format(number), "text/plain", b"value") for number in range(20_000)]
     requests: dict[str, tuple[dict[str, str], Body]] = {"a": ({}, many), "b": ({}, b"small")}
-    pair.send(message(requests))
-    first, second = receive(pair.link).values()
+    first, second = pair.exchange(requests).values()
     assert first is not None and len(first.row) < MOST_FIELDS + 10 and len(first.headers) <= MOST_FIELDS + 1
     with pytest.raises(BodyTooLarge, match="more than 200 fields"):
         body_of(first.row, read_headers(first.headers), 10**9)
     assert second is not None and second.row["body"] == b"small"
-    pair.send(message({**requests, "c": ({}, b"new")}))
-    assert [sent is not None for sent in receive(pair.link).values()] == [False, False, True]
+    again = pair.exchange({**requests, "c": ({}, b"new")})
+    assert [sent is not None for sent in again.values()] == [False, False, True]
 
 
 def test_known_requests_are_passed_over_and_those_that_do_not_come_again_forgotten(pair: Pair) -> None:
     large: dict[str, Any] = {"a": ({}, LARGE), "b": ({}, b"small"), "c": ({}, LARGE[1:])}
-    pair.send(message(large))
-    bodies = [sent and sent.row and sent.row["body"] for sent in receive(pair.link).values()]
+    bodies = [sent and sent.row and sent.row["body"] for sent in pair.exchange(large).values()]
     assert bodies == [LARGE, b"small", LARGE[1:]]
-    pair.send(message({"a": large["a"], "c": large["c"], "d": ({}, b"new")}))
-    second = receive(pair.link)
+    second = pair.exchange({"a": large["a"], "c": large["c"], "d": ({}, b"new")})
     assert [(id_, sent is not None) for id_, sent in second.items()] == [("a", False), ("c", False), ("d", True)]
-    pair.send(message({"b": large["b"], "d": ({}, b"new")}))
-    third = receive(pair.link)
+    third = pair.exchange({"b": large["b"], "d": ({}, b"new")})
     assert [(id_, sent is not None) for id_, sent in third.items()] == [("b", True), ("d", False)]
-    pair.send(message({}))
-    assert receive(pair.link) == {}
-    # A forgotten request is read again.
-    pair.send(message({"d": ({}, b"new")}))
-    assert all(receive(pair.link).values())
+    assert pair.exchange({}) == {}
+    assert all(pair.exchange({"d": ({}, b"new")}).values())
 
 
 def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Path) -> None:
@@ -119,14 +109,13 @@ def test_replies_are_written_as_torchserve_writes_them(pair: Pair, tmp_path: Pat
     expected = read_answers(BytesIO(create_predict_response(bodies, ids, "", 200, ctx)))
     # TorchServe's context has the content type among the headers too.
     with_type = {id_: {"content-type": each.content_type, **each.headers} for id_, each in written.items()}
-    assert {id_: each._replace(headers=with_type[id_]) for id_, each in written.items()} == expected
-    assert none == {}
+    assert ({id_: each._replace(headers=with_type[id_]) for id_, each in written.items()}, none) == (expected, {})
 
 
 def test_frontend_that_is_gone_is_noticed_in_both_directions(pair: Pair) -> None:
     pair.ours.close()
     with pytest.raises(Disconnected):
-        receive(pair.link)
+        pair.receive()
     with pytest.raises(Disconnected):
         for _ in range(1000):
             pair.link.send({"a": Reply(200, b"x" * 100_000)})
@@ -141,7 +130,7 @@ def test_message_that_makes_no_sense_is_an_error(pair: Pair, messages: list[byte
     *good, broken = messages
     for each in good:
         pair.send(each)
-        receive(pair.link)
+        pair.receive()
     pair.send(broken)
     with pytest.raises(ProtocolError):
-        receive(pair.link)
+        pair.receive()

@@ -1,51 +1,41 @@
-"""A slow request does not delay others in an adaptive worker, which exchanges, decodes and expires meanwhile."""
+"""Requests do not wait for others: a slow one delays none, and a micro-batch's are answered as their items end."""
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from handlers.batching.arrivals import LARGE_BYTES, LEAST_THREADS
+from handlers.engines import Arrays, Engine, Listener, Outputs
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, ThreadedHandler, state, wait_for, write_list
 
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
-def handler(request: pytest.FixtureRequest, start: Start) -> GatedHandler:
+def handler(request: pytest.FixtureRequest, start: Start) -> Any:
     return start(request.param, {"max_request_items": 100, "max_groups": 1})
 
 
 SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
+MANY = write_list(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8)
 
 
-@pytest.mark.parametrize(
-    ("slow", "answer"),
-    [
-        (SLOW, 42.0),
-        # Small texts, of which there are many.
-        (write_list(*["slow" + "21".rjust(LARGE_BYTES // 4)] * 8), {"predictions": [42.0] * 8}),
-    ],
-)
-def test_request_that_is_long_in_decoding_delays_nobody_and_expires_meanwhile(
-    handler: GatedHandler, slow: bytes, answer: Any
-) -> None:
+@pytest.mark.parametrize(("slow", "answer"), [(SLOW, 42.0), (MANY, {"predictions": [42.0] * 8})])
+def test_request_that_is_long_in_decoding_delays_nobody_and_expires(handler: Any, slow: bytes, answer: Any) -> None:
     handler.slow_gate.clear()
     with Frontend(handler) as frontend:
-        patient = frontend.submit(slow)
-        late = frontend.submit(SLOW, X_Timeout_Ms="150")
+        patient, late = frontend.submit(slow), frontend.submit(SLOW, X_Timeout_Ms="150")
         for _ in range(4):
             assert frontend.send(b"2").body == 4
-        assert late.result(TIMEOUT_S).status == 504
-        assert not patient.done()
+        assert late.result(TIMEOUT_S).status == 504 and not patient.done()
         handler.module.batches.clear()
         handler.slow_gate.set()
-        assert patient.result(TIMEOUT_S).body == answer
-        assert frontend.send(b"6").body == 12
-    # Decoded items of the expired request do not run.
-    ran = [number for batch in handler.module.batches for number in batch]
-    assert ran.count(21.0) == (1 if answer == 42.0 else 8)
+        assert (patient.result(TIMEOUT_S).body, frontend.send(b"6").body) == (answer, 12)
+    assert sum(batch.count(21.0) for batch in handler.module.batches) == (1 if answer == 42.0 else 8)
     assert handler.forgets()
 
 
@@ -54,11 +44,10 @@ def test_list_takes_half_of_the_decode_threads_and_leaves_the_others_to_who_come
     handler.slow_gate.clear()
     with Frontend(handler) as frontend:
         many = frontend.submit(write_list(*["slow21"] * 10))
-        wait_for(lambda: handler.decoding == LEAST_THREADS // 2)
+        wait_for(lambda: len(handler.decoding) == LEAST_THREADS // 2)
         for _ in range(4):
             assert frontend.send(b"2").body == 4
-        assert handler.decoding == LEAST_THREADS // 2
-        assert not many.done()
+        assert len(handler.decoding) == LEAST_THREADS // 2 and not many.done()
         handler.slow_gate.set()
         assert many.result(TIMEOUT_S).body == {"predictions": [42.0] * 10}
     assert handler.forgets()
@@ -72,13 +61,7 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(st
                 assert steps.acquire(timeout=TIMEOUT_S)
             return super().decode(payload)
 
-    def step() -> None:
-        before = len(taken)
-        steps.release()
-        wait_for(lambda: len(taken) > before)
-
-    taken: list[Any] = []
-    steps = threading.Semaphore(0)
+    taken, steps = list[Any](), threading.Semaphore(0)
     handler = start(Stepped, {"decode_threads": 1})
     with Frontend(handler) as frontend:
         answers = [frontend.submit(b"2") for _ in range(LEAST_THREADS)]
@@ -86,29 +69,25 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(st
         for priority in ("3", "1", "2"):
             answers.append(frontend.submit(f"1{priority}".encode(), X_Priority=priority))
             wait_for(lambda: state(handler).waiting_items == len(answers))
-        for _ in range(3):
-            step()
+        for count in range(1, 4):
+            steps.release()
+            wait_for(lambda: len(taken) >= LEAST_THREADS + count)  # noqa: B023
         steps.release(len(answers))
         assert taken[LEAST_THREADS:] == [b"11", b"12", b"13"]
         assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
 
 
-def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: GatedHandler) -> None:
+def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Any) -> None:
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
-        # Odd and even numbers are separate groups.
-        together = frontend.submit_together([(write_list(2, 3, "x"), {}), (write_list(4, 6), {}), (b"8", {})])
-        over, fine, good = (answer.result(TIMEOUT_S) for answer in together)
+        over, fine, good = frontend.send_together(write_list(2, 3, "x"), write_list(4, 6), b"8")
     assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
     assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
-    assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch}
-    assert handler.forgets()
+    assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch} and handler.forgets()
 
 
 class Body(str):
     """A client's body; a weak reference shows when it is freed."""
-
-    __slots__ = ("__weakref__",)
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
@@ -131,3 +110,48 @@ def test_worker_keeps_no_body_of_a_request_that_is_decoded(start: Start, is_thre
         assert not answer.done()
         handler.gate.set()
         assert answer.result(TIMEOUT_S).body == 4
+
+
+class ReportingHandler(GatedHandler):
+    """Ends the items of a micro-batch in ascending order, each when a test releases `turns`; 666 is a bug."""
+
+    def load(self) -> Engine:
+        self.turns, self.batches = threading.Semaphore(0), list[list[float]]()
+        return super().load()
+
+    def forward_reporting(self, inputs: Arrays, items: Sequence[Any], ended: Listener) -> Outputs:
+        doubles = 2 * inputs["numbers"]
+        self.batches.append(sorted(items))
+        for index in np.argsort(doubles).tolist():
+            assert self.turns.acquire(timeout=TIMEOUT_S)
+            if items[index] == 666:
+                raise LookupError("a bug")
+            ended(index, {"doubles": doubles[index : index + 1]})
+        return {"doubles": doubles}
+
+
+# A micro-batch costs far more than its items, so all that wait share one.
+SHARED = [(1, 0.02), (1000, 0.021)]
+
+
+def test_request_is_answered_when_the_last_of_its_items_has_ended_and_not_with_its_micro_batch(start: Start) -> None:
+    handler = start(ReportingHandler, took=SHARED)
+    with Frontend(handler) as frontend:
+        answers = frontend.submit_together([b"2", write_list(4, 6), b"8"])
+        for place, (turns, body) in enumerate(((2, 4), (1, {"predictions": [8, 12]}), (1, 16))):
+            handler.turns.release(turns)
+            assert answers[place].result(TIMEOUT_S).body == body
+            assert not any(later.done() for later in answers[place + 1 :])
+    assert handler.batches == [[2, 4, 6, 8]]
+
+
+def test_micro_batch_that_fails_keeps_the_answers_it_gave_and_tries_the_others_again(start: Start) -> None:
+    handler = start(ReportingHandler, took=SHARED)
+    handler.turns.release(100)
+    with Frontend(handler) as frontend:
+        answers = frontend.send_together(b"2", b"700", b"666", b"800")
+    assert [answer.status for answer in answers] == [200, 200, 500, 200]
+    assert [answers[index].body for index in (0, 1, 3)] == [4, 1400, 1600]
+    # An item with an answer does not run again; the others run in halves, down to the item at fault.
+    assert handler.batches[0] == [2, 666, 700, 800]
+    assert not any(2 in batch for batch in handler.batches[1:]) and [666] in handler.batches

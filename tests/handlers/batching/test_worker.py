@@ -1,8 +1,12 @@
 """The adaptive worker behind BatchHandler.handle, driven as TorchServe's frontend drives it."""
 
 import json
+import os
 import random
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,76 +19,56 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
+from deploy.models import ROOT
+from handlers.base import RESPONSE_TIMEOUT_S
 from handlers.batching.arrivals import LEAST_THREADS
+from handlers.continuous.only_worker import claim
+from handlers.errors import InvalidConfig
 from handlers.protocol.responses import PROTOBUF
+from tests.handlers.batching import gated
 from tests.handlers.batching.frontend import Body, Field, Frontend
-from tests.handlers.batching.gated import (
-    RUN_S,
-    TIMEOUT_S,
-    GatedHandler,
-    Start,
-    StreamedHandler,
-    ThreadedHandler,
-    start_handler,
-    write_list,
-)
+from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, StreamedHandler, ThreadedHandler, write_list
 from tests.handlers.protocol import test_grpc_inference
-from tests.handlers.serving import Answer, context, serve
+from tests.handlers.serving import Answer, Log, Patch, Temp, serve, started
 
 
 @pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, StreamedHandler])
-def handler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GatedHandler:
-    return start_handler(request.param, tmp_path_factory.mktemp("model"))
+def handler(request: pytest.FixtureRequest, tmp_path_factory: Temp) -> Any:
+    return gated.start_handler(request.param, tmp_path_factory.mktemp("model"))
 
 
-def result_of(answer: Answer) -> Any:
+def result_of(answer: Any) -> Any:
+    answer = answer if isinstance(answer, Answer) else answer.result(TIMEOUT_S)
     assert answer.status == 200, answer
     return answer.body
 
 
-# -- answers ---------------------------------------------------------------------------------------------------------
-
-
 def test_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> None:
-    with Frontend(handler, window=16) as frontend:
+    def client(number: int) -> None:
+        chosen = random.Random(number)
+        for index in range(20):
+            # Even, above the doubler's special numbers, and no other client's.
+            values = [1000 + 200 * number + 2 * index + 60 * item for item in range(chosen.randint(1, 3))]
+            assert result_of(frontend.send(write_list(*values))) == {"predictions": [2 * each for each in values]}
+            time.sleep(chosen.choice([0, 0, 0.005]))
 
-        def client(number: int) -> None:
-            chosen = random.Random(number)
-            for index in range(20):
-                # Even, above the doubler's special numbers, and no other client's.
-                values = [1000 + 200 * number + 2 * index + 60 * item for item in range(chosen.randint(1, 3))]
-                if len(values) == 1:
-                    assert result_of(frontend.send(str(values[0]).encode())) == 2 * values[0]
-                else:
-                    assert result_of(frontend.send(write_list(*values))) == {
-                        "predictions": [2 * each for each in values]
-                    }
-                time.sleep(chosen.choice([0, 0, 0.005]))
-
-        with ThreadPoolExecutor(12) as clients:
-            list(clients.map(client, range(12)))
+    with Frontend(handler, window=16) as frontend, ThreadPoolExecutor(12) as clients:
+        list(clients.map(client, range(12)))
     assert handler.forgets()
 
 
 BODIES = [
     *(b"2", b"3.5", b"", b"secret", b"bug", b"444", b"555", b"666", b"nan", b"{", b'{"number": 8}'),
-    b'{"instances": []}',
     b'{"instances": [{"number": 1}, {"number": "x"}, {"number": 666}, {}, {"number": 4}]}',
-    b'{"instances": [{"number": "x"}, {"number": 555}]}',
-    write_list(*range(10)),
-    write_list(*range(11)),
+    *(b'{"instances": []}', write_list("x", 555), write_list(*range(10)), write_list(*range(11))),
     b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [3, 1], "data": [1, 2, 666]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": [5, 6]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": []}]}',
 ]
 
 
-def test_answers_are_classic_modes_in_any_order_and_nothing_is_kept_or_logged_of_a_request(
-    handler: GatedHandler, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    classic = GatedHandler()
-    classic.worker_context = context(tmp_path, {"max_batch_items": 8, "max_request_items": 10})
-    classic.initialize(classic.worker_context)
+def test_answers_are_classic_modes_and_nothing_is_kept(handler: GatedHandler, tmp_path: Path, caplog: Log) -> None:
+    classic = started(GatedHandler(), tmp_path, {"max_batch_items": 8, "max_request_items": 10})
     expected = [serve(classic, [body])[0][:2] for body in BODIES]
     assert sum(status == 200 for status, _ in expected) == 7
     threads = threading.active_count()
@@ -94,8 +78,7 @@ def test_answers_are_classic_modes_in_any_order_and_nothing_is_kept_or_logged_of
             answers = [frontend.submit(BODIES[index]) for index in order]
             for index, answer in zip(order, answers, strict=True):
                 assert answer.result(TIMEOUT_S)[:2] == expected[index], BODIES[index]
-    assert handler.forgets()
-    assert threading.active_count() <= threads + LEAST_THREADS
+    assert handler.forgets() and threading.active_count() <= threads + LEAST_THREADS
     # Not "666" alone: a metric's value or a time may contain it.
     assert not any(quoted in caplog.text for quoted in ("quotes its input", "666.0", "b'666'"))
 
@@ -103,52 +86,43 @@ def test_answers_are_classic_modes_in_any_order_and_nothing_is_kept_or_logged_of
 def test_requests_that_came_together_share_a_micro_batch(start: Start) -> None:
     handler = start()
     with Frontend(handler) as frontend:
-        answers = [a.result(TIMEOUT_S) for a in frontend.submit_together([(b"2", {}), (b"4", {}), (b"6", {})])]
+        answers = frontend.send_together(b"2", b"4", b"6")
     assert [result_of(answer) for answer in answers] == [4, 8, 12]
+    parts = [f"{name};dur=NUMBER, " for name in ("total", "decode", "wait", "forward", "encode")]
+    timing = re.compile("".join(parts).replace("NUMBER", r"(\d+\.\d\d)") + 'batch;desc="3"')
     for answer in answers:
-        number = r"dur=(\d+\.\d\d)"
-        parts = f'total;{number}, decode;{number}, wait;{number}, forward;{number}, encode;{number}, batch;desc="3"'
-        match = re.fullmatch(parts, answer.headers["Server-Timing"])
+        match = timing.fullmatch(answer.headers["Server-Timing"])
         assert match is not None, answer
-        total, *stages = (float(duration) for duration in match.groups())
-        assert total >= 1000 * RUN_S
-        assert total >= sum(stages) - 0.1
+        total, *stages = map(float, match.groups())
+        assert total >= max(1000 * gated.RUN_S, sum(stages) - 0.1)
 
 
 def test_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start) -> None:
     handler = start(StreamedHandler, streams=2)
-    assert isinstance(handler, StreamedHandler)
     with Frontend(handler) as frontend:
         assert result_of(frontend.send(b"2")) == 4
         handler.gate.clear()
-        together = frontend.submit_together([(b"4", {}), (b"6", {})])
+        together = frontend.submit_together([b"4", b"6"])
         handler.wait(running=2)
-        # With both streams busy the next one waits.
         third = frontend.submit(b"8")
         handler.wait(running=2, waiting=1)
         # A rollout waits for 0.
         assert frontend.send(b"", X_Model_Metadata="true").headers["X-In-Flight"] == "3"
         handler.gate.set()
-        assert [result_of(answer.result(TIMEOUT_S)) for answer in (*together, third)] == [8, 12, 16]
-    assert handler.whole.ran[2] == "whole"
-    assert {handler.whole.ran[4], handler.whole.ran[6]} == {"stream 0", "stream 1"}
+        assert [*map(result_of, (*together, third))] == [8, 12, 16]
+    assert (handler.whole.ran[2], {handler.whole.ran[4], handler.whole.ran[6]}) == ("whole", {"stream 0", "stream 1"})
     assert handler.forgets()
 
 
 @pytest.mark.parametrize("body", [b"unpackable", b"unwritable"])
-def test_request_that_meets_a_bug_fails_alone(start: Start, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_request_that_meets_a_bug_fails_alone(start: Start, body: bytes, caplog: Log) -> None:
     handler = start(settings={"max_batch_items": 1})
     with Frontend(handler) as frontend:
-        answers = frontend.submit_together([(b"4", {}), (body, {}), *((b"6", {}) for _ in range(20))])
-        first, bad, *others = (answer.result(TIMEOUT_S) for answer in answers)
+        first, bad, *others = frontend.send_together(b"4", body, *[b"6"] * 20)
         assert [result_of(answer) for answer in (first, *others)] == [8, *[12] * 20]
         assert (bad.status, bad.body["type"]) == (500, "InternalError")
     assert handler.forgets()
-    assert "LookupError" in caplog.text
-    assert "a bug" not in caplog.text
-
-
-# -- order and refusals ----------------------------------------------------------------------------------------------
+    assert "LookupError" in caplog.text and "a bug" not in caplog.text
 
 
 def number_by_header(number: float, priority: int = 0, timeout: int = 0) -> tuple[Body, dict[str, str]]:
@@ -157,7 +131,6 @@ def number_by_header(number: float, priority: int = 0, timeout: int = 0) -> tupl
 
 
 def number_by_grpc(number: float, **more: Any) -> tuple[Body, dict[str, str]]:
-    """A request as the gateway's bridge makes one."""
     message = test_grpc_inference.message(test_grpc_inference.tensor("x", np.array([number])), **more)
     return [Field("body", PROTOBUF, message)], {"content-type": PROTOBUF}
 
@@ -168,32 +141,22 @@ def number_by_json(number: float, **parameters: Any) -> tuple[Body, dict[str, st
 
 
 @pytest.mark.parametrize("asking", [number_by_header, number_by_grpc, number_by_json])
-def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_never_run(
-    start: Start, asking: Any
-) -> None:
+def test_priorities_go_in_order_and_whose_time_is_up_is_504_at_once_and_never_run(start: Start, asking: Any) -> None:
     handler = start(settings={"max_batch_items": 1})
     with Frontend(handler) as frontend:
         handler.module.batches.clear()
         handler.gate.clear()
         busy = frontend.submit(b"0")
         handler.wait()
-        answers = frontend.submit_together(
-            [
-                asking(30, priority=3),
-                asking(40, timeout=150_000),
-                (b"20", {}),
-                asking(10, priority=1, timeout=50_000_000),
-                asking(50, priority=4),
-            ]
-        )
+        asked = [asking(30, priority=3), asking(40, timeout=150_000), b"20"]
+        asked += [asking(10, priority=1, timeout=50_000_000), asking(50, priority=4)]
+        answers = frontend.submit_together(asked)
         late, wrong = answers[1].result(TIMEOUT_S), answers[4].result(TIMEOUT_S)
-        # The engine has not come back.
         assert not busy.done()
         handler.gate.set()
         first, last = answers[3].result(TIMEOUT_S), answers[0].result(TIMEOUT_S)
         assert [answer.status for answer in (first, last, late, wrong)] == [200, 200, 504, 400]
-    assert handler.module.batches == [[0], [10], [20], [30]]
-    assert "Retry-After" not in late.headers
+    assert handler.module.batches == [[0], [10], [20], [30]] and "Retry-After" not in late.headers
     if asking is number_by_grpc:
         assert triton.InferResult(service_pb2.ModelInferResponse.FromString(first.body)).as_numpy("result") == [b"20.0"]
         assert [answer.headers["X-Grpc-Status"] for answer in (late, wrong)] == ["4", "3"]
@@ -205,30 +168,21 @@ def test_priorities_go_in_their_order_and_whose_time_is_up_is_504_at_once_and_ne
     assert handler.forgets()
 
 
-def assert_refused(answer: Answer, status: int, type_: str) -> None:
-    assert (answer.status, answer.body["code"], answer.body["type"]) == (status, status, type_), answer
-    assert answer.headers["content-type"] == "application/json"
-    # The same twice, in whole seconds and finer.
-    seconds, milliseconds = int(answer.headers["Retry-After"]), int(answer.headers["Retry-After-Ms"])
-    assert 1000 * (seconds - 1) < milliseconds <= 1000 * seconds
-
-
 @pytest.mark.parametrize("status", [503, 429])
 def test_full_queue_refuses_with_the_configured_status(start: Start, status: int) -> None:
     handler = start(max_queue_items=3, overload_status=status)
     with Frontend(handler) as frontend:
-        requests: list[tuple[Body, dict[str, str]]] = [(str(number).encode(), {}) for number in (2, 4, 6, 8)]
-        answers = [each.result(TIMEOUT_S) for each in frontend.submit_together([*requests, number_by_grpc(10)])]
-        assert [result_of(answer) for answer in answers[:3]] == [4, 8, 12]
-        assert_refused(answers[3], status, "QueueFull")
-        message = "3 items wait; max_queue_items is 3."
-        assert answers[3].body["message"] == answers[4].headers["X-Grpc-Message"] == message
-        assert (answers[4].status, answers[4].body, answers[4].headers["X-Grpc-Status"]) == (status, b"", "14")
+        *answers, full, by_grpc = frontend.send_together(b"2", b"4", b"6", b"8", number_by_grpc(10))
+        assert [result_of(answer) for answer in answers] == [4, 8, 12]
+        assert (full.status, full.body["code"], full.body["type"]) == (status, status, "QueueFull"), full
+        assert full.headers["content-type"] == "application/json"
+        # The same twice, in whole seconds and finer.
+        seconds, milliseconds = (int(full.headers[name]) for name in ("Retry-After", "Retry-After-Ms"))
+        assert 1000 * (seconds - 1) < milliseconds <= 1000 * seconds
+        assert full.body["message"] == by_grpc.headers["X-Grpc-Message"] == "3 items wait; max_queue_items is 3."
+        assert (by_grpc.status, by_grpc.body, by_grpc.headers["X-Grpc-Status"]) == (status, b"", "14")
         assert result_of(frontend.send(b"12")) == 24
     assert handler.forgets()
-
-
-# -- what must not go wrong ------------------------------------------------------------------------------------------
 
 
 def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start) -> None:
@@ -240,45 +194,36 @@ def test_idle_worker_makes_no_exchange_and_costs_no_processor_time(start: Start)
         exchanges, cpu_s = frontend.exchanges, time.process_time()
         time.sleep(0.2)
         # A thread that turns in circles takes all of it.
-        assert time.process_time() - cpu_s < 0.1
-        assert frontend.exchanges == exchanges
+        assert time.process_time() - cpu_s < 0.1 and frontend.exchanges == exchanges
 
 
 @pytest.mark.parametrize("hook", ["decode", "forward", "split", "stuck"])
-def test_bug_that_nothing_catches_and_an_engine_that_does_not_come_back_end_the_worker(
-    start: Start, hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_uncaught_bug_or_stuck_engine_ends_the_worker(start: Start, hook: str, monkeypatch: Patch, caplog: Log) -> None:
     """On a decode thread, an engine thread and the frontend's thread."""
 
-    class Bug(BaseException):
-        """An exception that no step catches."""
-
     def fails(*_: Any) -> Any:
-        raise Bug
+        # No step catches it.
+        raise GeneratorExit
 
     is_dead = threading.Event()
     monkeypatch.setattr("handlers.batching.guard.os._exit", lambda _: is_dead.set())
-    if hook == "stuck":
-        # TorchServe itself does not notice while it is asked for new requests.
-        monkeypatch.setattr("handlers.base.RESPONSE_TIMEOUT_S", 0.2)
+    # TorchServe itself does not notice a stuck one while it is asked for new requests.
+    monkeypatch.setattr("handlers.base.RESPONSE_TIMEOUT_S", 0.2 if hook == "stuck" else RESPONSE_TIMEOUT_S)
     handler = start(ThreadedHandler)
     if hook == "stuck":
         handler.gate.clear()
     else:
         monkeypatch.setattr(handler, hook, fails)
-    # Not as a context manager, since its request is never answered.
-    frontend = Frontend(handler)
-    frontend.start()
+    frontend = Frontend(handler).__enter__()
     frontend.submit(write_list(2, 4))
     assert is_dead.wait(TIMEOUT_S)
-    assert " failed: Stuck" in caplog.text if hook == "stuck" else " failed: Bug < fails" in caplog.text
+    assert " failed: Stuck" in caplog.text if hook == "stuck" else " failed: GeneratorExit < fails" in caplog.text
     frontend.abandon()
     handler.gate.set()
 
 
 def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start) -> None:
     handler = start(settings={"max_batch_items": 1}, max_queue_items=3)
-    # It sends those of the warm-up.
     handler.reporter.stop()
     with Frontend(handler) as frontend:
         handler.gate.clear()
@@ -288,23 +233,40 @@ def test_metrics_say_what_was_refused_missed_and_exchanged(start: Start) -> None
         late, fine, *refused = frontend.submit_together(requests)
         assert late.result(TIMEOUT_S).status == 504
         handler.gate.set()
-        statuses = [each.result(TIMEOUT_S).status for each in (busy, fine, *refused)]
-        assert statuses == [200, 200, 200, 503]
+        assert [each.result(TIMEOUT_S).status for each in (busy, fine, *refused)] == [200, 200, 200, 503]
     totals = Counter[str]()
     for each in handler.reporter.recorder.drain():
-        totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value  # type: ignore[assignment] # a Counter of fractions
-    counted = {
-        "refusals_total QueueTimeout": 1,
-        "refusals_total QueueFull": 1,
-        "queue_depth_count": 3,
-        "forward_prediction_ratio_count": 3,
-        "deadline_misses_total": 2,
-        "requests_total success": 3,
-        "requests_total fail": 2,
-        "executions_total 1": 3,
-        "engine_wait_seconds_count": 3,
-    }
-    assert {name: totals[name] for name in counted} == counted
-    assert totals["exchanges_total"] >= 1
+        totals[" ".join([each.counter.name.removeprefix("handler_"), *each.labels])] += each.value
+    counted = {"refusals_total QueueTimeout": 1, "refusals_total QueueFull": 1, "deadline_misses_total": 2}
+    counted |= {"requests_total success": 3, "requests_total fail": 2, "executions_total 1": 3}
+    counted |= dict.fromkeys(("queue_depth_count", "forward_prediction_ratio_count", "engine_wait_seconds_count"), 3)
+    assert {name: totals[name] for name in counted} == counted and totals["exchanges_total"] >= 1
     # One request waited at the gate, and two in the queue.
     assert all(totals[name] > 0.1 for name in ("engine_busy_seconds_total", "worker_wait_seconds_total"))
+
+
+OTHER = """
+import sys
+from handlers.continuous.only_worker import claim
+claim(sys.argv[1], 0.0)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_name_that_another_process_has_is_refused_and_is_free_when_that_has_ended(monkeypatch: Patch) -> None:
+    claims: dict[str, socket.socket] = {}
+    monkeypatch.setattr("handlers.continuous.only_worker._claims", claims)
+    name, pipe = f"test {os.getpid()} m 1.0", subprocess.PIPE
+    command = [sys.executable, "-c", OTHER, name]
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "claimed\n"
+        with pytest.raises(InvalidConfig, match="another worker serves this model"):
+            claim(name, 0.0)
+        claim(f"{name}-other", 0.0)
+        process.kill()
+    claim(name, 60.0)
+    claim(name, 0.0)
+    for each in claims.values():
+        each.close()

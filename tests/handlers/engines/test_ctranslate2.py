@@ -20,22 +20,23 @@ from handlers.errors import InvalidConfig, OutOfTime
 from handlers.text.config import TranslationConfig
 from handlers.text.translators import read_generation
 from tests import tiny_seq2seq
+from tests.handlers.serving import Patch, Temp
 from tests.tiny_seq2seq import SENTENCES
 
 pytestmark = pytest.mark.builds
-
 Make = Callable[..., CTranslate2Engine]
+Inputs = dict[str, Any]
 CPU, PAD = torch.device("cpu"), 109
 FEW = {"max_new_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: Temp) -> Path:
     return tiny_seq2seq.marian(tmp_path_factory.mktemp("marian"))
 
 
 @pytest.fixture(scope="module")
-def make(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(checkpoint: Path, tmp_path_factory: Temp) -> Make:
     folder = tmp_path_factory.mktemp("converted") / "ctranslate2"
     assert convert(checkpoint, TranslationConfig(), folder, None) is None
     generation, _ = read_generation(checkpoint)
@@ -48,7 +49,7 @@ def make(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture(scope="module")
-def inputs(checkpoint: Path) -> dict[str, Any]:
+def inputs(checkpoint: Path) -> Inputs:
     encoded = load_tokenizer(checkpoint)(SENTENCES, padding=True, return_tensors="np")
     return {name: encoded[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
 
@@ -58,9 +59,7 @@ def rows(outputs: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
-    make: Make, inputs: dict[str, Any], streams: int
-) -> None:
+def test_texts_in_any_order_and_on_any_streams_get_their_own(make: Make, inputs: Inputs, streams: int) -> None:
     alone = make(threads=1)
     each = [{name: array[i : i + 1] for name, array in inputs.items()} for i in range(len(SENTENCES))]
     expected = [rows(alone.run(one, FEW))[0] for one in each]
@@ -69,11 +68,14 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     assert isinstance(engine, Divisible)
     order = np.random.default_rng(streams).permutation(len(SENTENCES))
     shuffled = {name: array[order] for name, array in inputs.items()}
-    assert rows(engine.run(shuffled, FEW)) == [expected[index] for index in order]
+    # Each is reported once, as it ends, with its outputs.
+    reported: list[tuple[int, Outputs]] = []
+    assert rows(engine.run(shuffled, FEW, lambda *ended: reported.append(ended))) == [expected[i] for i in order]
+    found = sorted((index, rows(outputs)) for index, outputs in reported)
+    assert found == [(index, [expected[i]]) for index, i in enumerate(order)]
     divided: Any = engine.divide(streams)
     assert divided.whole is engine
     assert len(divided.streams) == (streams if streams > 1 else 0)
-    # Another number of streams is a separate engine with equal outputs.
     other: Any = engine.divide(3 - streams)
     assert other.whole is not engine
     for part in (*divided.streams, other.whole, *other.streams):
@@ -81,25 +83,7 @@ def test_engine_in_any_order_and_on_any_streams_gives_each_its_own(
     assert make(streams=4, threads=3).stream_counts == [3, 1, 2]
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_each_item_is_reported_once_as_it_ends_with_its_outputs(
-    make: Make, inputs: dict[str, Any], streams: int
-) -> None:
-    reported: dict[int, list[list[int]]] = {}
-
-    def listen(index: int, outputs: Outputs) -> None:
-        assert index not in reported
-        reported[index] = rows(outputs)
-
-    limits = [3 + index for index in range(len(SENTENCES))]
-    outputs = make(streams=streams).run(inputs, {"max_new_tokens": limits}, listen)
-    assert [reported[index] for index in sorted(reported)] == [[row] for row in rows(outputs)]
-    assert len(reported) == len(SENTENCES)
-    if streams == 1:
-        assert next(iter(reported)) == 0
-
-
-def test_limit_of_one_item_is_nothing_to_the_others(make: Make, inputs: dict[str, Any]) -> None:
+def test_limit_of_one_item_is_nothing_to_the_others(make: Make, inputs: Inputs) -> None:
     engine = make()
     whole = rows(engine.run(inputs, {"max_new_tokens": 16}))
     assert min(map(len, whole)) > 1 and max(map(len, whole)) > 2
@@ -109,7 +93,7 @@ def test_limit_of_one_item_is_nothing_to_the_others(make: Make, inputs: dict[str
     assert rows(engine.run(inputs, {"max_new_tokens": limits})) == expected
 
 
-def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: Make, inputs: dict[str, Any]) -> None:
+def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: Make, inputs: Inputs) -> None:
     def fails(index: int, outputs: Outputs) -> None:
         raise LookupError(index)
 
@@ -124,20 +108,15 @@ def test_run_that_fails_or_is_past_its_time_ends_and_the_next_one_answers(make: 
     assert len(engine.run(inputs, FEW)["sequences"]) == len(SENTENCES)
 
 
-def test_int8_is_what_a_cpu_takes_and_its_scores_follow_those_of_fp32(
-    checkpoint: Path, make: Make, inputs: dict[str, Any], tmp_path: Path
-) -> None:
+def test_scores_in_int8_follow_those_of_fp32(checkpoint: Path, make: Make, inputs: Inputs, tmp_path: Path) -> None:
     assert convert(checkpoint, TranslationConfig(), tmp_path / "ctranslate2", "int8") is None
     generation, _ = read_generation(checkpoint)
     int8 = CTranslate2Engine(tmp_path / "ctranslate2", generation, pad_id=PAD, device=CPU, threads=1)
     assert int8.description == "ctranslate2 cpu int8"
     texts = [[int8._vocabulary[number] for number in row if number != PAD] for row in inputs["input_ids"].tolist()]
-    scores = [
-        np.concatenate([each.log_probs for each in engine._translator.score_batch(texts, texts)])
-        for engine in (make(), int8)
-    ]
-    # Random weights: 0.999 with VNNI, and 0.77 where a processor with AVX2 alone adds products up in 16 bits. Scores of
-    # another model have 0.0.
+    scored = (engine._translator.score_batch(texts, texts) for engine in (make(), int8))
+    scores = [np.concatenate([each.log_probs for each in found]) for found in scored]
+    # Random weights: 0.999 with VNNI, 0.77 where AVX2 alone adds products up in 16 bits, and 0.0 of another model.
     assert np.corrcoef(np.stack(scores))[0, 1] > 0.5
 
 
@@ -153,11 +132,9 @@ def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None
     ("said", "expected"),
     [
         ({"bad_words_ids": [[2], [0, 1]]}, {"suppress_sequences": [["c"], ["a", "b"]]}),
-        # Conversion omitted the token.
         ({"bad_words_ids": [[9]]}, {"suppress_sequences": None}),
         ({"suppress_tokens": [1]}, {"suppress_sequences": [["b"]]}),
-        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
-        ({"min_length": 4}, {"min_decoding_length": 3}),
+        *(({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}), ({"min_length": 4}, {"min_decoding_length": 3})),
         ({"min_new_tokens": 50}, {"min_decoding_length": 20}),
         *(({"length_penalty": each}, {"length_penalty": each}) for each in (0.6, 0.0)),
     ],
@@ -168,9 +145,7 @@ def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected
     assert {name: options[name] for name in expected} == expected
 
 
-def test_gpu_without_cuda_12_is_refused_in_one_line(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_without_cuda_12_is_refused_in_one_line(make: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """PyTorch's libraries are those of CUDA 13; CTranslate2 would find out at its first product."""
     monkeypatch.setattr("handlers.engines.ctranslate2.device_name", lambda _: "cuda")
     with pytest.raises(InvalidConfig, match=r"needs libcublas\.so\.12 on a GPU.*not found; build .* --engine torch"):

@@ -1,11 +1,10 @@
 """CUDA graphs, with the CPU in place of a GPU: each row gets its own answer, and anything unusual runs eagerly."""
 
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from deploy.models import ROOT
 from handlers.engines import Budget, Engine
 from handlers.engines.compilation import attempt
 from handlers.engines.graphs import Layout
@@ -23,15 +21,14 @@ from handlers.engines.torch import TorchEngine
 from handlers.errors import OutOfMemory
 from handlers.text.inputs import round_length
 from tests.handlers.cpu_graphs import GPU, CpuRecorder, use_cpu_graphs, use_graphs
-from tests.handlers.serving import DoublingHandler, started
+from tests.handlers.engines.test_engines import run_python
+from tests.handlers.serving import DoublingHandler, Log, Patch, started
 
 PLENTY = Budget(60.0, 2.0**31, 8)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 512), st.none() | st.integers(1, 40_000))
-def test_rung_is_the_smallest_that_fits_and_at_most_doubles_the_rows(
-    items: int, most_items: int, tokens: int, most_tokens: int | None
-) -> None:
+def test_rung_is_the_smallest_that_fits(items: int, most_items: int, tokens: int, most_tokens: int | None) -> None:
     example = {"ids": np.zeros((1, tokens), np.int64)}
     rungs = [rows for rows, _ in ladder([example, example], most_items, most_tokens)][::-1]
     wanted = sorted({*(each for each in ROWS if each < most_items), most_items})
@@ -59,31 +56,30 @@ def test_block_of_bytes_contains_every_row_once_and_the_first_one_as_padding(row
     tensors = layout.tensors(block)
     layout.write(arrays, block)
     for name, array in arrays.items():
-        found = tensors[name].numpy()
-        assert found.dtype == array.dtype
-        assert np.array_equal(found, np.concatenate([array, np.repeat(array[:1], more, 0)]))
+        wanted = np.concatenate([array, np.repeat(array[:1], more, 0)])
+        np.testing.assert_array_equal(tensors[name].numpy(), wanted, strict=True)
 
 
 class Share(torch.nn.Module):
     """Divides a row by its sum, which is NaN for a row of zeros; the second output is a view of the input."""
 
-    def __init__(self) -> None:
+    def __init__(self, spoil: Any = lambda share, first, _: (share, first)) -> None:
         super().__init__()
         self.factor = torch.nn.Parameter(torch.tensor(1.0))
-        self.sizes: list[int] = []
+        self.sizes, self.spoil = list[int](), spoil
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> Any:
         self.sizes.append(len(x))
-        return self.factor * x / x.sum(1, keepdim=True), x[:, 0]
+        return self.spoil(self.factor * x / x.sum(1, keepdim=True), x[:, 0], self.sizes)
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> CpuRecorder:
+def recorder(monkeypatch: Patch) -> CpuRecorder:
     return use_cpu_graphs(monkeypatch)
 
 
-def make(module: torch.nn.Module, outputs: tuple[str, ...] = ("share", "first")) -> TorchEngine:
-    return TorchEngine(module, GPU, ["x"], outputs)
+def make(module: torch.nn.Module) -> TorchEngine:
+    return TorchEngine(module, GPU, ["x"], ["share", "first"])
 
 
 def example(width: int = 4) -> dict[str, NDArray[Any]]:
@@ -91,9 +87,7 @@ def example(width: int = 4) -> dict[str, NDArray[Any]]:
 
 
 def ask(engine: TorchEngine, rows: int, seed: int, width: int = 4) -> None:
-    """Run random rows, and compare with numpy."""
     x = np.random.default_rng(seed).uniform(1, 2, (rows, width)).astype(np.float32)
-    # A GPU makes tensors of images.
     given: Any = torch.from_numpy(x) if seed % 2 else x
     outputs = engine.run({"x": given})
     assert np.allclose(outputs["share"], x / x.sum(1, keepdims=True), atol=1e-6)
@@ -117,31 +111,22 @@ def test_rows_of_any_number_and_thread_get_their_own_outputs_from_the_smallest_g
         list(pool.map(lambda seed: ask(engine, 1 + seed % 10, seed), range(200)))
 
 
-class Counting(Share):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        share, first = super().forward(x)
-        return share + len(self.sizes), first
+def lose(share: torch.Tensor, first: torch.Tensor, _: object) -> Any:
+    if len(share) > 4:
+        raise torch.OutOfMemoryError
+    return share, first
 
 
-class Other(Share):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        share, _ = super().forward(x)
-        return share, share.sum(0)
+SPOILT = {
+    "different outputs": lambda share, first, sizes: (share + len(sizes), first),
+    "another number of rows": lambda share, *_: (share, share.sum(0)),
+}
 
 
-class Lost(Share):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(x) > 4:
-            raise torch.OutOfMemoryError
-        return super().forward(x)
-
-
-def test_what_no_graph_can_repeat_or_no_budget_allows_runs_eagerly(
-    recorder: CpuRecorder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_no_graph_can_repeat_or_no_budget_allows_runs_eagerly(recorder: CpuRecorder, caplog: Log) -> None:
     caplog.set_level("INFO")
     plan = [example()]
-    assert [shape[0] for shape in make(Lost()).record(plan, PLENTY)] == [4, 2, 1]
+    assert [shape[0] for shape in make(Share(lose)).record(plan, PLENTY)] == [4, 2, 1]
     assert caplog.messages[-1].startswith("CUDA graphs: 1 without memory, 3 recorded; ")
     assert make(Share()).record(plan, PLENTY._replace(seconds=0.0)) == []
     assert "CUDA graphs: 4 over the budget of time; " in caplog.messages[-1]
@@ -153,23 +138,16 @@ def test_what_no_graph_can_repeat_or_no_budget_allows_runs_eagerly(
     assert [shape[0] for shape in make(Share()).record(plan, PLENTY._replace(bytes=105.0))] == [8, 4]
     assert "CUDA graphs: 2 recorded, 2 over the budget of memory; " in caplog.messages[-1]
     recorder.pool_bytes = []
-    for module, problem in ((Counting(), "different outputs"), (Other(), "another number of rows")):
+    for problem, spoil in SPOILT.items():
         with pytest.raises(ValueError, match=problem):
-            make(module).record(plan, PLENTY)
+            make(Share(spoil)).record(plan, PLENTY)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: qzqz")])
-def test_replay_that_fails_is_run_again_without_graphs(
-    error: Exception, recorder: CpuRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_replay_that_fails_is_run_again_without_graphs(error: Exception, recorder: CpuRecorder, caplog: Log) -> None:
     engine = make(Share())
     engine.record([example()], PLENTY)
-
-    def fail(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr("handlers.engines.graphs.Rung.run", fail)
+    with patch("handlers.engines.graphs.Rung.run", side_effect=error):
         ask(engine, 3, 0)
     before = recorder.replays
     ask(engine, 3, 1)
@@ -183,7 +161,6 @@ def test_worker_that_ended_while_it_recorded_is_known_to_the_next_one_only(tmp_p
     note = tmp_path / "cache" / "note"
     with attempt(note) as has_ended:
         assert not has_ended
-        # A worker beside it is not in its way.
         with attempt(note) as other:
             assert not other
         left = note.read_bytes()
@@ -203,10 +180,7 @@ class OnDevice(DoublingHandler):
         return TorchEngine(Twice(), self.device, ["numbers"], ["doubles"])
 
 
-# Ends a worker at its third graph.
 KILLED = """
-import os, signal, sys
-from pathlib import Path
 import pytest
 from handlers.engines.graphs import Graphs
 from tests.handlers.cpu_graphs import use_graphs
@@ -220,17 +194,13 @@ def end(self, rows, *others):
 Graphs._record = end
 started(OnDevice(), Path(sys.argv[2]), {"precision": "fp32"})
 """
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.builds
-@pytest.mark.parametrize("device", DEVICES)
-def test_worker_that_was_killed_while_it_recorded_is_followed_by_one_without_graphs(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_killed_recording_is_followed_by_none(device: str, tmp_path: Path, monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.delenv("CACHE_DIR", raising=False)
-    killed = subprocess.run([sys.executable, "-c", KILLED, device, str(tmp_path)], cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run_python(KILLED, device, tmp_path).returncode == -signal.SIGKILL
     use_graphs(monkeypatch, device)
     found = [started(OnDevice(), tmp_path, {"precision": "fp32", "max_batch_items": 4}) for _ in range(2)]
     assert [handler.overhead.sizes for handler in found] == [(), (1, 2, 4)]
@@ -238,7 +208,7 @@ def test_worker_that_was_killed_while_it_recorded_is_followed_by_one_without_gra
 
 
 @pytest.mark.gpu
-def test_gpu_with_little_free_memory_records_less_and_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_with_little_free_memory_records_less_and_runs_on(monkeypatch: Patch) -> None:
     use_graphs(monkeypatch, "cuda")
     device, hidden = torch.device("cuda", 0), 4096
     engine = TorchEngine(torch.nn.Linear(hidden, hidden, device=device), device, ["input"], ["output"])

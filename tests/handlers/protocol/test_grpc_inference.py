@@ -1,7 +1,4 @@
-"""gRPC inference against tritonclient.grpc: typed contents, malformed messages, limits, and answers.
-
-tests/e2e/test_conformance.py has the rest of the protocol.
-"""
+"""gRPC inference against tritonclient.grpc; tests/e2e/test_conformance.py has the rest of the protocol."""
 
 import gzip
 import zlib
@@ -12,18 +9,22 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import np_to_triton_dtype
 
+from deploy.protocol import messages_pb2
 from handlers.errors import ItemError
+from handlers.protocol import open_inference_pb2
 from handlers.protocol.grpc_inference import MOST_FIELDS, read
 from handlers.protocol.output_tensors import Model, vectors
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import PROTOBUF, Reply, code_of, error_headers
-from tests.handlers.protocol.test_open_inference import KOREAN, TEXT, unpack
+from handlers.protocol.responses import PROTOBUF, code_of, error_headers
+from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
+from tests.handlers.protocol.test_requests import unpack
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
 
@@ -46,20 +47,13 @@ def asked(body: bytes, shape: Any = TEXT) -> Request:
     return unpack({"body": bytearray(body)}, HEADERS, shape)
 
 
-def result_of(reply: Reply) -> triton.InferResult:
-    assert (reply.status, reply.content_type) == (200, PROTOBUF)
-    return triton.InferResult(service_pb2.ModelInferResponse.FromString(reply.body))
-
-
 def failed(request: Request) -> ItemError:
-    """Return the error of a row that fails whole, after checking that its answer has gRPC's form."""
     (error,) = request.payloads
     assert isinstance(error, ItemError)
     reply = request.form.pack([error])
     assert (reply.status, reply.content_type, reply.body) == (error.code, PROTOBUF, b"")
-    assert reply.headers.keys() == {"X-Grpc-Status", "X-Grpc-Message"}
-    assert unquote(reply.headers["X-Grpc-Message"]) == error.message
-    assert reply.headers["X-Grpc-Status"] == str({400: 3, 413: 8, 415: 3}[error.code])
+    said = {name: unquote(value) for name, value in reply.headers.items()}
+    assert said == {"X-Grpc-Status": str({400: 3, 413: 8, 415: 3}[error.code]), "X-Grpc-Message": error.message}
     return error
 
 
@@ -72,8 +66,7 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
 @pytest.mark.parametrize(
     ("datatype", "field", "values", "dtype"),
     [
-        ("BOOL", "bool_contents", [True, False], np.bool_),
-        ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32),
+        *(("BOOL", "bool_contents", [True, False], np.bool_), ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32)),
         ("UINT64", "uint64_contents", [0, 2**64 - 1], np.uint64),
         ("INT16", "int_contents", [-(2**15), 2**15 - 1], np.int16),
         ("INT64", "int64_contents", [-(2**63), 2**63 - 1], np.int64),
@@ -93,12 +86,8 @@ def raw(*contents: bytes, **field: Any) -> Any:
     return request
 
 
-def shared_memory() -> Any:
-    request = written()
-    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
-    return request
-
-
+SHARED = written()
+SHARED.inputs[0].parameters["shared_memory_region"].string_param = "region"
 TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
 
 
@@ -117,18 +106,13 @@ TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
         (written(shape=(2,), bytes_contents=[b"a"]), "MalformedTensor", "has 1 elements; the shape has 2."),
         (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
         (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0, text: BYTES: element 0 has 2 bytes"),
-        (
-            raw(b"\1\0\0\0a", bytes_contents=[b"a"]),
-            "MalformedTensor",
-            "contents and raw_input_contents must not be used together",
-        ),
-        (shared_memory(), "InvalidBody", "Input 0, text: shared memory is not supported."),
+        (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "raw_input_contents must not be used together"),
+        (SHARED, "InvalidBody", "Input 0, text: shared memory is not supported."),
     ],
 )
 def test_request_that_is_wrong_fails_whole_with_grpcs_status(body: Any, type_: str, says: str) -> None:
     error = failed(asked(body if isinstance(body, bytes) else body.SerializeToString()))
-    assert error.type == type_
-    assert says in error.message
+    assert error.type == type_ and says in error.message
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
@@ -144,7 +128,6 @@ def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes)
     shape = replace(TEXT, max_body_bytes=2**24)
     assert "more than 1000 tensors, outputs and parameters" in failed(asked(field * 2**20, shape)).message
     assert "more than" not in failed(asked(field * MOST_FIELDS, shape)).message
-    # A long text is one field, whatever its length.
     long_text = np.array([b"a" * 2**20], object)
     assert asked(message(tensor("text", long_text)), shape).payloads == (Payload(long_text[0], {}),)
     for cut in (b"\x3a\xff\xff", b"\x3b", b"\x2a\x00" * 9 + b"\x3a\x80"):
@@ -153,8 +136,7 @@ def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes)
 
 def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_message() -> None:
     """A million parameters took two seconds of the worker's only thread."""
-    shape = replace(TEXT, max_body_bytes=2**24)
-    request = written(bytes_contents=[b"a" * 3000])
+    shape, request = replace(TEXT, max_body_bytes=2**24), written(bytes_contents=[b"a" * 3000])
     request.outputs.add(name="label")
     for part in (request.inputs[0], request.outputs[0]):
         for number in range(MOST_FIELDS - 10):
@@ -171,19 +153,18 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
 
 @pytest.mark.parametrize("width", [1, 32, 600_000])
 def test_answer_of_any_size_is_the_message_that_protobuf_itself_writes(width: int) -> None:
-    """Lengths of one, two and more bytes."""
     shape = replace(TEXT, model=Model("M", "1", vectors("vector")))
     vector = np.arange(width, dtype=np.float32)
     reply = asked(message(tensor("text", KOREAN[:1])), shape).form.pack([vector])
-    np.testing.assert_array_equal(result_of(reply).as_numpy("vector"), vector[np.newaxis], strict=True)
-    assert service_pb2.ModelInferResponse.FromString(reply.body).SerializeToString() == reply.body
+    response = service_pb2.ModelInferResponse.FromString(reply.body)
+    assert (reply.status, reply.content_type, response.SerializeToString()) == (200, PROTOBUF, reply.body)
+    np.testing.assert_array_equal(triton.InferResult(response).as_numpy("vector"), vector[np.newaxis], strict=True)
 
 
 @given(st.text())
 def test_error_headers_of_any_message_are_ascii_and_short_and_read_back(text: str) -> None:
     value = error_headers(400, text)["X-Grpc-Message"]
-    assert value.isascii()
-    assert value.isprintable()
+    assert value.isascii() and value.isprintable()
     assert len(error_headers(400, "한" * 10**5)["X-Grpc-Message"]) < 5000
     assert unquote(value) == text[:500].encode(errors="replace").decode()
 
@@ -192,3 +173,34 @@ def test_codes_of_statuses_are_tritons() -> None:
     codes = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 422: 3, 429: 14}
     codes |= {500: 13, 501: 12, 502: 14, 503: 14, 504: 4, 507: 8, 599: 13}
     assert {status: code_of(status) for status in codes} == codes
+
+
+# Our messages of Triton's service against those of its own client, which were made from its own definitions.
+MESSAGES = {**open_inference_pb2.DESCRIPTOR.message_types_by_name, **messages_pb2.DESCRIPTOR.message_types_by_name}
+# A client may send any field of these, and read any.
+WHOLE = {"ModelInferRequest", "ModelInferResponse", "InferParameter", "InferTensorContents"}
+
+
+def described(field: FieldDescriptor) -> tuple[Any, ...]:
+    """List all that decides how a field is written."""
+    oneof, of, enum = field.containing_oneof, field.message_type, field.enum_type
+    values = None if enum is None else {value.name: value.number for value in enum.values}
+    entry = [described(each) for each in of.fields] if of is not None and of.GetOptions().map_entry else None
+    kind = None if of is None or entry else of.name
+    return field.number, field.type, field.is_repeated, oneof and oneof.name, kind, entry, values
+
+
+def check(ours: Descriptor, theirs: Descriptor, is_whole: bool) -> None:
+    for field in ours.fields:
+        assert described(field) == described(theirs.fields_by_name[field.name])
+    if is_whole:
+        assert ours.fields_by_name.keys() == theirs.fields_by_name.keys()
+    for name, inner in ours.nested_types_by_name.items():
+        check(inner, theirs.nested_types_by_name[name], is_whole)
+
+
+# grpc.health.v1 is gRPC's own; tests/deploy/gateway/test_protocol.py has its bytes.
+@pytest.mark.parametrize("name", sorted(MESSAGES.keys() - {"CheckRequest", "CheckResponse"}))
+def test_every_field_is_tritons_own(name: str) -> None:
+    theirs = getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
+    check(MESSAGES[name], theirs.DESCRIPTOR, is_whole=name in WHOLE)

@@ -1,7 +1,4 @@
-"""Open Inference requests in JSON and binary, as tritonclient sends them: options of items, and malformed requests.
-
-tests/e2e/test_conformance.py has the rest of the protocol.
-"""
+"""Open Inference requests as tritonclient sends them; tests/e2e/test_conformance.py has the rest of the protocol."""
 
 import json
 import time
@@ -11,40 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from tritonclient.utils import np_to_triton_dtype
 
 from handlers.errors import ItemError, WrongOutput
-from handlers.protocol import rows
 from handlers.protocol.fields import Fields
 from handlers.protocol.open_inference import Inference
-from handlers.protocol.output_tensors import (
-    LABELS,
-    Model,
-    OutputTensors,
-    documents,
-    rankings,
-    vectors,
-)
+from handlers.protocol.output_tensors import LABELS, Model, OutputTensors, documents, rankings, vectors
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
-from handlers.protocol.rows import Shape, read_headers
+from handlers.protocol.rows import Shape
+from tests.handlers.protocol.test_requests import unpack
 
-TEXT = Shape(
-    Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"})),
-    max_body_bytes=1000,
-    model=Model("classifier", "1.0", rankings(LABELS)),
-)
+FIELDS = Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"}))
+TEXT = Shape(FIELDS, max_body_bytes=1000, model=Model("classifier", "1.0", rankings(LABELS)))
 IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimensions=3), 1000)
-
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
-
-
-def unpack(row: dict[str, Any], headers: dict[str, Any], shape: Shape) -> Request:
-    return rows.unpack(row, read_headers(headers), shape)
 
 
 def tensor(name: str, array: Any, *, is_binary: bool = True) -> triton.InferInput:
     array = np.asarray(array)
-    datatype = {"O": "BYTES", "u": "UINT8", "i": "INT64", "f": "FP32", "b": "BOOL"}[array.dtype.kind]
+    datatype = np_to_triton_dtype(array.dtype)
     return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array, binary_data=is_binary)
 
 
@@ -62,7 +45,6 @@ def read(reply: Reply) -> triton.InferResult:
 
 
 def failed(request: Request) -> ItemError:
-    """Return the error of a row that fails whole, after checking that its answer has Triton's form."""
     (error,) = request.payloads
     assert isinstance(error, ItemError)
     reply = request.form.pack([error])
@@ -71,39 +53,23 @@ def failed(request: Request) -> ItemError:
 
 
 @pytest.mark.parametrize(("is_binary", "name", "shape"), [(True, "text", (2,)), (False, "INPUT0", (2, 1))])
-def test_texts_in_one_tensor_become_items_with_options_of_their_own(
-    name: str, shape: tuple[int, ...], is_binary: bool
-) -> None:
-    request = sent(
-        TEXT,
-        tensor(name, KOREAN.reshape(shape), is_binary=is_binary),
-        tensor("top_k", np.array([[1], [2]]), is_binary=is_binary),
-        tensor("threshold", np.array([0.5, 0.25], np.float32), is_binary=is_binary),
-        parameters={"tgt_lang": "de", "top_k": 9},
-        request_id="7",
-        # The protocol's own parameters are not options.
-        sequence_id=5,
-        sequence_start=True,
-        priority=1,
-        timeout=9,
-    )
+def test_texts_in_one_tensor_become_items_with_options_of_their_own(name: str, shape: Any, is_binary: bool) -> None:
+    arrays = {name: KOREAN.reshape(shape), "top_k": [[1], [2]], "threshold": np.array([0.5, 0.25], np.float32)}
+    tensors = [tensor(name, array, is_binary=is_binary) for name, array in arrays.items()]
+    # The protocol's own parameters are not options.
+    own = {"request_id": "7", "sequence_id": 5, "sequence_start": True, "priority": 1, "timeout": 9}
+    request = sent(TEXT, *tensors, parameters={"tgt_lang": "de", "top_k": 9}, **own)
     texts: list[Any] = list(KOREAN) if is_binary else [{"text": text.decode()} for text in KOREAN]
-    assert list(request.payloads) == [
-        Payload(texts[0], {"tgt_lang": "de", "top_k": 1, "threshold": 0.5}),
-        Payload(texts[1], {"tgt_lang": "de", "top_k": 2, "threshold": 0.25}),
-    ]
-    assert request.terms == {"priority": 1, "timeout": 9}
+    options = [{"tgt_lang": "de", "top_k": top_k, "threshold": least} for top_k, least in ((1, 0.5), (2, 0.25))]
+    assert (list(request.payloads), request.terms) == ([*map(Payload, texts, options)], {"priority": 1, "timeout": 9})
 
 
 def test_bytes_options_become_text_and_one_that_is_not_utf8_fails_its_item_only() -> None:
     languages = np.array([b"de", b"\xff"], object)
     first, second = sent(TEXT, tensor("text", KOREAN), tensor("tgt_lang", languages)).payloads
     assert first == Payload(KOREAN[0], {"tgt_lang": "de"})
-    assert isinstance(second, ItemError)
-    assert (second.code, second.type) == (400, "InvalidText")
-
-
-def test_image_files_are_bytes_in_binary_and_base64_in_json() -> None:
+    assert isinstance(second, ItemError) and (second.code, second.type) == (400, "InvalidText")
+    # Files are bytes in binary, and base64 in JSON.
     files = np.array([b"\xff\xd8", b"\x89PNG"], object)
     assert sent(IMAGE, tensor("image", files)).payloads == (Payload(b"\xff\xd8"), Payload(b"\x89PNG"))
     inputs = [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["/9g="]}]
@@ -111,12 +77,8 @@ def test_image_files_are_bytes_in_binary_and_base64_in_json() -> None:
 
 
 GOOD = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"inputs": []}, "InvalidBody"),
-    ({"inputs": [7]}, "InvalidBody"),
-    ({"inputs": [GOOD] * 1001}, "InvalidBody"),
+    *(({"inputs": []}, "InvalidBody"), ({"inputs": [7]}, "InvalidBody"), ({"inputs": [GOOD] * 1001}, "InvalidBody")),
     ({"inputs": [{**GOOD, "parameters": 7}]}, "InvalidBody"),
     ({"inputs": [{**GOOD, "parameters": {"shared_memory_region": "r"}}]}, "InvalidBody"),
     ({"inputs": [{**GOOD, "parameters": {"binary_data_size": 1}}]}, "MalformedTensor"),
@@ -143,9 +105,7 @@ WRITTEN = json.dumps({"inputs": [GOOD]}).encode()
     ("body", "headers", "type_"),
     [
         *((document, {}, type_) for document, type_ in WRONG),
-        (b"{}", {"Inference-Header-Content-Length": "3"}, "MalformedTensor"),
-        (b"{}", {"Inference-Header-Content-Length": "²"}, "MalformedTensor"),
-        (b"{}", {"Inference-Header-Content-Length": "9" * 5000}, "MalformedTensor"),
+        *((b"{}", {"Inference-Header-Content-Length": each}, "MalformedTensor") for each in ("3", "²", "9" * 5000)),
         (b"{}", {"Inference-Header-Content-Length": "1"}, "MalformedJson"),
         (b"[]", {"inference-header-content-length": "2"}, "InvalidBody"),
         (WRITTEN + b"x", {"inference-header-content-length": str(len(WRITTEN))}, "MalformedTensor"),
@@ -180,8 +140,7 @@ def test_many_outputs_of_a_model_that_has_not_run_take_time_by_their_number_and_
 
 def test_item_that_failed_has_its_error_beside_the_outputs_that_a_client_names() -> None:
     model = Model("model", "2.0", rankings({"answer": object, "score": np.float32}))
-    broken = ItemError(422, "CorruptInput", "Broken.")
-    one = {"answer": "가", "score": 0.5}
+    broken, one = ItemError(422, "CorruptInput", "Broken."), {"answer": "가", "score": 0.5}
     result = read(Inference(model, "seven", wanted={"score": True}).pack([[one], broken, [one, one]]))
     assert [output["name"] for output in result.get_response()["outputs"]] == ["score", "error"]
     scores = np.array([[0.5, np.nan], [np.nan, np.nan], [0.5, 0.5]], np.float32)

@@ -1,26 +1,31 @@
-"""Bodies to items with options, and results to bodies. tests/e2e/test_conformance.py has the media types of JSON."""
+"""Bodies to items with options, results to bodies, and headers to terms for the scheduler."""
 
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 
-from handlers.errors import ItemError, WorkTooLarge, WrongOutput
+from handlers.errors import InvalidPriority, InvalidTimeout, ItemError, WorkTooLarge, WrongOutput
 from handlers.protocol import open_inference, rows
 from handlers.protocol.fields import Fields
 from handlers.protocol.requests import Allowance, Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.rows import Shape, read_headers
+from handlers.protocol.terms import Terms
 
 SHAPE = Shape(Fields(frozenset({"b64"}), max_request_items=3), max_body_bytes=100)
-JSON = {"body": {"content-type": "application/json"}}
 
 
-# An error replaces a wrong instance.
+def typed(media_type: str, name: str = "body") -> dict[str, Any]:
+    return {name: {"content-type": media_type}}
+
+
+JSON = typed("application/json")
 WRONG = ItemError(400, "InvalidBody", 'JSON must be {"b64": ...} or {"instances": [{"b64": ...}, ...]}.')
 
 
@@ -32,85 +37,59 @@ def one(value: Any, **options: Any) -> Request:
     return Request((Payload(value, options),))
 
 
+PREDICTED = b'{"instances": [{"b64": "YQ=="}, {"url": "u"}, {"b64": "Yg==", "top_k": 1}], "top_k": 2}'
+ITEMS = (Payload({"b64": "YQ=="}, {"top_k": 2}), WRONG, Payload({"b64": "Yg=="}, {"top_k": 1}))
+# The JSON in a field of a form, or else its text.
+FORM = {"data": b"bytes", "top_k": bytearray(b"3"), "lang": b"fr", "odd": b"\xff", "deep": b"[" * 60}
+
+
 @pytest.mark.parametrize(
     ("row", "headers", "expected"),
     [
-        ({"body": bytearray(b"bytes")}, {"body": {"content-type": "image/jpeg"}}, one(b"bytes")),
-        ({"data": b"bytes"}, {}, one(b"bytes")),
-        ({"photo": b"bytes"}, {"photo": {"content-type": "image/png"}}, one(b"bytes")),
-        # The JSON in a field of a form, or else its text.
-        (
-            {"data": b"bytes", "top_k": bytearray(b"3"), "lang": b"fr", "odd": b"\xff", "deep": b"[" * 60},
-            {},
-            one(b"bytes", top_k=3, lang="fr", odd="\ufffd", deep="[" * 60),
-        ),
-        (
-            {"body": b'{"b64": "aGk="}'},
-            {"body": {"content-type": "Application/JSON; charset=utf-8"}},
-            one({"b64": "aGk="}),
-        ),
+        ({"body": bytearray(b"bytes")}, typed("image/jpeg"), one(b"bytes")),
+        *(({"data": b"bytes"}, {}, one(b"bytes")), ({"photo": b"bytes"}, typed("image/png", "photo"), one(b"bytes"))),
+        (FORM, {}, one(b"bytes", top_k=3, lang="fr", odd="\ufffd", deep="[" * 60)),
+        ({"body": b'{"b64": "aGk="}'}, typed("Application/JSON; charset=utf-8"), one({"b64": "aGk="})),
         ({"body": b'{"b64": "aGk="}'}, {}, one({"b64": "aGk="})),  # curl -T request.json has no type
-        ({"body": b'{"b64": "aGk="}'}, {"body": {"content-type": "text/plain"}}, one(b'{"b64": "aGk="}')),
+        ({"body": b'{"b64": "aGk="}'}, typed("text/plain"), one(b'{"b64": "aGk="}')),
         ({"body": b"{not json"}, {}, one(b"{not json")),
         ({"body": {"b64": "aGk=", "top_k": 2}}, {}, one({"b64": "aGk="}, top_k=2)),  # decoded by TorchServe
-        (
-            {"body": b'{"instances": [{"b64": "YQ=="}, {"url": "u"}, {"b64": "Yg==", "top_k": 1}], "top_k": 2}'},
-            JSON,
-            Request(
-                (Payload({"b64": "YQ=="}, {"top_k": 2}), WRONG, Payload({"b64": "Yg=="}, {"top_k": 1})), Instances()
-            ),
-        ),
+        ({"body": PREDICTED}, JSON, Request(ITEMS, Instances())),
     ],
 )
-def test_accepted_body_is_items_with_their_options(
-    row: dict[str, Any], headers: dict[str, Any], expected: Request
-) -> None:
+def test_accepted_body_is_items_with_their_options(row: dict[str, Any], headers: Any, expected: Request) -> None:
     request = unpack(row, headers, SHAPE)
     assert (request.payloads, request.form) == (expected.payloads, expected.form)
 
 
 TEXTS = replace(SHAPE, items=Fields(frozenset({"text"}), 3), inputs=frozenset({"text"}), media_types=("text/plain",))
 ASKED = b'{"text": "hi"}'
-
-
-def typed(media_type: str, name: str = "body") -> dict[str, Any]:
-    return {name: {"content-type": media_type}}
+# TorchServe drops the charset of a header, but keeps the header.
+DROPPED = typed("text/plain") | {"CONTENT-TYPE": "Text/Plain; charset=latin1"}
+PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; charset=latin1"}
 
 
 @pytest.mark.parametrize(
-    ("media_type", "body", "text"),
+    ("headers", "body", "text"),
     [
-        ("text/plain", ASKED, ASKED),
-        ("TEXT/Plain; charset=UTF-8", "Grüße".encode(), "Grüße".encode()),
-        ('text/plain; charset="ISO-8859-1"', "Grüße".encode("latin-1"), "Grüße"),
-        ("text/plain; charset=gbk", "北京".encode("gbk"), "北京"),
-        ("application/octet-stream", b'{"a": 1}', b'{"a": 1}'),
-        ("application/octet-stream", b'[{"a": 1}]', b'[{"a": 1}]'),
-        ("application/octet-stream", b"{text", b"{text"),
+        (typed("text/plain"), ASKED, ASKED),
+        (typed("TEXT/Plain; charset=UTF-8"), "Grüße".encode(), "Grüße".encode()),
+        (typed('text/plain; charset="ISO-8859-1"'), "Grüße".encode("latin-1"), "Grüße"),
+        (typed("text/plain; charset=gbk"), "北京".encode("gbk"), "北京"),
+        *((typed("application/octet-stream"), body, body) for body in (b'{"a": 1}', b'[{"a": 1}]', b"{text")),
+        *((DROPPED, "Grüße".encode("latin-1"), "Grüße"), (PART, "Grüße".encode(), "Grüße".encode())),
     ],
 )
-def test_text_stays_a_text(media_type: str, body: bytes, text: bytes | str) -> None:
-    assert unpack({"body": body}, typed(media_type), TEXTS).payloads == (Payload(text),)
-
-
-def test_charset_is_that_of_the_header_where_torchserve_drops_it() -> None:
-    sent = typed("text/plain") | {"CONTENT-TYPE": "Text/Plain; charset=latin1"}
-    assert unpack({"body": "Grüße".encode("latin-1")}, sent, TEXTS).payloads == (Payload("Grüße"),)
-    part = typed("text/plain", "data") | {"content-type": "multipart/form-data; charset=latin1"}
-    assert unpack({"data": "Grüße".encode()}, part, TEXTS).payloads == (Payload("Grüße".encode()),)
+def test_text_stays_a_text(headers: dict[str, Any], body: bytes, text: bytes | str) -> None:
+    assert unpack({"data" if headers is PART else "body": body}, headers, TEXTS).payloads == (Payload(text),)
 
 
 @pytest.mark.parametrize(
     ("media_type", "status"),
     [
-        ("image/jpeg", 415),
-        ("application/xml", 415),
-        ("text/html", 415),
-        ("text/x-json", 415),
-        ("multipart/mixed; boundary=x", 415),
-        ("Multipart/Form-Data; boundary=x", 415),
-        ("text/plain; charset=idna", 415),
-        ("text/plain; charset=iso-8859-99", 415),
+        *((each, 415) for each in ("image/jpeg", "application/xml", "text/html", "text/x-json")),
+        *((f"{each}; boundary=x", 415) for each in ("multipart/mixed", "Multipart/Form-Data")),
+        *((f"text/plain; charset={each}", 415) for each in ("idna", "iso-8859-99")),
         ("text/plain; charset=utf-16", 400),
     ],
 )
@@ -122,17 +101,13 @@ def test_type_that_is_no_text_is_refused(media_type: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("row", "code", "type_"),
     [
-        ({"body": b""}, 400, "EmptyInput"),
-        ({}, 400, "EmptyInput"),
-        ({"body": b"x" * 101}, 413, "BodyTooLarge"),
+        *(({"body": b""}, 400, "EmptyInput"), ({}, 400, "EmptyInput"), ({"body": b"x" * 101}, 413, "BodyTooLarge")),
         # Every field of a form counts, and none is parsed before that.
         ({"data": b"x", "top_k": b"[" * 100}, 413, "BodyTooLarge"),
         ({"one": b"x" * 50, "two": b"x" * 51}, 413, "BodyTooLarge"),
-        ({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"),
-        ({"body": b"[" * 100}, 400, "MalformedJson"),
+        *(({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"), ({"body": b"[" * 100}, 400, "MalformedJson")),
         ({"body": b'{"url": "http://example.org"}'}, 400, "InvalidBody"),
-        ({"body": b"7"}, 400, "InvalidBody"),
-        ({"body": b'{"instances": {"b64": ""}}'}, 400, "InvalidBody"),
+        *(({"body": b"7"}, 400, "InvalidBody"), ({"body": b'{"instances": {"b64": ""}}'}, 400, "InvalidBody")),
         ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
         ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
         ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "InvalidOption"),
@@ -144,9 +119,8 @@ def test_type_that_is_no_text_is_refused(media_type: str, status: int) -> None:
 )
 def test_wrong_body_is_one_error_of_its_own_kind(row: dict[str, Any], code: int, type_: str) -> None:
     (error,) = unpack(row, JSON, SHAPE).payloads
-    assert isinstance(error, ItemError)
+    assert isinstance(error, ItemError) and error.message.endswith((".", ")"))
     assert (error.code, error.type) == (code, type_)
-    assert error.message.endswith((".", ")"))
 
 
 @pytest.mark.parametrize(
@@ -160,9 +134,7 @@ def test_codings_of_a_body_are_read_without_regard_to_case_and_identity_is_none(
 
 @pytest.mark.parametrize(("path", "form"), [("/v2/models/m/infer", open_inference.Inference), ("/", OneItem)])
 @pytest.mark.parametrize("body", [b"", b"{", b'{"inputs": 7}'])
-def test_body_that_is_no_request_fails_in_the_form_of_the_path_that_a_gateway_rewrote(
-    path: str, form: type[Form], body: bytes
-) -> None:
+def test_body_that_is_no_request_fails_in_the_form_of_its_first_path(path: str, form: type[Form], body: bytes) -> None:
     request = unpack({"body": body}, {**JSON, "X-Envoy-Original-Path": path}, SHAPE)
     (error,) = request.payloads
     assert isinstance(error, ItemError)
@@ -176,8 +148,7 @@ ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
 @pytest.mark.parametrize(
     ("form", "results", "status", "body"),
     [
-        (OneItem(), [{"고양이": None}], 200, {"고양이": None}),
-        (OneItem(), [ERROR], 422, ERROR_JSON),
+        *((OneItem(), [{"고양이": None}], 200, {"고양이": None}), (OneItem(), [ERROR], 422, ERROR_JSON)),
         (OneItem(), [np.array([0.1, 1.5], np.float32)], 200, [0.1, 1.5]),
         (Instances(), [1, ERROR, 3], 200, {"predictions": [1, {"error": ERROR_JSON}, 3]}),
         (Instances(), [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
@@ -186,12 +157,10 @@ ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
 def test_results_and_errors_keep_their_places(form: Form, results: list[Any], status: int, body: Any) -> None:
     reply = form.pack(results)
     assert (reply.status, json.loads(reply.body)) == (status, body)
-
-
-@pytest.mark.parametrize("value", [[1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}])
-def test_value_that_json_lacks_is_an_error(value: Any) -> None:
-    with pytest.raises((WrongOutput, TypeError)):
-        OneItem().pack([value])
+    # JSON lacks some values.
+    for value in ([1.0, float("inf")], np.array([np.nan], np.float32), {"a": {1}}):
+        with pytest.raises((WrongOutput, TypeError)):
+            form.pack([value])
 
 
 def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:
@@ -208,3 +177,46 @@ def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> N
 
         with ThreadPoolExecutor(4) as pool:
             assert sum(pool.map(take, range(4))) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "parameters", "terms"),
+    [
+        ({"x-priority": "3", "X-TIMEOUT-MS": " 25e1 "}, {}, Terms(3, 0.25)),
+        # A form's field of that name: TorchServe adds its part's headers to the request's.
+        ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, {}, Terms(None, inf)),
+        ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
+        # Triton's clients send these for none.
+        ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
+        # A proxy may have set the header.
+        ({"X-Priority": "3", "X-Timeout-Ms": "5"}, {"priority": 1, "timeout": 6_000}, Terms(3, 0.005)),
+        ({"X-Timeout-Ms": "5"}, {"timeout": 4_000}, Terms(None, 0.004)),
+    ],
+)
+def test_terms_are_the_headers_or_stricter_parameters(headers: Any, parameters: dict[str, Any], terms: Terms) -> None:
+    assert Terms.of({**read_headers(headers), **parameters}, 3) == terms
+
+
+@pytest.mark.parametrize("value", ["0", "4", "1.0", "first", "", "²", "１", "9" * 5000])
+def test_header_that_is_no_level_or_time_is_invalid_and_not_quoted(value: str) -> None:
+    with pytest.raises(InvalidPriority, match=r"^X-Priority must be a whole number from 1 \(first\) to 3\.$"):
+        Terms.of({"x-priority": value}, 3)
+    # A time is a number as HTTP writes it.
+    for time in (f"-{value}", "1_000", "\u0661", "0", "150ms"):
+        with pytest.raises(InvalidTimeout, match=r"^X-Timeout-Ms must be a number of milliseconds above 0\.$"):
+            Terms.of({"x-timeout-ms": time}, 3)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, [1], 10**400])
+def test_parameters_that_are_no_level_or_time_are_invalid(value: Any) -> None:
+    with pytest.raises(InvalidPriority, match=r"^priority must be a whole number from 1 \(first\) to 3, or 0 "):
+        Terms.of({"priority": value}, 3)
+    with pytest.raises(InvalidTimeout, match=r"^timeout must be a whole number of microseconds above 0, or 0 "):
+        Terms.of({"timeout": value}, 3)
+
+
+def test_headers_are_read_in_lower_case_apart_from_the_fields_of_a_form() -> None:
+    sent = {"X-Api": "rerank", "Explain": "True", "explain": "False", "accept": {"content-type": "Text/Plain"}}
+    headers = read_headers({**sent, "body": {"content-type": ""}})
+    # TorchServe's own header wins over a client's in another case.
+    assert (headers, headers.types) == ({"x-api": "rerank", "explain": "False"}, {"accept": "Text/Plain", "body": ""})

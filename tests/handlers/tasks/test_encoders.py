@@ -2,76 +2,63 @@
 
 import re
 import unicodedata
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
 
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.tasks.text_classification import TextClassificationHandler
-from handlers.tasks.token_classification import TokenClassificationHandler
+from handlers.engines.ladder import ROWS
 from handlers.text.handler import TextHandler
+from handlers.text.inputs import Text
 from handlers.warm_up import measure_change
-from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve, started
+from tests.handlers.cpu_graphs import use_cpu_graphs, use_graphs
+from tests.handlers.serving import CANARY, Bad, Log, Made, assert_own_answers, serve, started
 from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
 
-Archives = Callable[..., Path]
 Handler = TextHandler[Any, Any]
 
-HANDLERS: dict[str, type[Handler]] = {
-    "sentence_embedding": SentenceEmbeddingHandler,
-    "text_classification": TextClassificationHandler,
-    "token_classification": TokenClassificationHandler,
-}
+
+def pooled(**pooling: Any) -> dict[str, Any]:
+    """Files by which an encoder pools so and normalises, as sentence-transformers writes them."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": ""}
+    types = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in paths.items()]
+    modules = [{"idx": index, "name": str(index), **each} for index, each in enumerate(types)]
+    return {"modules.json": modules, "1_Pooling/config.json": {"word_embedding_dimension": 32, **pooling}}
+
+
+def classes(kind: str, *labels: str, **config: Any) -> dict[str, Any]:
+    return {"task": "text_classification", "kind": kind, "labels": labels, **config}
+
+
+FIRST = pooled(pooling_mode_cls_token=True)
 # Model -> its task and kind, and what its files say that decides an answer.
 MODELS: dict[str, dict[str, Any]] = {
     "mean": {"task": "sentence_embedding", "kind": "bert"},
-    "first, normalized": {
-        "task": "sentence_embedding",
-        "kind": "distilbert",
-        "files": {
-            "modules.json": [
-                {"type": "sentence_transformers.models.Transformer", "path": ""},
-                {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
-                {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"},
-            ],
-            "1_Pooling/config.json": {"pooling_mode_cls_token": True},
-        },
-    },
-    "softmax": {"task": "text_classification", "kind": "bert", "labels": ("NEGATIVE", "NEUTRAL", "POSITIVE")},
-    "sigmoid": {
-        "task": "text_classification",
-        "kind": "roberta",
-        "labels": tuple("abcdef"),
-        "problem_type": "multi_label_classification",
-    },
-    "one label": {"task": "text_classification", "kind": "bert", "labels": ("relevance",)},
-    "regression": {
-        "task": "text_classification",
-        "kind": "distilbert",
-        "labels": ("stars",),
-        "problem_type": "regression",
-    },
+    "first, normalized": {"task": "sentence_embedding", "kind": "distilbert", "files": FIRST},
+    "softmax": classes("bert", "NEGATIVE", "NEUTRAL", "POSITIVE"),
+    "sigmoid": classes("roberta", *"abcdef", problem_type="multi_label_classification"),
+    "one label": classes("bert", "relevance"),
+    "regression": classes("distilbert", "stars", problem_type="regression"),
     # The one has tokens that say whether they continue a word, the other leaves it to be guessed, with a warning.
     "words": {"task": "token_classification", "kind": "bert"},
     "bytes": {"task": "token_classification", "kind": "roberta"},
 }
 LONG = "the river rose " * LIMIT
-
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 
 
-def start(tiny_archive: Archives, name: str, engine: str = "torch", **settings: Any) -> Handler:
+def start(tiny_archive: Made, model: Any, engine: str = "torch", **settings: Any) -> Handler:
+    model = MODELS[model] if isinstance(model, str) else model
     settings = {"precision": "fp32", "threads": 1, "engine": engine, **settings}
-    ready = started(HANDLERS[MODELS[name]["task"]](), tiny_archive(**MODELS[name], engine=engine), settings)
-    assert isinstance(ready, TextHandler)
-    return ready
+    name = model["task"].title().replace("_", "") + "Handler"
+    handler: Handler = getattr(import_module(f"handlers.tasks.{model['task']}"), name)()
+    return started(handler, tiny_archive(**model, engine=engine), settings)
 
 
 @cache
@@ -80,7 +67,6 @@ def pipeline(task: str, checkpoint: str) -> Any:
 
 
 def expected(handler: Handler, name: str, text: str, **options: Any) -> Any:
-    """The oracle: transformers in fp32 on this text alone."""
     checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"]
     if task != "sentence_embedding":
         return pipeline(task.replace("_", "-"), checkpoint)(text, **options)
@@ -104,14 +90,8 @@ def of_text(text: Any, **options: Any) -> dict[str, Any]:
 BAD: list[Bad] = [
     ("qzqz " + "x" * 50_001, 413, "TextTooLong", "max_characters is 50000. Send truncation: true to cut it."),
     (of_text("qzqz", truncate_prompt_tokens=193), 400, "InvalidOption", "truncate_prompt_tokens: 193; at most 192"),
-    (
-        of_text("qzqz", truncate_prompt_tokens=2),
-        400,
-        "InvalidOption",
-        "truncation: 2 tokens have no room for text",
-    ),
-    (of_text(""), 400, "EmptyInput", "text: empty"),
-    (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4"),
+    (of_text("qzqz", truncate_prompt_tokens=2), 400, "InvalidOption", "truncation: 2 tokens have no room for text"),
+    *((of_text(""), 400, "EmptyInput", "text: empty"), (b"qzqz\xff", 400, "InvalidText", "not valid UTF-8 at byte 4")),
     ("a\0qzqz", 400, "InvalidText", "null character at position 1"),
     (of_text("\ud800 qzqz"), 400, "InvalidText", "lone surrogate at position 0"),
     (of_text("qzqz", size="qzqz"), 400, "InvalidOption", r"size: Unexpected.*Known options: "),
@@ -127,52 +107,56 @@ BAD_OPTIONS: dict[str, list[Bad]] = {
     ],
     "words": [(of_text("qzqz", aggregation="qzqz"), 400, "InvalidOption", "'none', 'simple', 'first', 'average' or")],
 }
-
-
 ALL: dict[str, Any] = {"top_k": None}
+SIMPLE = {"aggregation_strategy": "simple"}
+BUILT, OPENVINO = pytest.mark.builds, {"engine": "openvino"}
+GRAPHS = {"cuda_graphs": "auto", "max_batch_tokens": 512}
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "options"),
     [
-        pytest.param("mean", {"engine": "openvino"}, {}, marks=pytest.mark.builds),
-        ("mean", {}, {}),
-        ("mean", {"padding": "max_length", "max_batch_items": 3}, {}),
-        pytest.param(
-            "mean", {"engine": "openvino", "precision": "bf16"}, {}, marks=[pytest.mark.bf16, pytest.mark.builds]
-        ),
+        pytest.param("mean", OPENVINO, {}, marks=BUILT),
+        *(("mean", {}, {}), ("mean", {"padding": "max_length", "max_batch_items": 3}, {})),
+        pytest.param("mean", {**OPENVINO, "precision": "bf16"}, {}, marks=[pytest.mark.bf16, BUILT]),
         ("first, normalized", {}, {}),
         *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),
-        pytest.param("softmax", {**ALL, "engine": "openvino"}, ALL, marks=pytest.mark.builds),
+        pytest.param("softmax", {**ALL, **OPENVINO}, ALL, marks=BUILT),
         ("one label", {"function_to_apply": "none"}, {"function_to_apply": "none", "top_k": 1}),
-        pytest.param("words", {"engine": "openvino"}, {"aggregation_strategy": "simple"}, marks=pytest.mark.builds),
+        pytest.param("words", OPENVINO, SIMPLE, marks=BUILT),
         ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
+        *((name, GRAPHS, {}) for name in ("mean", "first, normalized")),
+        ("softmax", {**ALL, **GRAPHS}, ALL),
+        *((name, GRAPHS, SIMPLE) for name in ("words", "bytes")),
     ],
 )
-def test_texts_in_any_company_are_answered_as_transformers_answers_each_and_errors_are_their_own(
-    tiny_archive: Archives,
-    name: str,
-    settings: dict[str, Any],
-    options: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
+def test_any_batch_is_answered_as_by_transformers(
+    tiny_archive: Made, name: str, settings: Any, options: Any, caplog: Log
 ) -> None:
-    handler = start(tiny_archive, name, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        # With the CPU in place of a GPU.
+        recorder = use_cpu_graphs(patch) if "cuda_graphs" in settings else None
+        handler = start(tiny_archive, name, **settings)
+    if recorder:
+        lengths = [16, 32, 48, 64, 96, 128, 192]
+        assert (handler.graph_lengths, handler.overhead.sizes) == (lengths, (1, 2, 4, 8, 16, 32))
+        recorder.replays = 0
     # bf16 rounds each factor by 2**-9; a state is about one.
     tolerance = 5e-2 if "precision" in settings else 1e-4
     good: list[tuple[Any, Any]] = [(text, expected(handler, name, text, **options)) for text in TEXTS]
     if options is ALL:
         for _, wanted in good:
             assert_order([each["score"] for each in wanted], tolerance)
-        # Options are an item's own.
         good.append((of_text(TEXTS[0], top_k=1), expected(handler, name, TEXTS[0], top_k=1)))
     good.append(("qzqz the mayor", expected(handler, name, "qzqz the mayor", **options)))
     bad = BAD + BAD_OPTIONS.get(name, [])
     assert_own_answers(handler, good, bad, lambda found, wanted: found == close(wanted, tolerance))
     assert CANARY not in caplog.text
+    assert recorder is None or recorder.replays
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])
-def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tiny_archive: Archives, name: str) -> None:
+def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tiny_archive: Made, name: str) -> None:
     handler = start(tiny_archive, name)
     pairs = [(text, way) for way in ("none", "simple", "first", "average", "max") for text in TEXTS]
     labels = set()
@@ -183,16 +167,14 @@ def test_every_aggregation_of_a_mixed_batch_equals_the_pipeline_text_by_text(tin
     assert {"PER", "LOC", "MISC"} <= labels
 
 
-# Options of a request, and transformers' own for the oracle.
 CUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"truncation": True}, {"max_length": LIMIT}),
-    ({"truncate_prompt_tokens": 9}, {"max_length": 9}),
+    *(({"truncation": True}, {"max_length": LIMIT}), ({"truncate_prompt_tokens": 9}, {"max_length": 9})),
     ({"truncation": True, "truncate_prompt_tokens": -1, "truncation_side": "left"}, {"max_length": LIMIT}),
 ]
 
 
 @pytest.mark.parametrize("name", ["mean", "softmax", "bytes"])
-def test_long_text_is_cut_as_its_client_asks(tiny_archive: Archives, name: str) -> None:
+def test_long_text_is_cut_as_its_client_asks(tiny_archive: Made, name: str) -> None:
     handler = start(tiny_archive, name)
     checkpoint, task = str(handler.checkpoint_dir), MODELS[name]["task"].replace("_", "-")
     # One more than its limit of characters: a client that allows cutting gets an answer, too.
@@ -217,15 +199,11 @@ def test_long_text_is_cut_as_its_client_asks(tiny_archive: Archives, name: str) 
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])
-def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_archive: Archives, name: str) -> None:
-    handler = start(tiny_archive, name, doc_stride=40)
-    text = " ".join(TEXTS) * 2
+def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_archive: Made, name: str) -> None:
+    handler, text = start(tiny_archive, name, doc_stride=40), " ".join(TEXTS) * 2
     for way in ("simple", "first", "average", "max"):
         (answer,) = serve(handler, [of_text(text, aggregation=way)])
-        wanted = pipeline("token-classification", str(handler.checkpoint_dir))(
-            text, stride=40, aggregation_strategy=way
-        )
-        assert answer.body == close(wanted)
+        assert answer.body == close(expected(handler, name, text, stride=40, aggregation_strategy=way))
     alone, together = (serve(handler, rows)[0] for rows in ([of_text(text)], [of_text(text), *TEXTS, text]))
     assert together.body == close(alone.body, 1e-5)
     (tokens,) = serve(handler, [of_text(text, aggregation="none")])
@@ -234,22 +212,23 @@ def test_entities_of_long_texts_are_those_of_the_pipeline_with_a_stride(tiny_arc
     assert (refused.status, refused.body["message"][-33:]) == (413, "Send truncation: true to cut it.".rjust(33))
 
 
-def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_archive: Archives) -> None:
+def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_archive: Made) -> None:
     asked = {"parameters": {"aggregation_strategy": "first", "truncate": True}, "options": {"wait_for_model": True}}
     handler = start(tiny_archive, "words")
     one, many = serve(handler, [{"body": {"inputs": TEXTS[0], **asked}}, {"body": {"inputs": [*TEXTS], **asked}}])
     wanted = [expected(handler, "words", text, aggregation_strategy="first") for text in TEXTS]
     assert (one.body, many.body) == (close(wanted[0]), close(wanted))
-    bad = [{"inputs": ["x", ""]}, {"inputs": "x", "parameters": {"stride": 1}}, {"inputs": "x", "parameters": [1]}]
-    answers = serve(handler, [{"body": body} for body in bad])
-    for answer, words in zip(
-        answers, ("inputs[1]: text: empty", "Options: stride: ", '"parameters" must be'), strict=True
-    ):
+    bad = [
+        ({"inputs": ["x", ""]}, "inputs[1]: text: empty"),
+        ({"inputs": "x", "parameters": {"stride": 1}}, "Options: stride: "),
+        ({"inputs": "x", "parameters": [1]}, '"parameters" must be'),
+    ]
+    for answer, (_, words) in zip(serve(handler, [{"body": body} for body, _ in bad]), bad, strict=True):
         assert answer.status == 400
         assert answer.body.get("error", answer.body.get("message")).startswith(words)
 
 
-def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives) -> None:
+def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Made) -> None:
     text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
     (answer,) = serve(start(tiny_archive, "words"), [of_text(text, aggregation="none")])
     words = [entity for entity in answer.body if re.fullmatch(r"(##)?[a-z]+", entity["word"])]
@@ -259,8 +238,25 @@ def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Archives
         assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
 
 
-def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Archives) -> None:
+def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Made) -> None:
     # A build cannot compare the precisions of a GPU, so a worker on one logs this change.
     halved, exact = (start(tiny_archive, "mean", precision=each) for each in ("bf16", "fp32"))
     assert 1e-4 < measure_change(halved) < 0.05
     assert measure_change(exact) == 0
+
+
+@pytest.mark.parametrize(("device", "shapes"), [("cpu", 20), pytest.param("cuda", 1000, marks=pytest.mark.gpu)])
+def test_graphs_in_two_threads_equal_the_module(device: str, shapes: int, tiny_archive: Any, monkeypatch: Any) -> None:
+    use_graphs(monkeypatch, device)
+    eager, recorded = (start(tiny_archive, "mean", cuda_graphs=way, max_length=48) for way in ("off", "auto"))
+    assert (eager.overhead.sizes, recorded.overhead.sizes) == ((), ROWS)
+
+    def compare(number: int) -> float:
+        chance = np.random.default_rng(number)
+        lengths = chance.integers(1, int(chance.integers(2, 49)), int(chance.integers(1, 65)))
+        rows = [Text("", None, chance.integers(5, 60, length).tolist(), [0] * length) for length in lengths]
+        found, wanted = (each.engine.run(recorded.stack(rows))["embeddings"] for each in (recorded, eager))
+        return float(np.abs(found - wanted).max())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert max(pool.map(compare, range(shapes))) < 1e-4

@@ -20,59 +20,43 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 from deploy.models import Engine
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
-from tests import exports, tiny_segmenter
-from tests.handlers.serving import Bad, assert_own_answers, serve, started
+from tests import tiny_segmenter
+from tests.handlers.serving import Bad, Made, assert_own_answers, serve, started
 from tests.photographs import encoded, path, photograph
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
 COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "torchvision": {**COMMON, "arch": ARCH, "resize_size": SHORTER, "max_seen_pixels": 120_000},
-    "transformers": COMMON,
-    "beit": COMMON,
+# The writer of each kind's weights, and its settings.
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torchvision": ((), {**COMMON, "arch": ARCH, "resize_size": SHORTER, "max_seen_pixels": 120_000}),
+    "transformers": ((tiny_segmenter.segmenter,), COMMON),
+    "beit": ((tiny_segmenter.segmenter, True), COMMON),
 }
 NAMES = ("coffee", "chelsea", "china", "rocket", "astronaut")
 LEAST_EQUAL = 0.99
 Oracle = Callable[[Image.Image], NDArray[np.uint8]]
-Archives = Callable[..., Path]
-
-
-@cache
-def smooth(name: str) -> Image.Image:
-    """A photograph without its details: logits of random weights follow every one of them."""
-    return Image.open(path(name)).convert("RGB").filter(ImageFilter.GaussianBlur(60))
 
 
 @cache
 def sent(name: str) -> bytes:
-    return encoded(smooth(name), "PNG")
+    """A photograph without its details: logits of random weights follow every one of them."""
+    return encoded(Image.open(path(name)).convert("RGB").filter(ImageFilter.GaussianBlur(60)), "PNG")
 
 
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    @cache
-    def make(kind: str, engine: Engine = "torch") -> Path:
-        folder: Path | str = "random"
-        if kind != "torchvision":
-            folder = tiny_segmenter.segmenter(tmp_path_factory.mktemp(kind), is_beit=kind == "beit")
-        return exports.archived(
-            "image_segmentation", folder, tmp_path_factory.mktemp("a"), SETTINGS[kind], engine=engine
-        )
-
-    return make
+def archive_of(archived: Made, kind: str, engine: Engine = "torch") -> Path:
+    weights, settings = KINDS[kind]
+    return archived("image_segmentation", engine, *weights, **settings)
 
 
-def segmenter(archive: Path, kind: str, **settings: Any) -> ImageSegmentationHandler:
-    ready = started(ImageSegmentationHandler(), archive, {**SETTINGS[kind], "engine": "torch", **settings})
-    assert isinstance(ready, ImageSegmentationHandler)
-    return ready
+def start(archived: Made, kind: str, engine: Engine = "torch", **more: Any) -> ImageSegmentationHandler:
+    settings = {**KINDS[kind][1], "engine": engine, **more}
+    return started(ImageSegmentationHandler(), archive_of(archived, kind, engine), settings)
 
 
 def by_torchvision(archive: Path) -> Oracle:
     """torchvision's way ends at the size that the network sees: 21 random classes have too many edges for another."""
-    network = torchvision.models.get_model(ARCH, weights=None, weights_backbone=None)
+    network = torchvision.models.get_model(ARCH, weights=None, weights_backbone=None).eval()
     network.load_state_dict(torch.load(archive / "model.pt", weights_only=True))
-    network.eval()
 
     def classes(image: Image.Image) -> NDArray[np.uint8]:
         seen = normalize(to_tensor(resize(image, [SHORTER])), list(IMAGENET_MEAN), list(IMAGENET_STD))
@@ -84,7 +68,6 @@ def by_torchvision(archive: Path) -> Oracle:
 
 
 def by_transformers(archive: Path) -> Oracle:
-    """transformers resizes the logits to the image."""
     network = transformers.AutoModelForSemanticSegmentation.from_pretrained(archive / "checkpoint").eval()
     processor: Any = transformers.AutoImageProcessor.from_pretrained(archive / "checkpoint", backend="pil")
 
@@ -113,24 +96,22 @@ BUILT = pytest.mark.builds
 
 
 @pytest.mark.parametrize(
-    ("kind", "oracle", "engine"),
+    ("kind", "engine"),
     [
-        *(pytest.param("torchvision", by_torchvision, engine, marks=BUILT) for engine in ("openvino", "torch")),
-        *(pytest.param("beit", by_transformers, engine, marks=BUILT) for engine in ("openvino", "torch")),
-        pytest.param("transformers", by_transformers, "openvino", marks=BUILT),
-        ("transformers", by_transformers, "torch"),
+        *(pytest.param(kind, each, marks=BUILT) for kind in ("torchvision", "beit") for each in ("openvino", "torch")),
+        pytest.param("transformers", "openvino", marks=BUILT),
+        ("transformers", "torch"),
     ],
 )
-def test_maps_in_any_company_are_those_of_the_network_on_each_image_alone(
-    archives: Archives, kind: str, oracle: Callable[[Path], Oracle], engine: Engine
-) -> None:
-    handler, expected_of = segmenter(archives(kind, engine), kind, engine=engine), oracle(archives(kind))
+def test_maps_in_any_company_are_those_of_the_network_on_each_image(archived: Made, kind: str, engine: Engine) -> None:
+    handler = start(archived, kind, engine)
+    expected_of = (by_torchvision if kind == "torchvision" else by_transformers)(archive_of(archived, kind))
 
     def same(found: Any, expected: NDArray[np.uint8]) -> bool:
         classes = decoded(found["map"])
         return classes.shape == expected.shape and np.mean(classes == expected) >= LEAST_EQUAL
 
-    expected = [expected_of(smooth(name)) for name in NAMES]
+    expected = [expected_of(Image.open(io.BytesIO(sent(name)))) for name in NAMES]
     assert min(len(np.unique(each)) for each in expected) > 1
     good = zip(map(sent, NAMES), expected, strict=True)
     assert_own_answers(handler, good, [*BAD, LONG] if kind == "torchvision" else BAD, same)
@@ -140,8 +121,8 @@ def decoded(text: str) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
 
 
-def test_every_way_to_draw_segments_says_the_same(archives: Archives) -> None:
-    handler = segmenter(archives("transformers"), "transformers")
+def test_every_way_to_draw_segments_says_the_same(archived: Made) -> None:
+    handler = start(archived, "transformers")
     drawn, pngs = (answer.body for answer in serve(handler, [b64(sent("coffee"), masks=way) for way in ("map", "png")]))
     classes = decoded(drawn["map"])
     assert 1 < len(drawn["segments"]) == len(pngs) == len(np.unique(classes))
@@ -151,12 +132,9 @@ def test_every_way_to_draw_segments_says_the_same(archives: Archives) -> None:
         assert segment["score"] == pytest.approx(png["score"], abs=1e-6)
         assert 0 < segment["score"] <= 1
         assert np.array_equal(decoded(png["mask"]), np.where(classes == segment["value"], 255, 0))
-
-
-def test_answers_may_have_the_form_of_torchserves_own_handler(archives: Archives) -> None:
-    handler = segmenter(archives("transformers"), "transformers", answer="torchserve")
-    (answer,) = serve(handler, [sent("coffee")])
-    pixels = np.array(answer.body)
+    # Or the form of TorchServe's own handler.
+    (answer,) = serve(start(archived, "transformers", answer="torchserve"), [sent("coffee")])
+    pixels, count = np.array(answer.body), len(tiny_segmenter.LABELS)
     assert pixels.shape == (tiny_segmenter.SIDE, tiny_segmenter.SIDE, 2)
-    assert set(pixels[..., 0].ravel()) <= set(range(len(tiny_segmenter.LABELS)))
-    assert 1 / len(tiny_segmenter.LABELS) <= pixels[..., 1].min() <= pixels[..., 1].max() <= 1
+    assert set(pixels[..., 0].ravel()) <= set(range(count))
+    assert 1 / count <= pixels[..., 1].min() <= pixels[..., 1].max() <= 1

@@ -2,8 +2,6 @@
 
 import base64
 import json
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import transformers
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
+from handlers.archive_files import CHECKPOINT
 from handlers.tasks.object_detection import CORNERS, ObjectDetectionHandler
 from handlers.vision.boxes import RULES
 from tests import exports, tiny_detector
-from tests.handlers.serving import ENGINES, Bad, assert_own_answers, serve, started
+from tests.handlers.serving import ENGINES, Bad, Made, Temp, assert_own_answers, serve, started
 from tests.photographs import encoded, path, photograph
 
 SETTINGS: dict[str, Any] = {"threads": 1, "precision": "fp32", "scaled_decode": False, "threshold": 0.9}
@@ -27,41 +26,24 @@ NAMES = ("coffee", "chelsea", "china")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_detector.detector(tmp_path_factory.mktemp("detector"))
-
-
-@pytest.fixture(scope="module")
-def archives(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
-    return cache(
-        lambda engine: exports.archived(
-            "object_detection", checkpoint, tmp_path_factory.mktemp("a"), SETTINGS, engine=engine
-        )
-    )
-
-
-@pytest.fixture(scope="module")
-def archive(archives: Callable[[Any], Path]) -> Path:
-    return archives("torch")
+def archive(archived: Made) -> Path:
+    return archived("object_detection", "torch", tiny_detector.detector, **SETTINGS)
 
 
 def detector(archive: Path, **settings: Any) -> ObjectDetectionHandler:
-    ready = started(ObjectDetectionHandler(), archive, {**SETTINGS, "engine": "torch", **settings})
-    assert isinstance(ready, ObjectDetectionHandler)
-    return ready
+    return started(ObjectDetectionHandler(), archive, {**SETTINGS, "engine": "torch", **settings})
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint: Path) -> dict[str, Any]:
+def oracle(archive: Path) -> dict[str, Any]:
     """Answers of the pipeline to each photograph alone, with Pillow's filter."""
-    images = transformers.AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
-    network = transformers.AutoModelForObjectDetection.from_pretrained(checkpoint)
+    images = transformers.AutoImageProcessor.from_pretrained(archive / CHECKPOINT, backend="pil")
+    network = transformers.AutoModelForObjectDetection.from_pretrained(archive / CHECKPOINT)
     pipeline: Any = transformers.pipeline("object-detection", model=network, image_processor=images)
     return {name: pipeline(Image.open(path(name)).convert("RGB"), threshold=SETTINGS["threshold"]) for name in NAMES}
 
 
 def is_same(found: Any, wanted: Any) -> bool:
-    """A box within a pixel, its score within 1e-3."""
     near = found["score"] == pytest.approx(wanted["score"], abs=1e-3)
     return bool(found["label"] == wanted["label"] and near and found["box"] == pytest.approx(wanted["box"], abs=1))
 
@@ -86,22 +68,20 @@ BAD: list[Bad] = [
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_images_in_any_company_are_answered_as_the_pipeline_answers_each_alone(
-    archives: Callable[[Any], Path], oracle: dict[str, Any], engine: str
-) -> None:
+def test_any_batch_is_answered_as_by_the_pipeline(archived: Made, oracle: dict[str, Any], engine: str) -> None:
     assert len({json.dumps(answer) for answer in oracle.values()}) == len(NAMES)
     assert all(0 < len(answer) < tiny_detector.QUERIES for answer in oracle.values())
     good = ((photograph(name), oracle[name]) for name in NAMES)
-    assert_own_answers(detector(archives(engine), engine=engine), good, BAD, is_alike)
+    archive = archived("object_detection", engine, tiny_detector.detector, **SETTINGS)
+    assert_own_answers(detector(archive, engine=engine), good, BAD, is_alike)
 
 
 @pytest.fixture(scope="module")
-def ssdlite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def ssdlite(tmp_path_factory: Temp) -> tuple[Path, Any]:
     file, network = tiny_detector.ssdlite(tmp_path_factory.mktemp("weights"))
     labels = {"index_to_name.json": dict(enumerate(["__background__", *tiny_detector.LABELS]))}
     settings = {**SETTINGS, "arch": tiny_detector.SSDLITE}
-    archive = exports.archived("object_detection", file, tmp_path_factory.mktemp("a"), settings, files=labels)
-    return archive, network
+    return exports.archived("object_detection", file, tmp_path_factory.mktemp("a"), settings, files=labels), network
 
 
 @pytest.mark.builds
@@ -118,14 +98,10 @@ def test_boxes_of_ssd_are_those_that_torchvision_keeps(ssdlite: tuple[Path, Any]
         assert np.abs(seen - resized[0].permute(1, 2, 0).numpy()).max() < 1e-3
         with torch.inference_mode():
             (found,) = network([to_tensor(image)])
+        parts = (found[name].tolist() for name in ("labels", "scores", "boxes"))
         expected = [
             {"label": tiny_detector.LABELS[label - 1], "score": score, "box": dict(zip(CORNERS, box, strict=True))}
-            for label, score, box in zip(
-                found["labels"].tolist(),
-                found["scores"].tolist(),
-                found["boxes"].tolist(),
-                strict=True,
-            )
+            for label, score, box in zip(*parts, strict=True)
         ]
         assert len(expected) < RULES[tiny_detector.SSDLITE].most
         # Scores of random weights are so near each other that rounding may change their order, and which of two goes.
@@ -134,20 +110,25 @@ def test_boxes_of_ssd_are_those_that_torchvision_keeps(ssdlite: tuple[Path, Any]
     assert sum(len(answer.body) for answer in answers) > len(NAMES)
 
 
-def test_options_are_an_items_own(archive: Path, oracle: dict[str, Any]) -> None:
+def test_options_are_an_items_own_and_answers_may_have_torchserves_form(archive: Path, oracle: dict[str, Any]) -> None:
     items = [{"b64": CAT}, {"b64": CAT, "threshold": 1.0}, {"b64": CAT, "top_k": 1}, {"b64": CAT, "threshold": 0.0}]
     (answer,) = serve(detector(archive), [json.dumps({"instances": items, "top_k": 300}).encode()])
     plain, none, first, every = answer.body["predictions"]
     assert is_alike(plain, oracle["chelsea"]) and is_alike(first, plain[:1])
     assert (none, len(every)) == ([], tiny_detector.QUERIES)
+    (answer,) = serve(detector(archive, answer="torchserve"), [photograph("chelsea")])
+    boxes = [
+        {"label": name, "score": found["score"], "box": dict(zip(CORNERS, found[name], strict=True))}
+        for found in answer.body
+        for name in found.keys() - {"score"}
+    ]
+    assert is_alike(boxes, oracle["chelsea"])
 
 
 def test_boxes_are_in_pixels_of_the_upright_image_and_pixels_may_be_sent(archive: Path, oracle: dict[str, Any]) -> None:
-    handler = detector(archive)
-    picture = Image.open(path("coffee")).convert("RGB")
+    handler, picture = detector(archive), Image.open(path("coffee")).convert("RGB")
     exif = Image.Exif()
     exif[0x0112] = 6
-    # Turned by a quarter, as its EXIF states.
     turned = encoded(picture.transpose(Image.Transpose.ROTATE_90), "PNG", exif=exif)
     pixels = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, *np.asarray(picture).shape]}]}
     pixels["inputs"][0]["data"] = np.asarray(picture).ravel().tolist()
@@ -155,13 +136,3 @@ def test_boxes_are_in_pixels_of_the_upright_image_and_pixels_may_be_sent(archive
     assert is_alike(upright.body, oracle["coffee"])
     (output,) = sent.body["outputs"]
     assert is_alike(json.loads(output["data"][0]), oracle["coffee"])
-
-
-def test_answers_may_have_the_form_of_torchserves_own_handler(archive: Path, oracle: dict[str, Any]) -> None:
-    (answer,) = serve(detector(archive, answer="torchserve"), [photograph("chelsea")])
-    named = [(next(name for name in found if name != "score"), found) for found in answer.body]
-    boxes = [
-        {"label": name, "score": found["score"], "box": dict(zip(CORNERS, found[name], strict=True))}
-        for name, found in named
-    ]
-    assert is_alike(boxes, oracle["chelsea"])

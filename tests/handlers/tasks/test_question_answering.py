@@ -1,6 +1,5 @@
 """Question answering gives transformers' answers and scores, in contexts of one window and of many."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from transformers.pipelines.document_question_answering import select_starts_end
 
 from handlers.archive_files import CHECKPOINT
 from handlers.tasks.question_answering import QuestionAnsweringHandler
-from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve, started
+from tests.handlers.serving import CANARY, Bad, Log, Made, Patch, assert_own_answers, serve, started
 from tests.oracle import is_apart
 from tests.tiny_models import LIMIT, PAGE, TEXTS
 
 # Tokens of a window, and of its overlap: short windows keep the tests quick.
 WINDOW, STRIDE = 96, 32
 QUESTIONS = ("Who wrote the letter?", "부산으로 가는 기차는 몇 시에 떠납니까?", "Où? 🌉", "מי כתבה מכתב?")
-# Contexts of one token, of one window and of many.
 CONTEXTS = (*TEXTS, PAGE, PAGE.replace("\n", " ")[200:900])
 PAIRS = [(QUESTIONS[index % len(QUESTIONS)], context) for index, context in enumerate(CONTEXTS)]
 
@@ -35,7 +33,6 @@ class Oracle:
         self.run = cache(self._run)
 
     def _run(self, question: str, context: str) -> list[tuple[Any, Any]]:
-        """Return the windows of a pair, each with the network's logits."""
         options = {"truncation": "only_second", "return_overflowing_tokens": True}
         encoded = self.tokenizer(question, context, max_length=WINDOW, stride=STRIDE, **options)
         found = []
@@ -45,26 +42,21 @@ class Oracle:
                 found.append((encoding, self.network(**inputs)))
         return found
 
-    def answers(self, question: str, context: str, top_k: int, *, is_aligned: bool) -> list[dict[str, Any]]:
+    def answers(self, question: str, context: str, top_k: int, is_aligned: bool) -> list[dict[str, Any]]:
         """The best answers; one text, in any case, is one answer, with the scores of its spans in all windows."""
         whole = self.tokenizer(question, context).encodings[0]
         found: list[dict[str, Any]] = []
         for index, (encoding, result) in enumerate(self.run(question, context)):
             places = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
             if index == 0:
-                begin, step = places[0], len(places) - STRIDE
-            else:
-                begin += step
+                begin, step = places[0] - (len(places) - STRIDE), len(places) - STRIDE
+            begin += step
             # 1 where no answer may be: all but the context, and the first token, which means "no answer".
             outside = np.array([[0 if i in (0, *places) else 1 for i in range(len(encoding.ids))]])
-            starts, ends, scores, _ = select_starts_ends(
-                result.start_logits.double().numpy(),
-                result.end_logits.double().numpy(),
-                outside,
-                np.ones_like(outside),
-                top_k=top_k * 2 + 10 if is_aligned else top_k,
-            )
-            for start, end, score in zip(starts, ends, scores, strict=True):
+            logits = (each.double().numpy() for each in (result.start_logits, result.end_logits))
+            most = top_k * 2 + 10 if is_aligned else top_k
+            spans_of = select_starts_ends(*logits, outside, np.ones_like(outside), top_k=most)
+            for start, end, score in zip(*spans_of[:3], strict=True):
                 if {start, end} - {*places}:  # the first token, with a score of zero
                     continue
                 # A window may begin or end within a word: words are those of the whole context.
@@ -74,29 +66,23 @@ class Oracle:
                 if is_aligned and None not in words:
                     spans = [whole.word_to_chars(word, 1) for word in words]
                 answer = context[spans[0][0] : spans[1][1]]
-                equal = next((each for each in found if each["answer"].lower() == answer.lower()), None)
-                if equal:
+                if equal := next((each for each in found if each["answer"].lower() == answer.lower()), None):
                     equal["score"] += score
                 else:
                     found.append({"answer": answer, "score": score, "start": spans[0][0], "end": spans[1][1]})
         return sorted(found, key=lambda each: -each["score"])[:top_k]
 
-    def decided(
-        self, question: str, context: str, top_k: int, is_aligned: bool, tolerance: float
-    ) -> list[dict[str, Any]] | None:
+    def decided(self, pair: tuple[str, str], top_k: int, is_aligned: bool, tolerance: float) -> Any:
         """The best answers in their order; None if some are so near to each other that another order is right, too."""
-        wanted, more = (self.answers(question, context, most, is_aligned=is_aligned) for most in (top_k, top_k + 1))
-        is_decided = all(is_apart([each["score"] for each in best], tolerance) for best in (wanted, more))
-        return (
-            [{**each, "score": pytest.approx(each["score"], abs=tolerance)} for each in wanted] if is_decided else None
-        )
+        wanted, more = (self.answers(*pair, most, is_aligned) for most in (top_k, top_k + 1))
+        if all(is_apart([each["score"] for each in best], tolerance) for best in (wanted, more)):
+            return [{**each, "score": pytest.approx(each["score"], abs=tolerance)} for each in wanted]
+        return None
 
 
 def answerer(archive: Path, **settings: Any) -> QuestionAnsweringHandler:
     given = {"precision": "fp32", "threads": 1, "engine": "torch", "max_length": WINDOW, "doc_stride": STRIDE}
-    ready = started(QuestionAnsweringHandler(), archive, {**given, **settings})
-    assert isinstance(ready, QuestionAnsweringHandler)
-    return ready
+    return started(QuestionAnsweringHandler(), archive, {**given, **settings})
 
 
 def asked(question: str, context: str, **options: Any) -> dict[str, Any]:
@@ -126,29 +112,25 @@ BUILT, BF16 = pytest.mark.builds, {"precision": "bf16"}
         pytest.param("bert", {"engine": "openvino", **BF16}, marks=[pytest.mark.bf16, BUILT]),
     ],
 )
-def test_questions_in_any_company_are_answered_as_fp32_torch_answers_each_and_errors_are_their_own(
-    tiny_archive: Callable[..., Path], kind: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_batch_is_answered_as_by_torch_in_fp32(tiny_archive: Made, kind: str, settings: Any, caplog: Log) -> None:
     # bf16 rounds each factor by 2**-9, and heads are scaled up by eight: few answers are that far apart.
     tolerance, least = (0.1, 4) if "precision" in settings else (1e-4, 40)
     archive = tiny_archive(kind, "question_answering", engine=settings["engine"])
     oracle = Oracle(archive)
-    asks = [(*pair, top_k, is_aligned) for pair in PAIRS for top_k in (1, 3) for is_aligned in (True, False)]
     good = [
-        (
-            asked(one, context, top_k=most, align_to_words=aligned),
-            oracle.decided(one, context, most, aligned, tolerance),
-        )
-        for one, context, most, aligned in asks
+        (asked(*pair, top_k=most, align_to_words=aligned), oracle.decided(pair, most, aligned, tolerance))
+        for pair in PAIRS
+        for most in (1, 3)
+        for aligned in (True, False)
     ]
     assert sum(wanted is not None for _, wanted in good) >= least
     good.append((asked("qzqz?", f"qzqz {PAGE}", top_k=9), None))
-    assert_own_answers(
-        answerer(archive, **settings),
-        good,
-        BAD if kind == "roberta" else [*BAD, NO_TOKEN],
-        lambda found, wanted: wanted is None or (found if isinstance(found, list) else [found]) == wanted,
-    )
+
+    def same(found: Any, wanted: Any) -> bool:
+        return wanted is None or (found if isinstance(found, list) else [found]) == wanted
+
+    bad = BAD if kind == "roberta" else [*BAD, NO_TOKEN]
+    assert_own_answers(answerer(archive, **settings), good, bad, same)
     assert CANARY not in caplog.text
 
 
@@ -156,13 +138,10 @@ def test_questions_in_any_company_are_answered_as_fp32_torch_answers_each_and_er
     ("settings", "words"),
     [
         ({"max_request_characters": 3 * len(PAGE)}, f"max_request_characters, {3 * len(PAGE)}"),
-        # Every window of each context counts.
         ({"max_request_tokens": 800}, "max_request_tokens is 800"),
     ],
 )
-def test_answers_many_questions_over_one_long_context_are_too_much_work(
-    tiny_archive: Callable[..., Path], settings: dict[str, int], words: str
-) -> None:
+def test_many_questions_over_one_long_context_are_too_much_work(tiny_archive: Made, settings: Any, words: str) -> None:
     shared = [{"instances": [{"question": "Who?"}] * count, "context": PAGE} for count in (1, 3)]
     handler = answerer(tiny_archive("bert", "question_answering", engine="torch"), **settings)
     few, many = serve(handler, [{"body": document} for document in shared])
@@ -172,9 +151,7 @@ def test_answers_many_questions_over_one_long_context_are_too_much_work(
     assert words in errors[-1]["message"]
 
 
-def test_answers_longer_than_an_answer_may_be_are_413_for_their_question_alone(
-    tiny_archive: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_too_long_are_413_for_their_question_alone(tiny_archive: Made, monkeypatch: Patch) -> None:
     handler = answerer(tiny_archive("bert", "question_answering", engine="torch"))
     monkeypatch.setattr("handlers.tasks.question_answering.MOST_CHARACTERS", 60)
     one, many = serve(handler, [asked(*PAIRS[0], max_answer_tokens=1), asked(*PAIRS[0], top_k=100)])

@@ -2,9 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,50 +11,18 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 from handlers.errors import InvalidConfig, ItemError
 from handlers.protocol.api_forms import Embeddings
-from handlers.tasks.reranking import RerankingHandler
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
-from handlers.tasks.text_classification import TextClassificationHandler
-from handlers.text.handler import TextHandler
-from tests.handlers.serving import Answer, serve, started
+from tests.handlers.serving import Answer, Made, Patch, serve
+from tests.handlers.tasks.test_encoders import Handler, pooled, start
 from tests.oracle import assert_order
 from tests.tiny_models import LIMIT, TEXTS
 
-Archives = Callable[..., Path]
-Handler = TextHandler[Any, Any]
-
 SIZE = 32
 PROMPTS = {"prompts": {"query": "the river ", "passage": "the letter "}, "default_prompt_name": None}
-EMBEDDER: dict[str, Any] = {
-    "task": "sentence_embedding",
-    "kind": "bert",
-    "files": {"config_sentence_transformers.json": PROMPTS},
-    "matryoshka_dimensions": [4, 8],
-}
-NORMALIZED: dict[str, Any] = {
-    "task": "sentence_embedding",
-    "kind": "roberta",
-    "files": {
-        "modules.json": [
-            {"idx": index, "name": str(index), "type": f"sentence_transformers.models.{kind}", "path": path}
-            for index, (kind, path) in enumerate({"Transformer": "", "Pooling": "1_Pooling", "Normalize": ""}.items())
-        ],
-        "1_Pooling/config.json": {"word_embedding_dimension": SIZE, "pooling_mode_mean_tokens": True},
-    },
-}
+EMBEDDER: dict[str, Any] = {"task": "sentence_embedding", "kind": "bert", "matryoshka_dimensions": [4, 8]}
+EMBEDDER["files"] = {"config_sentence_transformers.json": PROMPTS}
+NORMALIZED = {"task": "sentence_embedding", "kind": "roberta", "files": pooled(pooling_mode_mean_tokens=True)}
 RERANKER: dict[str, Any] = {"task": "reranking", "kind": "bert", "labels": ("relevance",)}
-CLASSES: dict[str, type[Handler]] = {
-    "sentence_embedding": SentenceEmbeddingHandler,
-    "reranking": RerankingHandler,
-    "text_classification": TextClassificationHandler,
-}
 QUERY = "Who wrote the letter?"
-
-
-def start(tiny_archive: Archives, model: dict[str, Any], **settings: Any) -> Handler:
-    settings = {"precision": "fp32", "threads": 1, "engine": "torch", **settings}
-    ready = started(CLASSES[model["task"]](), tiny_archive(**model, engine="torch"), settings)
-    assert isinstance(ready, TextHandler)
-    return ready
 
 
 def library(name: str, handler: Handler) -> Any:
@@ -66,7 +32,6 @@ def library(name: str, handler: Handler) -> Any:
 
 
 def ask(handler: Any, api: str, *documents: Any) -> list[Answer]:
-    """Send documents, or bytes, in one batch, each to an API."""
     bodies = [each if isinstance(each, bytes) else json.dumps({"model": "m", **each}).encode() for each in documents]
     return serve(handler, [{"body": body} for body in bodies], [{"x-api": api} for _ in bodies])
 
@@ -77,27 +42,33 @@ def vectors(answer: Answer) -> Any:
     return np.array([each["embedding"] for each in answer.body["data"]])
 
 
-# -- embeddings --------------------------------------------------------------------------------------------------------
+def assert_refused(handler: Any, api: str, good: Any, bad: list[tuple[Any, int, str | None, str]]) -> None:
+    """Send bad documents between good ones: each has its own error in OpenAI's form, and the good ones are unharmed."""
+    (alone,) = ask(handler, api, good)
+    first, *answers, last = ask(handler, api, good, *(body for body, *_ in bad), good)
+    for answer, (body, status, param, words) in zip(answers, bad, strict=True):
+        error = answer.body["error"]
+        assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error"), body
+        assert words in error["message"], error["message"]
+    for answer in (first, last):
+        if api == "embeddings":
+            np.testing.assert_allclose(vectors(answer), vectors(alone), atol=1e-5)
+        else:
+            found, wanted = ([each["index"] for each in one.body["results"]] for one in (answer, alone))
+            assert (answer.status, found) == (200, wanted)
 
 
-def test_embeddings_are_those_of_our_own_form_as_numbers_or_base64_with_the_tokens_counted(
-    tiny_archive: Archives,
-) -> None:
+def test_embeddings_are_those_of_our_own_form_in_numbers_or_base64_and_their_tokens_counted(tiny_archive: Made) -> None:
     handler = start(tiny_archive, EMBEDDER)
     own = np.array([answer.body for answer in serve(handler, list(TEXTS))])
-    one, many, packed, nulls = ask(
-        handler,
-        "embeddings",
-        {"input": TEXTS[0]},
-        {"input": [*TEXTS], "encoding_format": "float", "user": "u"},
-        {"input": [*TEXTS], "encoding_format": "base64"},
-        {"input": TEXTS[0], "encoding_format": None, "dimensions": None, "input_type": None},
-    )
-    scaled, raw = ask(handler, "embeddings", {"inputs": [*TEXTS]}, {"inputs": TEXTS[0], "normalize": False})
-    np.testing.assert_allclose(scaled.body, own / np.linalg.norm(own, axis=1, keepdims=True), atol=1e-5)
-    np.testing.assert_allclose(raw.body, own[:1], atol=1e-5)
-    np.testing.assert_allclose(vectors(many), own, atol=1e-5)
-    np.testing.assert_allclose(vectors(one), own[:1], atol=1e-5)
+    all_, first = {"input": [*TEXTS]}, {"input": TEXTS[0]}
+    ways = [first, {**all_, "encoding_format": "float", "user": "u"}, {**all_, "encoding_format": "base64"}]
+    ways.append({**first, "encoding_format": None, "dimensions": None, "input_type": None})
+    ways += [{"inputs": [*TEXTS]}, {"inputs": TEXTS[0], "normalize": False}]
+    one, many, packed, nulls, scaled, raw = ask(handler, "embeddings", *ways)
+    unit = own / np.linalg.norm(own, axis=1, keepdims=True)
+    for found, wanted in ((scaled.body, unit), (raw.body, own[:1]), (vectors(many), own), (vectors(one), own[:1])):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert vectors(nulls).tolist() == vectors(one).tolist()
     decoded = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed.body["data"]]
     np.testing.assert_allclose(decoded, vectors(many), atol=1e-6)
@@ -106,9 +77,7 @@ def test_embeddings_are_those_of_our_own_form_as_numbers_or_base64_with_the_toke
     assert (many.body["object"], many.body["model"], many.body["data"][0]["object"]) == ("list", "model", "embedding")
 
 
-def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_model_or_its_archive_allows(
-    tiny_archive: Archives,
-) -> None:
+def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_archive_allows(tiny_archive: Made) -> None:
     declared = start(tiny_archive, EMBEDDER)
     whole, cut = ask(declared, "embeddings", {"input": [*TEXTS]}, {"input": [*TEXTS], "dimensions": 8})
     expected = vectors(whole)[:, :8]
@@ -125,31 +94,25 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_model_or_its_a
 @pytest.mark.parametrize(
     ("asked", "prompt"),
     [
-        ({"input_type": "search_query"}, "the river "),
-        ({"input_type": "document"}, "the letter "),
-        ({"task": "retrieval.query"}, "the river "),
-        ({"prompt_name": "passage"}, "the letter "),
-        ({}, ""),
+        *(({"input_type": "search_query"}, "the river "), ({"input_type": "document"}, "the letter ")),
+        *(({"task": "retrieval.query"}, "the river "), ({"prompt_name": "passage"}, "the letter "), ({}, "")),
         ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
         ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage
     ],
 )
-def test_prompts_are_those_of_the_models_files(tiny_archive: Archives, asked: dict[str, Any], prompt: str) -> None:
+def test_prompts_are_those_of_the_models_files(tiny_archive: Made, asked: dict[str, Any], prompt: str) -> None:
     handler = start(tiny_archive, EMBEDDER)
     prompted, by_hand = ask(handler, "embeddings", {"input": TEXTS[0], **asked}, {"input": prompt + TEXTS[0]})
     np.testing.assert_allclose(vectors(prompted), vectors(by_hand), atol=1e-6)
 
 
-def test_white_space_has_the_vector_of_sentence_transformers_and_clients_may_ask_for_unit_length(
-    tiny_archive: Archives,
-) -> None:
-    handler = start(tiny_archive, NORMALIZED, truncation=True)
-    (answer,) = ask(handler, "embeddings", {"input": ["x", " ", "\n"], "normalized": True, "truncation": True})
-    oracle = library("SentenceTransformer", handler)
-    np.testing.assert_allclose(vectors(answer), oracle.encode(["x", " ", "\n"]), atol=1e-5)
+def test_white_space_has_the_librarys_vector_and_unit_length_may_be_asked_for(tiny_archive: Made) -> None:
+    handler, texts = start(tiny_archive, NORMALIZED, truncation=True), ["x", " ", "\n"]
+    (answer,) = ask(handler, "embeddings", {"input": texts, "normalized": True, "truncation": True})
+    np.testing.assert_allclose(vectors(answer), library("SentenceTransformer", handler).encode(texts), atol=1e-5)
 
 
-def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_archive: Archives) -> None:
+def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_archive: Made) -> None:
     own = start(tiny_archive, EMBEDDER, **{"token_ids": "own"})
     ids = own.tokenizer([*TEXTS[:2]])["input_ids"]
     texts, many, one = ask(own, "embeddings", {"input": [*TEXTS[:2]]}, {"input": ids}, {"input": ids[0]})
@@ -158,19 +121,16 @@ def test_token_ids_are_taken_as_they_are_or_refused_as_the_archive_says(tiny_arc
     assert many.body["usage"] == texts.body["usage"]
     (outside,) = ask(own, "embeddings", {"input": [ids[0], [100_000]]})
     assert (outside.status, outside.body["error"]["message"][:9]) == (400, "input[1]:")
-
     (refused,) = ask(start(tiny_archive, EMBEDDER), "embeddings", {"input": [[15339, 1917], [65]]})
     assert (refused.status, refused.body["error"]["param"]) == (400, "input")
     assert "check_embedding_ctx_length=False" in refused.body["error"]["message"]
 
 
-# -- Cohere's form -----------------------------------------------------------------------------------------------------
-
 RANGES = [[-2.0] * SIZE, [2.0 + each / SIZE for each in range(SIZE)]]
 
 
 @pytest.mark.parametrize("ranges", [RANGES, [-1.0, 1.5]])
-def test_bytes_and_bits_are_those_of_sentence_transformers(tiny_archive: Archives, ranges: Any) -> None:
+def test_bytes_and_bits_are_those_of_sentence_transformers(tiny_archive: Made, ranges: Any) -> None:
     handler = start(tiny_archive, EMBEDDER, int8_ranges=ranges)
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     asked = {"texts": [*TEXTS], "input_type": "search_query", "embedding_types": types}
@@ -193,9 +153,8 @@ def test_bytes_and_bits_are_those_of_sentence_transformers(tiny_archive: Archive
     assert (answer.body["texts"], answer.body["response_type"]) == ([*TEXTS], "embeddings_by_type")
 
 
-def test_coheres_texts_are_cut_unless_its_client_refuses(tiny_archive: Archives) -> None:
-    handler = start(tiny_archive, EMBEDDER)
-    long = "Anna Berg " + "the river rose " * LIMIT + "mayor"
+def test_coheres_texts_are_cut_unless_its_client_refuses(tiny_archive: Made) -> None:
+    handler, long = start(tiny_archive, EMBEDDER), "Anna Berg " + "the river rose " * LIMIT + "mayor"
     left = {"truncation": True, "truncation_side": "left"}
     cut: dict[str, dict[str, Any]] = {"START": left, "END": {"truncate": True}}
     for way, own in cut.items():
@@ -210,23 +169,14 @@ def test_coheres_texts_are_cut_unless_its_client_refuses(tiny_archive: Archives)
     assert (whole.status, whole.body["meta"]["billed_units"]) == (200, {"input_tokens": LIMIT})
 
 
-# -- reranking ---------------------------------------------------------------------------------------------------------
-
 DOCUMENTS = [*TEXTS, "the mayor burned the letter and the river rose " * 40]
 # A cross-encoder's files, as sentence-transformers 6 and older ones write them: activations, a prompt, a length.
 IDENTITY = "torch.nn.modules.linear.Identity"
-PROMPT = {
-    "model_type": "CrossEncoder",
-    "activation_fn": IDENTITY,
-    "prompts": {"query": "the river "},
-    "default_prompt_name": "query",
-}
+PROMPT: dict[str, Any] = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+PROMPT |= {"prompts": {"query": "the river "}, "default_prompt_name": "query"}
 MODULES = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]
-TRANSFORMER = {
-    "transformer_task": "sequence-classification",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
-    "module_output_name": "scores",
-}
+TRANSFORMER: dict[str, Any] = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+TRANSFORMER["modality_config"] = {"text": {"method": "forward", "method_output_name": "logits"}}
 CUT = {**TRANSFORMER, "processing_kwargs": {"text": {"max_length": 48}}}
 SAVED = {"modules.json": MODULES, "sentence_bert_config.json": TRANSFORMER, "config_sentence_transformers.json": PROMPT}
 CROSS_ENCODERS: dict[str, dict[str, Any]] = {
@@ -241,13 +191,11 @@ CROSS_ENCODERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CROSS_ENCODERS)
-def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Archives, name: str) -> None:
-    handler = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
-    assert isinstance(handler, RerankingHandler)
+def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: Made, name: str) -> None:
+    handler: Any = start(tiny_archive, {**RERANKER, **CROSS_ENCODERS[name]})
     is_raw, tei = name in ("older", "newer", "prompt", "length"), {"query": QUERY, "texts": DOCUMENTS}
-    answer, *others = ask(
-        handler, "rerank", {"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw}
-    )
+    asked = ({"query": QUERY, "documents": DOCUMENTS}, tei, {**tei, "raw_scores": is_raw})
+    answer, *others = ask(handler, "rerank", *asked)
     expected = library("CrossEncoder", handler).predict([(QUERY, each) for each in DOCUMENTS])
     assert answer.status == 200, answer.body
     scores = {each["index"]: each["relevance_score"] for each in answer.body["results"]}
@@ -258,38 +206,36 @@ def test_scores_are_those_of_sentence_transformers_cross_encoder(tiny_archive: A
     for other, wanted in zip(others, (1 / (1 + np.exp(-expected)) if is_raw else expected, expected), strict=True):
         assert [each["index"] for each in other.body] == [*scores]
         np.testing.assert_allclose([each["score"] for each in other.body], wanted[[*scores]], atol=1e-4)
-    # Long pairs are cut, and counted as the model took them.
     queries, most = [handler.prompt + QUERY] * len(DOCUMENTS), 48 if name == "length" else LIMIT
     pairs = handler.tokenizer(queries, DOCUMENTS, truncation=True, max_length=most)["input_ids"]
     assert answer.body["usage"]["total_tokens"] == sum(map(len, pairs))
 
 
-def test_activation_is_one_of_torch(tiny_archive: Archives) -> None:
-    trusted = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
-    assert isinstance(trusted, RerankingHandler)
+def test_reranker_has_one_label_and_an_activation_of_torch(tiny_archive: Made) -> None:
+    with pytest.raises(InvalidConfig, match="6 labels"):
+        start(tiny_archive, {**RERANKER, "labels": tuple("abcdef")})
+    trusted: Any = start(tiny_archive, {**RERANKER, "sbert_ce_default_activation_function": "os.system"})
     assert trusted.activation(np.array([0.0], np.float32)) == [0.5]
 
 
-def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Archives) -> None:
+def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_archive: Made) -> None:
     handler = start(tiny_archive, RERANKER)
-    plain, asked, voyage, tei = ask(
-        handler,
-        "rerank",
-        {"query": QUERY, "documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
-        {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
-        {"query": QUERY, "documents": [*TEXTS], "top_k": 3, "truncation": True},
-        {"query": QUERY, "texts": [*TEXTS], "return_text": True, "raw_scores": False, "truncate": True},
-    )
+    ways: list[dict[str, Any]] = [
+        {"documents": [*TEXTS], "top_n": None, "max_tokens_per_doc": 4096},
+        {"documents": [{"text": each} for each in TEXTS], "top_n": 3, "return_documents": True},
+        {"documents": [*TEXTS], "top_k": 3, "truncation": True},
+        {"texts": [*TEXTS], "return_text": True, "raw_scores": False, "truncate": True},
+    ]
+    plain, asked, voyage, tei = ask(handler, "rerank", *({"query": QUERY, **each} for each in ways))
     # Another micro-batch moves a score in fp32 by 1e-6.
     assert_order([each["relevance_score"] for each in plain.body["results"]], 1e-5)
     best = [each["index"] for each in plain.body["results"]]
     assert len(best) == len(TEXTS)
-    assert [(each["index"], each["document"]["text"]) for each in asked.body["results"]] == [
-        (index, TEXTS[index]) for index in best[:3]
-    ]
+    texts = [(index, TEXTS[index]) for index in best]
+    assert [(each["index"], each["document"]["text"]) for each in asked.body["results"]] == texts[:3]
     assert [each["index"] for each in voyage.body["results"]] == best[:3]
     assert voyage.body["data"] == voyage.body["results"] and "data" not in asked.body
-    assert [(each["index"], each["text"]) for each in tei.body] == [(index, TEXTS[index]) for index in best]
+    assert [(each["index"], each["text"]) for each in tei.body] == texts
     expected = [each["relevance_score"] for each in plain.body["results"]]
     np.testing.assert_allclose([each["score"] for each in tei.body], expected, atol=1e-5)
     (own,) = serve(handler, [{"body": {"query": QUERY, "instances": [{"document": each} for each in TEXTS]}}])
@@ -297,77 +243,61 @@ def test_documents_are_repeated_and_the_best_kept_where_that_is_asked_for(tiny_a
     assert sorted(range(len(scores)), key=lambda index: -scores[index]) == best
 
 
-def test_a_reranker_has_one_label(tiny_archive: Archives) -> None:
-    with pytest.raises(InvalidConfig, match="6 labels"):
-        start(tiny_archive, {**RERANKER, "labels": tuple("abcdef")})
-
-
-def test_text_classification_takes_pairs_beside_single_texts(tiny_archive: Archives) -> None:
+def test_text_classification_takes_pairs_beside_single_texts(tiny_archive: Made) -> None:
     handler = start(tiny_archive, {**RERANKER, "task": "text_classification"})
-    rows = [{"body": {"text": QUERY, "text_pair": TEXTS[0]}}, {"body": {"text": QUERY}}]
-    pair, alone = serve(handler, rows)
-    expected = library("CrossEncoder", handler).predict([(QUERY, TEXTS[0])])[0]
-    assert pair.body[0]["score"] == pytest.approx(expected, abs=1e-3)
-    (again,) = serve(handler, [QUERY])
-    assert alone.body[0]["score"] == pytest.approx(again.body[0]["score"], abs=1e-5)
-    assert abs(alone.body[0]["score"] - pair.body[0]["score"]) > 1e-3
+    rows = [{"body": {"text": QUERY, "text_pair": TEXTS[0]}}, {"body": {"text": QUERY}}, QUERY]
+    pair, alone, again = (answer.body[0]["score"] for answer in serve(handler, rows))
+    assert pair == pytest.approx(library("CrossEncoder", handler).predict([(QUERY, TEXTS[0])])[0], abs=1e-3)
+    assert alone == pytest.approx(again, abs=1e-5)
+    assert abs(alone - pair) > 1e-3
 
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
     "embeddings": [
-        ({}, 400, "input", "input: missing"),
-        ({"input": []}, 400, "input", "input: must not be empty"),
-        ({"input": ["x", ""]}, 400, "input", "input[1]: empty"),
-        ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"),
-        ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
-        ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
-        ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_request_items is 2048"),
-        ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),
-        ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
-        ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
-        ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
-        ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
         ({"input": "x", "output_dimension": 4, "dimensions": 8}, 400, "output_dimension", "differs from dimensions"),
-        ({"input": "x", "output_dtype": "int4"}, 400, "output_dtype", "output_dtype: must be one of float"),
+        ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
         ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", "output_dtype: int8 and uint8 need ranges"),
+        ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
+        ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
+        ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),
         ({"input": "x", "truncation": "no"}, 400, "truncation", "truncation: Input should be a valid boolean"),
+        ({"input": "x", "output_dtype": "int4"}, 400, "output_dtype", "output_dtype: must be one of float"),
+        ({"inputs": "x", "normalize": False, "dimensions": 8}, 400, "normalize", "normalize: must be true"),
         ({"input": "x", "truncate": "NONE"}, 400, "truncate", "truncate: Input should be a valid boolean"),
         ({"input": "x", "truncate_prompt_tokens": 193}, 400, "truncate_prompt_tokens", "193; at most 192"),
-        ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
+        ({"input": ["x", "x"], "dimensions": 5}, 400, "dimensions", "dimensions: must be one of 4, 8"),
+        ({"input": "x", "encoding_format": "x"}, 400, "encoding_format", "encoding_format: must be"),
+        ({"input": ["x"] * 10_000}, 413, "input", "input: 10000 items; max_request_items is 2048"),
         ({"input": "x", "late_chunking": 0}, 400, "late_chunking", "late_chunking: must be false"),
-        ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"),
-        ({"input": "x", "task": "x"}, 400, "task", "task: "),
-        ({"inputs": ["x", ""], "truncate": False}, 400, "inputs", "inputs[1]: empty"),
-        ({"inputs": []}, 400, "inputs", "inputs: must not be empty"),
+        ({"input": {"image": "x"}}, 400, "input", 'input: must be a string or {"text": ...}'),
+        ({"input": "x", "normalized": True}, 400, "normalized", "normalized: Unexpected"), (b"", 400, None, "empty"),
+        ({"input": "x", "modality": "image"}, 400, "modality", "modality: must be text"),
         ({"inputs": "x", "normalize": 0}, 400, "normalize", "normalize: must be true"),
-        ({"inputs": "x", "normalize": False, "dimensions": 8}, 400, "normalize", "normalize: must be true"),
-        ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"),
-        (b"{", 400, None, "not valid JSON"),
-        (b"", 400, None, "empty"),
+        ({"inputs": ["x", ""], "truncate": False}, 400, "inputs", "inputs[1]: empty"),
+        ({"input": ["x", 1.5]}, 400, "input", "input[1]: must be a string"), ({}, 400, "input", "input: missing"),
+        ({"input": "x", "stop": "x"}, 400, "stop", "stop: Unexpected"), (b"{", 400, None, "not valid JSON"),
+        ({"inputs": []}, 400, "inputs", "inputs: must not be empty"),
+        ({"input": []}, 400, "input", "input: must not be empty"), ({"input": "x", "task": "x"}, 400, "task", "task: "),
+        ({"input": ["x", ""]}, 400, "input", "input[1]: empty"),
     ],
     "rerank": [
-        ({"documents": ["x"]}, 400, "query", "query: missing"),
-        ({"query": "x"}, 400, "documents", "documents: missing"),
-        ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
-        ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
-        ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
-        ({"query": "x", "texts": ["x", ""]}, 400, "texts", "texts[1]: empty"),
-        ({"query": "x", "texts": ["x"], "raw_scores": True}, 400, "raw_scores", "raw_scores: must be false"),
-        ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
-        ({"query": "x", "documents": ["x " * 200], "truncation": False}, 413, "documents", "max_length is 192"),
-        ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
-        ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
         ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 9}, 400, "max_tokens_per_doc", "max_tokens_per_doc"),
+        ({"query": "x", "documents": ["x"], "return_documents": 1}, 400, "return_documents", "return_documents: "),
+        ({"query": "x", "documents": ["x", {"title": "x"}]}, 400, "documents", "documents[1]: must be a string"),
+        ({"query": "x", "documents": ["x " * 200], "truncation": False}, 413, "documents", "max_length is 192"),
+        ({"query": "x", "texts": ["x"], "raw_scores": True}, 400, "raw_scores", "raw_scores: must be false"),
+        ({"query": "x", "documents": ["x"], "rank_fields": ["title"]}, 400, "rank_fields", "rank_fields: "),
+        ({"query": "x", "documents": "x"}, 400, "documents", "documents: must be a list"),
+        ({"query": "x", "documents": ["x"], "top_n": -1}, 400, "top_n", "top_n: must be"),
+        ({"query": "x", "documents": ["x"], "top_k": 0}, 400, "top_k", "top_k: must be"),
+        ({"query": "x", "texts": ["x", ""]}, 400, "texts", "texts[1]: empty"),
+        ({"query": "x"}, 400, "documents", "documents: missing"),
+        ({"documents": ["x"]}, 400, "query", "query: missing"),
     ],
 }  # fmt: skip
-
-
 BAD_COHERE: list[tuple[Any, int, str]] = [
     ({}, 400, "texts: must be a list; send one of texts, images, inputs"),
-    ({"texts": ["x", ""]}, 400, "texts[1]: empty"),
-    ({"texts": ["x"], "images": ["x"]}, 400, "send one of"),
+    *(({"texts": ["x", ""]}, 400, "texts[1]: empty"), ({"texts": ["x"], "images": ["x"]}, 400, "send one of")),
     ({"images": ["data:image/png;base64,x"]}, 400, 'images[0]: must be a string or {"text": ...}'),
     ({"inputs": [{"content": [{"type": "text", "text": "x"}] * 2}]}, 400, "a vector has one of them"),
     ({"texts": ["x"], "embedding_types": ["int4"]}, 400, "embedding_types: must be a list of float"),
@@ -379,7 +309,7 @@ BAD_COHERE: list[tuple[Any, int, str]] = [
 ]
 
 
-def test_bad_input_is_refused_in_coheres_form(tiny_archive: Archives) -> None:
+def test_bad_input_is_refused_in_coheres_form(tiny_archive: Made) -> None:
     answers = ask(start(tiny_archive, EMBEDDER), "cohere-v2", *(body for body, *_ in BAD_COHERE))
     for answer, (body, status, words) in zip(answers, BAD_COHERE, strict=True):
         assert (answer.status, [*answer.body]) == (status, ["message"]), body
@@ -391,39 +321,22 @@ def test_bad_input_is_refused_in_coheres_form(tiny_archive: Archives) -> None:
 
 
 @pytest.mark.parametrize("api", BAD)
-def test_bad_input_is_refused_in_openais_form_and_the_rest_of_the_batch_is_unharmed(
-    tiny_archive: Archives, api: str
-) -> None:
+def test_bad_input_is_refused_in_openais_form(tiny_archive: Made, api: str) -> None:
     handler = start(tiny_archive, {"embeddings": EMBEDDER, "rerank": RERANKER}[api])
     good = {"input": TEXTS[0]} if api == "embeddings" else {"query": QUERY, "documents": [*TEXTS]}
-    (alone,) = ask(handler, api, good)
-    first, *answers, last = ask(handler, api, good, *(body for body, *_ in BAD[api]), good)
-    for answer, (body, status, param, words) in zip(answers, BAD[api], strict=True):
-        error = answer.body["error"]
-        assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error"), body
-        assert words in error["message"], error["message"]
-    key = "data" if api == "embeddings" else "results"
-    for answer in (first, last):
-        assert answer.status == 200
-        assert [each["index"] for each in answer.body[key]] == [each["index"] for each in alone.body[key]]
+    assert_refused(handler, api, good, BAD[api])
 
 
-def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Archives) -> None:
+def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Made, monkeypatch: Patch) -> None:
     handler = start(tiny_archive, EMBEDDER)
     (ranked,) = ask(handler, "rerank", {"query": "x", "documents": ["x"]})
     (other,) = ask(handler, "chat", {"messages": []})
     (packed,) = serve(handler, [{"body": b"\x1f\x8b"}], [{"X-Api": "embeddings", "Content-Encoding": "gzip"}])
     assert [answer.status for answer in (ranked, other, packed)] == [400, 400, 415]
     assert (ranked.body["error"]["param"], ranked.body["error"]["code"]) == ("model", "InvalidBody")
-
-
-def test_a_failure_of_the_server_says_whether_to_send_again(
-    tiny_archive: Archives, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = start(tiny_archive, EMBEDDER)
+    # A failure of the server says whether to send again.
     monkeypatch.setattr(handler, "split", lambda outputs, _: [row * np.nan for row in outputs["embeddings"]])
     (answer,) = ask(handler, "embeddings", {"input": ["x"]})
     assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
     assert answer.body["error"]["type"] == "server_error"
-    # One that was busy would not.
     assert "X-Should-Retry" not in Embeddings("m").pack([ItemError(503, "BatchTimeout", "late")]).headers

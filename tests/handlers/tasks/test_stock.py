@@ -13,7 +13,7 @@ import torch
 from deploy.models import ROOT
 from handlers.errors import InvalidConfig
 from handlers.tasks.stock import StockHandler
-from tests.handlers.serving import Answer, serve, started
+from tests.handlers.serving import Answer, Log, Patch, serve, started
 
 HANDLER = """
 import torch
@@ -39,24 +39,21 @@ class Old(BaseHandler):
             raise PredictionException("no refused texts", 418)
         if "first" in bodies:
             return [words[0]]
-        if "seen" in bodies:
-            return [self.seen for _ in bodies]
         for index, body in enumerate(bodies):
             context.set_response_header(index, "X-Asked", context.get_request_header(index, "X-Ask"))
-            if body == "teapot":
-                context.set_response_status(404, "no such pot", index)
-            if body == "unknown status":
-                context.set_response_status(299, "what", index)
-        return [b"bytes" if body == "bytes" else {"said": body} for body in bodies]
+            if status := {"teapot": 404, "unknown status": 299}.get(body):
+                context.set_response_status(status, "what", index)
+        return [{"bytes": b"bytes", "seen": self.seen}.get(body, {"said": body}) for body in bodies]
 """
+Old = Callable[..., StockHandler]
 
 
 @pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StockHandler]:
-    def start(source: str = HANDLER, **model: str) -> StockHandler:
+def old(tmp_path: Path, monkeypatch: Patch) -> Old:
+    def start(source: str = HANDLER) -> StockHandler:
         folder = tmp_path / "original"
         (folder / "MAR-INF").mkdir(parents=True)
-        manifest = {"modelName": "old", "handler": "old_handler.py", "configFile": "model-config.yaml", **model}
+        manifest = {"modelName": "old", "handler": "old_handler.py", "configFile": "model-config.yaml"}
         (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": manifest}))
         (folder / "model-config.yaml").write_text("handler: {old: 1}")
         (folder / "old_handler.py").write_text(source)
@@ -64,33 +61,29 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StockH
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setattr(sys, "modules", sys.modules.copy())
-        handler = StockHandler()
-        started(handler, tmp_path, {})
-        return handler
+        return started(StockHandler(), tmp_path, {})
 
     return start
 
 
 def ask(handler: StockHandler, *bodies: str) -> list[Answer]:
-    headers: list[dict[str, Any]] = [
-        {"X-Ask": body, "body": {"content-type": "application/octet-stream"}} for body in bodies
-    ]
+    headers = [{"X-Ask": body, "body": {"content-type": "application/octet-stream"}} for body in bodies]
     return serve(handler, [bytearray(body.encode()) for body in bodies], headers)
 
 
-def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged(
-    old: Callable[..., StockHandler], tmp_path: Path
-) -> None:
+def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged(old: Old, tmp_path: Path) -> None:
     handler = old()
     (answer,) = ask(handler, "seen")
-    assert answer.body["model_dir"] == str(tmp_path / "original")
-    assert (answer.body["manifest"], answer.body["settings"]) == ("old", {"handler": {"old": 1}})
-    assert (answer.body["gpu_id"], answer.body["batch_size"], answer.body["onnx"]) == (None, 4, True)
+    seen = {"model_dir": str(tmp_path / "original"), "manifest": "old", "settings": {"handler": {"old": 1}}}
+    assert answer.body | seen | {"gpu_id": None, "batch_size": 4, "onnx": True} == answer.body
     plain, raw, lost = ask(handler, "plain", "bytes", "teapot")
     assert (plain.status, plain.body, plain.headers["X-Asked"]) == (200, {"said": "plain"}, "plain")
     assert (raw.body, raw.headers["content-type"]) == (b"bytes", "application/octet-stream")
     assert (lost.status, lost.headers["X-Asked"]) == (404, "teapot")
     assert 'batch;desc="3"' in plain.headers["Server-Timing"]
+    # A wrong number of answers is found, and each row is answered by itself.
+    answers = [answer.body for answer in ask(handler, "one", "first", "three", "four")]
+    assert answers == [{"said": "one"}, b"alpha", {"said": "three"}, {"said": "four"}]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +94,8 @@ def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged
         ("unknown status", 500, {"type": "WrongOutput"}),
     ],
 )
-def test_batch_that_fails_is_halved_and_only_the_request_at_fault_gets_an_error(
-    old: Callable[..., StockHandler], bad: str, status: int, body: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    handler = old()
-    bodies = [f"text {index}" for index in range(15)]
+def test_only_the_request_at_fault_gets_an_error(old: Old, bad: str, status: int, body: Any, caplog: Log) -> None:
+    handler, bodies = old(), [f"text {index}" for index in range(15)]
     answers = ask(handler, *bodies[:6], bad, *bodies[6:])
     failed = answers.pop(6)
     assert [(answer.status, answer.body) for answer in answers] == [(200, {"said": text}) for text in bodies]
@@ -113,15 +103,7 @@ def test_batch_that_fails_is_halved_and_only_the_request_at_fault_gets_an_error(
     assert "text 3" not in json.dumps(failed.body) + caplog.text
 
 
-def test_wrong_number_of_answers_is_found_and_each_row_is_answered_by_itself(old: Callable[..., StockHandler]) -> None:
-    handler = old()
-    answers = ask(handler, "one", "first", "three", "four")
-    assert [answer.body for answer in answers] == [{"said": "one"}, b"alpha", {"said": "three"}, {"said": "four"}]
-
-
-def test_old_handler_has_torchserves_precision_of_fp32(
-    old: Callable[..., StockHandler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_handler_has_torchserves_precision_of_fp32(old: Old, monkeypatch: Patch) -> None:
     """TF32 on a GPU that has it; the engines of other tasks compute in fp32."""
     before = torch.get_float32_matmul_precision()
     monkeypatch.setattr("handlers.tasks.stock.STOCK_PRECISION", "high")
@@ -130,7 +112,7 @@ def test_old_handler_has_torchserves_precision_of_fp32(
     torch.set_float32_matmul_precision(before)
 
 
-def test_packages_that_are_missing_are_one_line_with_the_way_out(old: Callable[..., StockHandler]) -> None:
+def test_packages_that_are_missing_are_one_line_with_the_way_out(old: Old) -> None:
     with pytest.raises(InvalidConfig, match=r"imports no_such_package, which is not installed.*deploy/environment\.sh"):
         old("import no_such_package\n" + HANDLER)
 

@@ -14,33 +14,13 @@ from openvino import opset13 as opset
 
 from handlers.archive_files import GRAPH
 from handlers.protocol.tensors import to_bfloat16
-from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor
 from tests.handlers.serving import Answer
-from tests.handlers.tensor_models.models import (
-    ADAPTIVE,
-    DATATYPES,
-    Body,
-    answers,
-    as_json,
-    ask,
-    columns,
-    function,
-    in_both_modes,
-    inference,
-    inputs,
-    instances,
-    loaded,
-    plainly,
-    scripted,
-    tensor,
-    values,
-)
+from tests.handlers.tensor_models import models
+from tests.handlers.tensor_models.models import answers, as_json, ask, columns, function, inference, inputs, instances
 from tests.tensor_files import one_node, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-NOISE = np.random.default_rng(17)
-
 # Of `y`, rows lie along dimension 1, and the other one is free; so do those of `turned`.
 MIRROR = """
 def infer(x, y):
@@ -48,27 +28,13 @@ def infer(x, y):
 """
 
 
-def settings_of(datatype: str) -> dict[str, Any]:
-    of_y = {"datatype": datatype, "shape": [-1, -1], "batch_dim": 1}
-    return {
-        "inputs": {"x": {"datatype": datatype, "shape": [-1, 2]}, "y": of_y},
-        "outputs": {"turned": {"datatype": datatype, "batch_dim": 1}, "y": of_y, "size": {}},
-    }
-
-
-def forms(datatype: str, x: NDArray[Any], y: NDArray[Any]) -> dict[str, tuple[Body, Body]]:
+def forms(datatype: str, x: NDArray[Any], y: NDArray[Any]) -> dict[str, Any]:
     """The same rows in every form that can say them; the last has the first row only."""
     rows = [{"x": a, "y": b} for a, b in zip(x.tolist(), y.T.tolist(), strict=True)]
-    sent = {"x": x, "y": y}
-    made = {
-        "instances": (instances(*rows), {}),
-        "columns": (inputs(x=x.tolist(), y=y.tolist()), {}),
-        "row": (as_json(rows[0]), {}),
-        "binary": inference({name: to_bfloat16(a) for name, a in sent.items()} if datatype == "BF16" else sent, True),
-    }
-    if datatype != "BF16":
-        made["json"] = inference(sent)
-    return made
+    binary = {name: to_bfloat16(a) if datatype == "BF16" else a for name, a in (("x", x), ("y", y))}
+    bodies = {"instances": instances(*rows), "columns": inputs(x=x.tolist(), y=y.tolist()), "row": as_json(rows[0])}
+    made = {**{form: (body, {}) for form, body in bodies.items()}, "binary": inference(binary, True)}
+    return made if datatype == "BF16" else {**made, "json": inference({"x": x, "y": y})}
 
 
 def check(answer: Answer, form: str, x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -77,36 +43,29 @@ def check(answer: Answer, form: str, x: NDArray[Any], y: NDArray[Any]) -> None:
     wanted = {"turned": x.T.tolist(), "y": y.tolist(), "size": [length] * count}
     rows = [{"turned": a, "y": b, "size": length} for a, b in zip(x.tolist(), y.T.tolist(), strict=True)]
     if form in ("binary", "json"):
-        read = {
-            name: np.array([*map(text, array.ravel())], object).reshape(array.shape)
-            for name, array in columns(answer).items()
-        }
-        assert {name: array.tolist() for name, array in read.items()} == wanted
+        assert {name: array.tolist() for name, array in columns(answer).items()} == wanted
     else:
         expected = {"instances": {"predictions": rows}, "columns": {"outputs": wanted}, "row": rows[0]}
         assert answer.body == expected[form]
 
 
-def text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+MODES = [*((each, {}) for each in models.DATATYPES), ("FP32", models.ADAPTIVE), ("BYTES", models.ADAPTIVE)]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "mode"), [*((each, {}) for each in DATATYPES), ("FP32", ADAPTIVE), ("BYTES", ADAPTIVE)]
-)
-def test_clients_of_every_form_in_any_order_get_their_own_rows(
-    datatype: str, mode: dict[str, Any], tmp_path: Path
-) -> None:
-    handler = function(tmp_path, MIRROR, **settings_of(datatype), **mode)
+@pytest.mark.parametrize(("datatype", "mode"), MODES)
+def test_clients_of_every_form_in_any_order_get_their_own_rows(datatype: str, mode: Any, tmp_path: Path) -> None:
+    x, y = {"datatype": datatype, "shape": [-1, 2]}, {"datatype": datatype, "shape": [-1, -1], "batch_dim": 1}
+    outputs = {"turned": {"datatype": datatype, "batch_dim": 1}, "y": y, "size": {}}
+    handler = function(tmp_path, MIRROR, inputs={"x": x, "y": y}, outputs=outputs, **mode)
     sent = []
     for number, (count, length) in enumerate(((1, 2), (3, 2), (5, 1))):
-        x, y = values(datatype, (count, 2), number), values(datatype, (length, count), 7 + number)
-        sent += [(form, request, x, y) for form, request in forms(datatype, x, y).items()]
+        a, b = models.values(datatype, (count, 2), number), models.values(datatype, (length, count), 7 + number)
+        sent += [(form, request, a, b) for form, request in forms(datatype, a, b).items()]
     for seed in range(2):
         random.Random(seed).shuffle(sent)
         got = answers(handler, [request for _, request, *_ in sent])
-        for answer, (form, _, x, y) in zip(got, sent, strict=True):
-            check(answer, form, *((x[:1], y[:, :1]) if form == "row" else (x, y)))
+        for answer, (form, _, a, b) in zip(got, sent, strict=True):
+            check(answer, form, *((a[:1], b[:, :1]) if form == "row" else (a, b)))
 
 
 def test_function_without_configuration_takes_what_each_client_sends(tmp_path: Path) -> None:
@@ -115,15 +74,12 @@ def test_function_without_configuration_takes_what_each_client_sends(tmp_path: P
         (answer,) = answers(handler, [inference({"x": array}, True)])
         assert columns(answer)["doubled"].tolist() == (array + array).tolist()
         assert columns(answer)["y"].dtype == array.dtype
-    # Together, too, whatever the others of the micro-batch are.
-    ours, theirs, text = plainly(handler, instances({"x": 1}, {"x": [2.5]}), inputs(x=[7]), instances("a"))
+    ours, theirs, text = models.plainly(handler, instances({"x": 1}, {"x": [2.5]}), inputs(x=[7]), instances("a"))
     assert ours.body == {"predictions": [{"y": 1, "doubled": 2}, {"y": [2.5], "doubled": [5.0]}]}
     assert theirs.body == {"outputs": {"y": [7], "doubled": [14]}}
     assert text.body["predictions"] == [{"doubled": "aa", "y": "a"}]
-    assert [(each.name, each.datatype, each.shape) for each in handler.metadata.outputs] == [
-        ("y", "ANY", (-1,)),
-        ("doubled", "ANY", (-1,)),
-    ]
+    told = [(each.name, each.datatype, each.shape) for each in handler.metadata.outputs]
+    assert told == [("y", "ANY", (-1,)), ("doubled", "ANY", (-1,))]
 
 
 BUFFER = """
@@ -153,12 +109,12 @@ class Remembering(torch.nn.Module):
 
 def test_model_that_gives_the_same_memory_each_time_mixes_nobodys_numbers(tmp_path: Path) -> None:
     # Micro-batches of two: the answers of the first are written when the second has run.
-    said = DeclaredSignature((tensor("x", "FP32", -1, 2),))
+    said = DeclaredSignature((Tensor("x", "FP32", (-1, 2)),))
     for handler in (
         function(tmp_path / "function", BUFFER, max_batch_items=2),
-        scripted(tmp_path / "program", Remembering(), said, max_batch_items=2),
+        models.scripted(tmp_path / "program", Remembering(), said, max_batch_items=2),
     ):
-        given = NOISE.normal(size=(9, 1, 2)).astype(np.float32)
+        given = np.random.default_rng(17).normal(size=(9, 1, 2)).astype(np.float32)
         got = answers(handler, [inference({"x": x}, True) for x in given])
         for answer, row in zip(got, given, strict=True):
             assert [array.tolist() for array in columns(answer).values()] == [row.tolist()] * 2
@@ -184,27 +140,15 @@ def test_request_of_more_rows_than_a_run_is_split_and_of_more_than_max_request_i
     assert (over.status, over.body["message"]) == (400, "The request has 6 rows; batch-size must be <= 5 for 'model'.")
 
 
-# -- engines -----------------------------------------------------------------------------------------------------------
-
-
-class Halving(torch.nn.Module):
-    """One tensor of a narrow type."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / 2
-
-
 @pytest.mark.parametrize("datatype", ["BF16", "FP16", "FP64"])
 def test_program_of_another_type_is_answered_in_it(datatype: str, tmp_path: Path) -> None:
-    handler = scripted(
-        tmp_path, Halving(), DeclaredSignature((tensor("x", datatype, -1, 2),), (tensor("output", datatype, -1, 2),))
-    )
-    array = np.array([[1, 3], [5, -2]])
+    said = DeclaredSignature((Tensor("input", datatype, (-1, 2)),), (Tensor("output", datatype, (-1, 2)),))
+    handler, array = models.scripted(tmp_path, torch.nn.ReLU(), said), np.array([[1, 3], [5, -2]])
     sent = to_bfloat16(array) if datatype == "BF16" else array.astype({"FP16": "f2", "FP64": "f8"}[datatype])
-    answer = ask(handler, *inference({"x": sent}, True))
-    assert columns(answer)["output"].tolist() == (array / 2).tolist()
+    answer = ask(handler, *inference({"input": sent}, True))
+    assert columns(answer)["output"].tolist() == [[1, 3], [5, 0]]
     assert f'"datatype":"{datatype}"'.encode() in answer.body
-    assert ask(handler, instances(*array.tolist())).body["predictions"] == (array / 2).tolist()
+    assert ask(handler, instances(*array.tolist())).body["predictions"] == [[1, 3], [5, 0]]
 
 
 @pytest.mark.builds
@@ -213,30 +157,26 @@ def test_whole_number_that_the_engine_would_cut_off_is_refused_and_its_like_is_n
     doubled = one_node(tmp_path / "m.onnx", "Mul", TensorProto.INT64, ("rows", 1), constants={"two": np.array([2])})
     # Of the file itself, ONNX Runtime would run it.
     openvino.save_model(openvino.convert_model(doubled), tmp_path / "m.xml")
-    handler = loaded(staged(tmp_path / "m.xml"), {})
-    wrong = ask(handler, *inference({"x": np.array([[2**40 + 3]])}))
-    right = ask(handler, *inference({"x": np.array([[2**30 - 1]])}))
+    handler = models.loaded(staged(tmp_path / "m.xml"), {})
+    wrong, right = (ask(handler, *inference({"x": np.array([[each]])})) for each in (2**40 + 3, 2**30 - 1))
     row = ask(handler, instances({"x": [-(2**31) - 1]}, {"x": [-(2**30)]}))
     message = "x: contains a value that INT32, the engine's datatype, cannot represent."
     assert (wrong.status, wrong.body["error"]) == (400, message)
-    assert right.body["outputs"][0]["data"] == [2**31 - 2]
-    assert row.body["predictions"][0]["error"]["message"] == message
+    assert (right.body["outputs"][0]["data"], row.body["predictions"][0]["error"]["message"]) == ([2**31 - 2], message)
     assert row.body["predictions"][1] == [-(2**31)]
 
 
-@in_both_modes
-def test_sizes_that_the_graph_refuses_are_refused_and_get_nobody_elses_numbers(
-    mode: dict[str, Any], tmp_path: Path
-) -> None:
+@models.in_both_modes
+def test_sizes_that_the_graph_refuses_are_refused_and_get_nobody_elses_numbers(mode: Any, tmp_path: Path) -> None:
     """On one thread OpenVINO ends such a run without an error, and its outputs are those of the run before."""
     x = opset.parameter([-1, -1], np.float32, name="x")
     doubled = opset.multiply(opset.reshape(x, [0, 2, -1], special_zero=True), np.float32(2))
     halves = opset.reduce_sum(doubled, [2])
     halves.output(0).get_tensor().set_names({"halves"})
     openvino.save_model(openvino.Model([halves], [x], "halves"), tmp_path / GRAPH)
-    said = DeclaredSignature((tensor("x", "FP32", -1, -1),), (tensor("halves", "FP32", -1, 2),))
+    said = DeclaredSignature((Tensor("x", "FP32", (-1, -1)),), (Tensor("halves", "FP32", (-1, 2)),))
     (tmp_path / SIGNATURE).write_text(said.to_json())
-    handler = loaded(tmp_path, mode)
+    handler = models.loaded(tmp_path, mode)
     for number in range(1, 5):
         row = np.full((1, 4), number, np.float32)
         bad, good = answers(handler, [inference({"x": row[:, :3]}), inference({"x": row})])

@@ -11,20 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from handlers.tasks.tensors import TensorsHandler
-from tests.handlers.tensor_models.models import (
-    ADAPTIVE,
-    Body,
-    answers,
-    as_json,
-    ask,
-    columns,
-    function,
-    inference,
-    inputs,
-    instances,
-    loaded,
-    plainly,
-)
+from tests.handlers.tensor_models import models
+from tests.handlers.tensor_models.models import answers, as_json, ask, columns, function, inference, inputs, instances
 from tests.tensor_files import onnx_file, staged
 
 # A row of 666 is faulty, in a different way for each model; all others are doubled.
@@ -39,47 +27,42 @@ POISON: dict[str, tuple[str, str, str]] = {
     "shape": ("return {'y': np.stack([y, y], 1)}", "WrongOutput", "y: rows of [2] were returned; [] is expected."),
     "memory": ("raise MemoryError", "OutOfMemory", "The model ran out of memory on this single input."),
 }
-DECLARED: dict[str, Any] = {
-    "inputs": {"x": {"datatype": "FP32", "shape": [-1]}},
-    "outputs": {"y": {"datatype": "FP32", "shape": [-1]}},
-}
+NUMBER = {"datatype": "FP32", "shape": [-1]}
+DECLARED: dict[str, Any] = {"inputs": {"x": NUMBER}, "outputs": {"y": NUMBER}}
 
 
 def poisoned(what: str) -> str:
     return f"def infer(x):\n    y = x * 2\n    if 666 in x:\n        {POISON[what][0]}\n    return {{'y': y}}\n"
 
 
-@pytest.mark.parametrize(
-    ("what", "mode"), [*((what, {}) for what in POISON), ("exception", ADAPTIVE), ("memory", ADAPTIVE)]
-)
+MODES = [*((what, {}) for what in POISON), ("exception", models.ADAPTIVE), ("memory", models.ADAPTIVE)]
+
+
+@pytest.mark.parametrize(("what", "mode"), MODES)
 def test_row_at_fault_fails_alone_and_says_why(what: str, mode: dict[str, Any], tmp_path: Path) -> None:
     handler = function(tmp_path, poisoned(what), **DECLARED, **mode)
     _, kind, message = POISON[what]
     code = 507 if kind == "OutOfMemory" else 500
-    good, alone, mixed, third, last = plainly(
-        handler, instances(1, 2), as_json({"x": 666}), instances(3, 666, 5), inputs(x=[7, 666]), instances(4)
-    )
+    bodies = (instances(1, 2), as_json({"x": 666}), instances(3, 666, 5), inputs(x=[7, 666]), instances(4))
+    good, alone, mixed, third, last = models.plainly(handler, *bodies)
     assert (good.body, last.body) == ({"predictions": [2, 4]}, {"predictions": [8]})
     assert (alone.status, alone.body["type"], alone.body["code"]) == (code, kind, code)
-    assert message in alone.body["message"]
-    assert "666" not in str(alone.body)
+    assert message in alone.body["message"] and "666" not in str(alone.body)
     assert mixed.body["predictions"] == [6, {"error": alone.body}, 10]
     assert (third.status, third.body) == (200, {"outputs": {"y": [14, None]}, "errors": [None, alone.body]})
 
 
 def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
-    handler = function(tmp_path, poisoned("datatype"), **DECLARED)
-    x = np.array([1, 666, 3], np.float32)
+    handler, x = function(tmp_path, poisoned("datatype"), **DECLARED), np.array([1, 666, 3], np.float32)
     for arrays in map(columns, answers(handler, [inference({"x": x}), inference({"x": x}, True)])):
         np.testing.assert_array_equal(arrays["y"], np.array([2, np.nan, 6], np.float32))
-        errors = [each if isinstance(each, str) else each.decode() for each in arrays["error"].tolist()]
-        assert errors[::2] == ["", ""]
-        assert "FP64 was returned" in errors[1]
+        first, error, last = arrays["error"].tolist()
+        assert (first, last) == ("", "") and "FP64 was returned" in error
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:
     handler = function(tmp_path, "def infer(x):\n    return {'y': np.full((1, 2), [-np.inf, np.nan])}\n")
-    row, rows, table = plainly(handler, as_json({"x": [0, 0]}), instances([0, 0]), inputs(x=[[0, 0]]))
+    row, rows, table = models.plainly(handler, as_json({"x": [0, 0]}), instances([0, 0]), inputs(x=[[0, 0]]))
     wanted = [{"y": [None, None]}, {"predictions": [[None, None]]}, {"outputs": {"y": [[None, None]]}}]
     assert [row.body, rows.body, table.body] == wanted
     x = np.zeros((1, 2))
@@ -93,23 +76,20 @@ def test_row_with_nan_or_infinity_is_refused_alone_unless_the_archive_allows_it(
         folder = tmp_path / str(allowed)
         handler = function(folder, "def infer(x):\n    return {'y': np.maximum(x, 0)}\n", allow_non_finite=allowed)
         answer = ask(handler, *inference({"x": np.array([1, wrong, 3], np.float32)}, True))
-        y, errors = columns(answer)["y"], columns(answer).get("error", [b"", b"", b""])
+        y, errors = columns(answer)["y"], columns(answer).get("error", ["", "", ""])
         np.testing.assert_array_equal(y, np.maximum([1, wrong if allowed else np.nan, 3], 0))
-        assert [b"NonFiniteInput" in each for each in errors] == [False, not allowed, False]
+        assert ["NonFiniteInput" in each for each in errors] == [False, not allowed, False]
 
 
-# -- mistakes: 400 with the tensor's name, the expected and the received value --------------------------------------
-
+# A client's mistakes are 400 with the tensor's name, the expected and the received value.
 F32 = np.float32
-
 MODEL = """
 def infer(x, ids, text, seq, mask):
     return {"y": x, "n": ids}
 """
 SETTINGS: dict[str, Any] = {
     "inputs": {
-        "x": {"datatype": "FP32", "shape": [-1, 2]},
-        "ids": {"datatype": "INT8", "shape": [-1]},
+        **{"x": {"datatype": "FP32", "shape": [-1, 2]}, "ids": {"datatype": "INT8", "shape": [-1]}},
         "text": {"datatype": "BYTES", "shape": [-1, 1]},
         "seq": {"datatype": "FP64", "shape": [-1, -1], "pad": {"mask": "mask"}},
         "mask": {"datatype": "BOOL", "shape": [-1, -1]},
@@ -117,12 +97,8 @@ SETTINGS: dict[str, Any] = {
     "max_request_items": 4,
 }
 ROW: dict[str, Any] = {"x": [1.0, 2.0], "ids": 3, "text": ["a"], "seq": [1.0, 2.0, 3.0]}
-ARRAYS: dict[str, np.ndarray[Any, Any]] = {
-    "x": np.ones((2, 2), F32),
-    "ids": np.ones(2, np.int8),
-    "text": np.array([["a"], ["b"]], object),
-    "seq": np.ones((2, 3)),
-}
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {"x": np.ones((2, 2), F32), "ids": np.ones(2, np.int8)}
+ARRAYS |= {"text": np.array([["a"], ["b"]], object), "seq": np.ones((2, 3))}
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +107,9 @@ def handler(tmp_path_factory: pytest.TempPathFactory) -> TensorsHandler:
 
 
 NESTED = "FP32 [2] is expected, nested as its shape is."
-# A wrong value of one input in a row of JSON, and the error.
 IN_ROWS: list[tuple[str, Any, str]] = [
     ("x", [1.0], "x: FP32 [-1, 2] is expected; FP32 [1, 1] was sent."),
-    ("x", [[1], [2, 3]], f"x: {NESTED}"),
-    ("x", [1, True], f"x: {NESTED}"),
+    *(("x", [[1], [2, 3]], f"x: {NESTED}"), ("x", [1, True], f"x: {NESTED}")),
     ("ids", 128, "ids: contains a value that INT8 cannot represent."),
     ("mask", [True], "mask: [3] positions a row are expected, as in seq."),
     ("z", [1], "z: the model has no such input; it has x, ids, text, seq, mask."),
@@ -143,11 +117,9 @@ IN_ROWS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), IN_ROWS)
-def test_value_of_a_row_that_is_wrong_fails_its_row_alone(
-    name: str, value: Any, message: str, handler: TensorsHandler
-) -> None:
+def test_wrong_value_in_a_row_fails_its_row_alone(name: str, value: Any, message: str, handler: TensorsHandler) -> None:
     wrong = {**ROW, name: value}
-    one, several, next_one = plainly(handler, as_json(wrong), instances(ROW, wrong), instances(ROW))
+    one, several, next_one = models.plainly(handler, as_json(wrong), instances(ROW, wrong), instances(ROW))
     assert (one.status, one.body["type"]) == (400, "TensorMismatch" if name in ROW | {"mask": 0} else "InvalidBody")
     assert message in one.body["message"]
     assert several.body["predictions"] == [{"y": [1, 2], "n": 3}, {"error": one.body}]
@@ -161,7 +133,6 @@ def test_column_with_a_wrong_row_is_refused_whole(handler: TensorsHandler) -> No
         assert answer.body["message"].startswith("x: FP32 [-1, 2] is expected")
 
 
-# As arrays of two rows; None where there is none.
 IN_ARRAYS: list[tuple[str, Any, str]] = [
     ("x", np.ones((2, 2)), "x: FP32 [-1, 2] is expected; FP64 [2, 2] was sent."),
     ("x", np.ones((3, 2), F32), "All inputs must have the same number of rows; x has 3, ids has 2"),
@@ -172,21 +143,18 @@ IN_ARRAYS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "array", "message"), IN_ARRAYS)
-def test_array_that_is_wrong_fails_its_request_alone(
-    name: str, array: Any, message: str, handler: TensorsHandler
-) -> None:
+def test_wrong_array_fails_its_request_alone(name: str, array: Any, message: str, handler: TensorsHandler) -> None:
     wrong = {key: value for key, value in {**ARRAYS, name: array}.items() if value is not None}
     sent = [inference(wrong), inference(wrong, True)]
     if array is None:
         sent += [(as_json({key: ROW[key] for key in wrong}), {}), (inputs(**{key: [ROW[key]] for key in wrong}), {})]
     for body, headers in sent:
         answer = ask(handler, body, headers)
-        assert answer.status == 400
-        assert message in str(answer.body)
+        assert answer.status == 400 and message in str(answer.body)
 
 
 NPY = {"body": {"content-type": "application/x-npy"}}
-WHOLE: list[tuple[str, Body, dict[str, Any], int, str, str]] = [
+WHOLE: list[tuple[str, models.Body, dict[str, Any], int, str, str]] = [
     ("no rows", inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
     ("bare row", instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
     ("five rows", instances(*[ROW] * 5), {}, 400, "BatchTooLarge", "5 rows; batch-size must be <= 4 for 'model'."),
@@ -209,9 +177,7 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
 
 
 @pytest.mark.builds
-def test_whole_number_that_openvino_would_compute_otherwise_or_has_no_place_for_fails_its_row_alone(
-    tmp_path: Path,
-) -> None:
+def test_whole_number_that_openvino_computes_otherwise_or_has_no_place_for_fails_its_row_alone(tmp_path: Path) -> None:
     whole, mod = (TensorProto.INT64, ["rows"]), helper.make_node("Mod", ["user", "thousand"], ["bucket"])
     path = onnx_file(
         tmp_path / "m.onnx",
@@ -222,10 +188,10 @@ def test_whole_number_that_openvino_would_compute_otherwise_or_has_no_place_for_
     )
     # Of the file itself, ONNX Runtime would run it.
     openvino.save_model(openvino.convert_model(path), tmp_path / "m.xml")
-    handler = loaded(staged(tmp_path / "m.xml"), {})
+    handler = models.loaded(staged(tmp_path / "m.xml"), {})
     run = onnxruntime.InferenceSession(str(path)).run
     rows = [(2**24, 9), (5, -10), (123456789, 0), (7, 10), (-7, -11)]
-    told = plainly(handler, *(instances({"user": user, "at": at}) for user, at in rows))
+    told = models.plainly(handler, *(instances({"user": user, "at": at}) for user, at in rows))
     for (user, at), answer in zip(rows[:2], told, strict=False):
         bucket, y = run(None, {"user": np.array([user]), "at": np.array([at])})
         assert answer.body == {"predictions": [{"bucket": bucket[0], "y": y[0]}]}

@@ -10,16 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handlers.tasks.tensors import TensorsHandler
-from tests.handlers.tensor_models.models import (
-    answers,
-    ask,
-    columns,
-    function,
-    in_both_modes,
-    inference,
-    instances,
-    plainly,
-)
+from tests.handlers.tensor_models import models
+from tests.handlers.tensor_models.models import answers, ask, columns, function, inference, instances, plainly
 
 # Each row's sum, and each position doubled; where the mask is 0 stands the pad value, which would show in the sum.
 PADDED = """
@@ -29,15 +21,12 @@ def infer(x, mask):
     sums = np.where(mask[..., None], x, 0).sum((1, 2))
     return {"sum": sums, "twice": (2 * x).sum(2), "size": np.full(len(x), mask.size)}
 """
+LONG = {"datatype": "FP32", "shape": [-1, -1, 2], "pad": {"mask": "mask", "value": -7}}
 PAD: dict[str, Any] = {
-    "inputs": {
-        "x": {"datatype": "FP32", "shape": [-1, -1, 2], "pad": {"mask": "mask", "value": -7}},
-        "mask": {"datatype": "INT8", "shape": [-1, -1]},
-    },
+    "inputs": {"x": LONG, "mask": {"datatype": "INT8", "shape": [-1, -1]}},
     "outputs": {
-        "sum": {"datatype": "FP32", "shape": [-1]},
+        **{"sum": {"datatype": "FP32", "shape": [-1]}, "size": {}},
         "twice": {"datatype": "FP32", "shape": [-1, -1], "follows": "x"},
-        "size": {},
     },
 }
 
@@ -46,7 +35,7 @@ def sequences(*lengths: int) -> list[Any]:
     return [[[float(position), 1.0] for position in range(length)] for length in lengths]
 
 
-@in_both_modes
+@models.in_both_modes
 def test_rows_of_different_lengths_share_a_micro_batch_and_get_their_own(mode: dict[str, Any], tmp_path: Path) -> None:
     handler = function(tmp_path, PADDED, **PAD, max_batch_tokens=12, **mode)
     rows = sequences(3, 1, 5, 2, 9, 4)
@@ -54,8 +43,7 @@ def test_rows_of_different_lengths_share_a_micro_batch_and_get_their_own(mode: d
     got = together.body["predictions"]
     for prediction, answer, row in zip(got, alone, rows, strict=True):
         for each in (prediction, *answer.body["predictions"]):
-            assert each["sum"] == sum(map(sum, row))
-            assert each["twice"] == [2 * sum(position) for position in row]
+            assert (each["sum"], each["twice"]) == (sum(map(sum, row)), [2 * sum(position) for position in row])
     # Padded positions count in the budget.
     assert 9 < max(prediction["size"] for prediction in got) <= 12
 
@@ -72,7 +60,6 @@ def test_mask_that_a_client_sends_says_which_of_its_positions_count(tmp_path: Pa
         assert columns(ask(handler, *request))["n"].tolist() == [1]
 
 
-# Two free dimensions, rows along the last.
 IMAGES = """
 def infer(mask, image):
     assert image.shape == mask.shape, (image.shape, mask.shape)
@@ -114,16 +101,11 @@ def test_rows_of_different_lengths_without_a_pad_run_with_their_like(tmp_path: P
     source = "def infer(x):\n    return {'sum': x.sum(1), 'rows': np.full(len(x), len(x))}\n"
     handler = function(tmp_path, source, inputs={"x": {"datatype": "FP64", "shape": [-1, -1]}})
     (answer,) = plainly(handler, instances([1, 2], [3], [4, 5], [6], [7, 8, 9]))
-    assert [(row["sum"], row["rows"]) for row in answer.body["predictions"]] == [
-        (3, 2),
-        (3, 2),
-        (9, 2),
-        (6, 2),
-        (24, 1),
-    ]
+    got = [(row["sum"], row["rows"]) for row in answer.body["predictions"]]
+    assert got == [(3, 2), (3, 2), (9, 2), (6, 2), (24, 1)]
 
 
-@in_both_modes
+@models.in_both_modes
 def test_model_is_run_at_the_sizes_that_its_configuration_names(mode: dict[str, Any], tmp_path: Path) -> None:
     source = f"""
 from pathlib import Path

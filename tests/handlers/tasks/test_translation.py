@@ -1,6 +1,5 @@
-"""Translation answers as transformers' greedy search, each text with its own languages, options, limits and errors."""
+"""Translation answers as transformers does, each text with its own languages, options, limits and errors."""
 
-import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,34 +13,21 @@ from handlers.tasks.translation import TranslationHandler
 from handlers.text.translators import Original
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.batching.gated import SCHEDULING
-from tests.handlers.serving import CANARY, Bad, assert_own_answers, serve
-from tests.handlers.tasks.translating import CHECKPOINTS, TEXTS, Oracle, Translators, calls, encoded, translations
+from tests.handlers.serving import CANARY, Bad, Log, Patch, assert_own_answers, serve
+from tests.handlers.tasks import translating
+from tests.handlers.tasks.translating import TEXTS, Oracle, Translators, calls, encoded, translations
 
 pytestmark = pytest.mark.builds
-
-
-@pytest.fixture(scope="module")
-def marian(start: Translators) -> TranslationHandler:
-    return start("marian")
-
-
-@pytest.fixture(scope="module")
-def m2m100(start: Translators) -> TranslationHandler:
-    return start("m2m100")
-
-
 BEAMS: dict[str, Any] = {"num_beams": 3, "length_penalty": 2.0}
 PENALTY: dict[str, Any] = {"repetition_penalty": 1.5}
 
 
 def between(source: str | None, first: str, second: str, third: str | None) -> list[dict[str, Any]]:
-    """Requests that differ in languages alone, or in options."""
     codes = [(source, first), (source, second), (third, first), (source, first)]
     named = [{"tgt_lang": target, **({"src_lang": code} if code else {})} for code, target in codes]
     return [{**languages, **options} for languages, options in zip(named, ({}, {}, PENALTY, BEAMS), strict=True)]
 
 
-# The options of each family's requests.
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "marian": [{}, PENALTY, BEAMS],
     "marian-multilingual": between(None, "fra", "deu", None),
@@ -69,10 +55,8 @@ def original(oracle: Oracle, family: str, text: str, tgt_lang: str | None = None
     return oracle(text, renormalize_logits=True, **arguments)
 
 
-@pytest.mark.parametrize("family", CHECKPOINTS)
-def test_translation_of_a_mixed_batch_equals_generate_text_by_text(
-    start: Translators, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("family", translating.CHECKPOINTS)
+def test_translation_of_a_mixed_batch_equals_generate(start: Translators, family: str, monkeypatch: Patch) -> None:
     handler = start(family)
     # An archive whose search differs from the model's on the builder's texts refuses beams.
     requests = [asked for asked in REQUESTS[family] if not (handler.is_greedy_only and "num_beams" in asked)]
@@ -82,15 +66,13 @@ def test_translation_of_a_mixed_batch_equals_generate_text_by_text(
     rows = [{"text": text, **asked} for text, asked in zip(texts, requests * 2, strict=True)]
     expected = [original(Oracle(handler), family, **row) for row in rows]
     sizes = calls(handler, monkeypatch)
-    assert translations(handler, rows) == expected
-    assert sizes == [2] * len(requests)
+    assert (translations(handler, rows), sizes) == (expected, [2] * len(requests))
     assert len(set(expected)) > len(rows) // 2
 
 
-def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_language(
-    m2m100: TranslationHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_threads_keep_the_language_of_each_text(start: Translators, monkeypatch: Patch) -> None:
     """The tokenizer has one language at a time; a thread that waits after setting it meets the other's."""
+    m2m100 = start("m2m100")
     items = [m2m100.decode(Payload("The sea is rough.", {"src_lang": code, "tgt_lang": "fr"})) for code in ("en", "zu")]
     expected = [m2m100.prepare([item])[0] for item in items]
     assert expected[0].ids != expected[1].ids  # type: ignore[union-attr]
@@ -104,8 +86,7 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
             setattr(tokenizer, name, value)
             time.sleep(0.005)
 
-        def __call__(self, *arguments: Any, **named: Any) -> Any:
-            return tokenizer(*arguments, **named)
+        __call__ = staticmethod(tokenizer)
 
     monkeypatch.setattr(original, "_tokenizer", Hesitant())
     monkeypatch.setattr(m2m100, "model", original)
@@ -116,65 +97,56 @@ def test_translation_prepared_by_two_threads_at_once_keeps_each_texts_own_langua
 
 BAD: list[Bad] = [
     (b"\xff qzqz", 400, "InvalidText", "text: not valid UTF-8 at byte 0."),
+    ({"body": {"text": "qzqz " * 200}}, 413, "TextTooLong", "max_length is 128."),
     *(
-        (json.dumps({"text": "qzqz", **options}).encode(), code, kind, message)
-        for options, code, kind, message in (
-            ({"text": "qzqz " * 200}, 413, "TextTooLong", "max_length is 128."),
-            ({"tgt_lang": "fr"}, 400, "InvalidOption", "tgt_lang: this model's languages are fixed."),
-            ({"src_lang": "en"}, 400, "InvalidOption", "src_lang: this model's languages are fixed."),
-            ({"other": 1}, 400, "InvalidOption", "Known options: src_lang, tgt_lang, min_score, split"),
-            ({"num_beams": 9}, 400, "InvalidOption", "num_beams: 9; at most 8."),
-            ({"num_beams": "qzqz"}, 400, "InvalidOption", "num_beams: Input should be a valid integer"),
-            ({"max_new_tokens": 13}, 400, "InvalidOption", "max_new_tokens: 13; at most 12."),
+        ({"body": {"text": "qzqz", **options}}, 400, "InvalidOption", message)
+        for options, message in (
+            ({"tgt_lang": "fr"}, "tgt_lang: this model's languages are fixed."),
+            ({"src_lang": "en"}, "src_lang: this model's languages are fixed."),
+            ({"other": 1}, "Known options: src_lang, tgt_lang, min_score, split"),
+            ({"num_beams": 9}, "num_beams: 9; at most 8."),
+            ({"num_beams": "qzqz"}, "num_beams: Input should be a valid integer"),
+            ({"max_new_tokens": 13}, "max_new_tokens: 13; at most 12."),
         )
     ),
 ]
 
 
-def test_translation_bad_items_fail_alone_and_show_nothing_of_their_text(
-    marian: TranslationHandler, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_translation_bad_items_fail_alone_and_show_nothing_of_their_text(start: Translators, caplog: Log) -> None:
+    marian = start("marian")
     oracle = Oracle(marian)
     assert_own_answers(marian, [(text, {"translation_text": original(oracle, "marian", text)}) for text in TEXTS], BAD)
     assert CANARY not in caplog.text
 
 
 @pytest.mark.parametrize("family", ["marian", "seamless"])
-def test_translation_that_takes_too_long_is_ended_and_answered_503(
-    start: Translators, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_translation_that_takes_too_long_is_answered_503(start: Translators, family: str, monkeypatch: Patch) -> None:
     handler = start(family)
     rows = encoded([{"text": text, **REQUESTS[family][0]} for text in TEXTS[:2]])
     sizes = calls(handler, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(handler.engine, "_longest_run_s", 0.0)
         assert {(answer.status, answer.body["type"]) for answer in serve(handler, rows)} == {(503, "BatchTimeout")}
-    # Neither is tried again alone.
     assert sizes == [2]
     assert {answer.status for answer in serve(handler, rows)} == {200}
 
 
 def test_translation_of_many_texts_is_held_to_what_they_may_generate(start: Translators) -> None:
-    handler = start("marian", max_request_tokens=100)
-    few, many = (
-        serve(handler, [json.dumps({"instances": [{"text": "Nobody.", "max_new_tokens": 12}] * count})])[0]
-        for count in (4, 10)
-    )
+    handler, asked = start("marian", max_request_tokens=100), {"text": "Nobody.", "max_new_tokens": 12}
+    few, many = serve(handler, encoded([{"instances": [asked] * count} for count in (4, 10)]))
     assert (few.status, many.status) == (200, 413)
     assert {prediction["error"]["type"] for prediction in many.body["predictions"]} == {"WorkTooLarge"}
 
 
 @pytest.mark.parametrize(("family", "engine"), [("marian", "torch"), ("m2m100", "auto")])
-def test_translation_of_a_text_that_ends_before_its_micro_batch_is_that_of_classic_mode(
-    start: Translators, family: str, engine: str
-) -> None:
+def test_translation_that_ends_early_is_that_of_classic_mode(start: Translators, family: str, engine: str) -> None:
     handler = start(family, engine, scheduling=SCHEDULING)
     assert ("torch" in handler.engine.description) == (engine == "torch")
     options = [REQUESTS[family][0], {**REQUESTS[family][0], **BEAMS}]
     bodies = encoded([{"text": text, **each} for each in options for text in TEXTS])
     with Frontend(handler) as frontend:
-        answers = frontend.submit_together([(body, {}) for body in bodies])
-        assert [each.result(60).body for each in answers] == [each.body for each in serve(start(family), bodies)]
+        answers = frontend.send_together(*bodies)
+        assert [each.body for each in answers] == [each.body for each in serve(start(family), bodies)]
 
 
 def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Translators) -> None:
@@ -182,6 +154,93 @@ def test_torch_reports_each_text_once_as_it_ends_with_its_translation(start: Tra
     items = handler.prepare([handler.decode(Payload(text, {"max_new_tokens": 12})) for text in TEXTS])
     reported: list[tuple[int, Any]] = []
     outputs = handler.forward_reporting(handler.collate(items), items, lambda *each: reported.append(each))
-    found = {index: handler.split(output, [items[index]])[0] for index, output in reported}
-    assert len(found) == len(reported) == len(items)
-    assert [found[index] for index in range(len(items))] == handler.split(outputs, items)
+    found = [(index, handler.split(output, [items[index]])[0]) for index, output in reported]
+    assert sorted(found, key=lambda each: each[0]) == [*enumerate(handler.split(outputs, items))]
+
+
+# Languages that are identified, and texts that are translated sentence by sentence.
+DETECTING: dict[str, Any] = {"tgt_lang": "de", "detector": translating.DETECTOR}
+FRENCH = "Bonjour tout le monde, comment allez-vous ?"
+ESPERANTO = "La vetero estas tre bela hodiaŭ kaj ni iros kune al la maro."
+TEXT = "The sea is rough.  Nobody owns a car!\n\n- Dr. Marta reads.\n---\nWhy?\n"
+SENTENCES = ["The sea is rough.", "Nobody owns a car!", "Dr. Marta reads.", "Why?"]
+SPLIT = {"split": "sentences", "src_lang": "en"}
+
+
+@pytest.fixture(scope="module")
+def detecting(start: Translators) -> TranslationHandler:
+    return start(**DETECTING, src_lang="en")
+
+
+def ask(handler: TranslationHandler, *rows: Any, status: int = 200) -> list[Any]:
+    answers = serve(handler, encoded(list(rows)))
+    assert {answer.status for answer in answers} == {status}, answers
+    return [answer.body for answer in answers]
+
+
+def test_language_that_the_model_lacks_is_the_text_s_own_error(detecting: TranslationHandler) -> None:
+    (error,) = ask(detecting, {"text": ESPERANTO}, status=400)
+    assert error["type"] == "UnknownLanguage"
+    assert error["message"].startswith("src_lang: eo, identified with a score of ")
+    assert "is not a language of this model; known are af, am, ar" in error["message"] and "vetero" not in str(error)
+    (mixed,) = ask(detecting, {"instances": [{"text": ESPERANTO}, {"text": FRENCH}]})
+    failed, good = mixed["predictions"]
+    assert (failed["error"], good["src_lang"]) == (error, "fr")
+
+
+def test_language_is_said_in_the_code_of_the_model_and_refused_where_nothing_says_it(start: Translators) -> None:
+    handler = start("nllb", **{**DETECTING, "tgt_lang": "deu_Latn"}, src_lang="auto", min_score=0.5)
+    assert ask(handler, {"text": FRENCH})[0]["src_lang"] == "fra_Latn"
+    (uncertain,) = ask(handler, {"text": "hm"}, status=400)
+    assert uncertain["type"] == "UnknownLanguage"
+    assert uncertain["message"].endswith("min_score is 0.5. Set src_lang.")
+    # Without a detector nothing is identified.
+    handler = start(tgt_lang="de", src_lang="en")
+    (auto,) = ask(handler, {"text": FRENCH, "src_lang": "auto"}, status=400)
+    assert auto["message"].startswith("src_lang: auto needs a detector")
+    assert ask(handler, {"text": FRENCH})[0].keys() == {"translation_text"}
+
+
+def test_document_is_its_sentences_translated_and_joined(detecting: TranslationHandler, monkeypatch: Patch) -> None:
+    *alone, other = ask(detecting, *({"text": text, **SPLIT} for text in (*SENTENCES, "Nobody.")))
+    sizes = calls(detecting, monkeypatch)
+    document, again = ask(detecting, {"text": TEXT, **SPLIT}, {"text": "Nobody.", "src_lang": "en"})
+    one, two, three, four = (answer["translation_text"] for answer in alone)
+    assert document == {"translation_text": f"{one}  {two}\n\n- {three}\n---\n{four}\n"}
+    assert (len({one, two, three, four}), again) == (4, other)
+    assert (sum(sizes), len(sizes) < 5) == (5, True)
+
+
+LONG = "sea " * 300
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ({"src_lang": "xx"}, 400, "src_lang: not a language of this model; known are af"),
+        ({"num_beams": 99}, 400, "num_beams: 99; at most 8."),
+        ({"split": "words"}, 400, "Options: split: Input should be 'none' or 'sentences'."),
+        ({"min_score": 2}, 400, "Options: min_score: "),
+        ({"text": TEXT * 3000}, 413, "text: 201000 characters; max_characters is 50000."),
+        ({"text": "\n"}, 400, "text: empty."),
+        ({"text": "One. " * 300}, 413, "The request has 300 sentences or more; max_sentences is 256."),
+        ({"text": f"The sea. {LONG}. Nobody."}, 413, "Sentence 2 of 3: text: 6"),
+        *(({"text": LONG}, 413, "Sentence 1 of 1: text: 6"), ({"text": LONG, "split": "none"}, 413, "text: 6")),
+        *(({"text": "One. Two. " * 40, "split": "none"}, 413, "text: "), ({"text": "One. Two. " * 40}, 200, "")),
+    ],
+)
+def test_mistake_in_a_document_names_its_sentence(detecting: Any, options: Any, status: int, message: str) -> None:
+    (answer,) = ask(detecting, {"text": TEXT, **SPLIT, **options}, status=status)
+    assert answer.get("message", "").startswith(message)
+
+
+def test_documents_of_a_request_share_its_budgets(detecting: TranslationHandler, start: Translators) -> None:
+    few, many = ({"instances": [{"text": "One. " * count}] * 2, **SPLIT} for count in (20, 150))
+    assert all("translation_text" in each for each in ask(detecting, few)[0]["predictions"])
+    errors = [each["error"] for each in ask(detecting, many, status=413)[0]["predictions"]]
+    assert [error["type"] for error in errors] == ["WorkTooLarge"] * 2
+    assert errors[0]["message"] == "The request has 300 sentences or more; max_sentences is 256."
+    handler = start(**DETECTING, src_lang="en", max_request_tokens=200)
+    ask(handler, {"text": "One. Two.", **SPLIT}, {"text": "One. " * 30, "src_lang": "en", "split": "none"})
+    (error,) = ask(handler, {"text": "One. " * 30, **SPLIT}, status=413)
+    assert error["message"].startswith("The items of the request come to ")

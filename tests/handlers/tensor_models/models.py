@@ -13,14 +13,14 @@ from tritonclient.http import InferResult
 
 from handlers.protocol.tensors import DTYPES, datatype_of, to_binary, to_json
 from handlers.tasks.tensors import TensorsHandler
-from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Tensor
+from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature
+from tests.handlers import serving
 from tests.handlers.batching.frontend import Frontend
-from tests.handlers.batching.gated import SCHEDULING, TIMEOUT_S
-from tests.handlers.serving import Answer, serve, started, started_adaptive
+from tests.handlers.batching.gated import SCHEDULING
+from tests.handlers.serving import Answer, serve, started
 
 # An engine of one thread: the tests' processes share the cores.
 SETTINGS: dict[str, Any] = {"threads": 1}
-
 Body = dict[str, Any]
 
 
@@ -38,22 +38,15 @@ def scripted(folder: Path, module: torch.nn.Module, said: DeclaredSignature, **s
 
 
 def loaded(folder: Path, settings: Mapping[str, Any]) -> TensorsHandler:
-    """A worker of an archive that lies there, in the mode of `scheduling`, classic by default."""
-    handler = TensorsHandler()
     settings = {**SETTINGS, **settings}
     if "scheduling" not in settings:
-        started(handler, folder, settings)
-        return handler
+        return started(TensorsHandler(), folder, settings)
     settings["scheduling"] = {**SCHEDULING, **settings["scheduling"]}
-    return started_adaptive(handler, folder, settings)
+    return started(TensorsHandler(), folder, settings, **serving.ADAPTIVE)
 
 
 ADAPTIVE: dict[str, Any] = {"scheduling": {"mode": "adaptive"}}
 in_both_modes = pytest.mark.parametrize("mode", [pytest.param({}, id="classic"), pytest.param(ADAPTIVE, id="adaptive")])
-
-
-# -- what clients send ---------------------------------------------------------------------------------------------
-
 DATATYPES = sorted(DTYPES)
 
 
@@ -72,7 +65,6 @@ def values(datatype: str, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
 
 
 def as_json(document: Any) -> Body:
-    """A row of JSON, recognised by its first character."""
     return {"body": json.dumps(document).encode()}
 
 
@@ -87,13 +79,10 @@ def inputs(**values: Any) -> Body:
 def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **document: Any) -> tuple[Body, Body]:
     tensors, parts = [], []
     for name, array in arrays.items():
-        tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if is_binary:
             parts.append(to_binary(array))
-            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            tensor["data"] = list_of(array.ravel())
-        tensors.append(tensor)
+        data = {"parameters": {"binary_data_size": len(parts[-1])}} if is_binary else {"data": list_of(array.ravel())}
+        tensors.append({"name": name, "datatype": datatype_of(array), "shape": list(array.shape), **data})
     if is_binary:
         document = {"parameters": {"binary_data_output": True}, **document}
     written = json.dumps({"inputs": tensors, **document}).encode()
@@ -102,13 +91,13 @@ def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **doc
 
 
 def list_of(array: NDArray[Any]) -> Any:
-    if array.dtype.kind == "O":
-        return [each.decode() if isinstance(each, bytes) else each for each in array.tolist()] if array.ndim else array
+    if array.dtype == object:
+        return to_text(array).tolist()
     written = to_json(array)
     return written.tolist() if isinstance(written, np.ndarray) else written
 
 
-# -- what they get -------------------------------------------------------------------------------------------------
+to_text = np.vectorize(lambda each: each.decode() if isinstance(each, bytes) else each, otypes=[object])
 
 
 def ask(handler: TensorsHandler, body: Body, headers: Body | None = None) -> Answer:
@@ -120,8 +109,7 @@ def answers(handler: TensorsHandler, sent: Sequence[tuple[Body, Body]]) -> list[
     if handler.config.scheduling.mode == "classic":
         return serve(handler, [body for body, _ in sent], [headers for _, headers in sent])
     with Frontend(handler) as frontend:
-        pending = frontend.submit_together([(body["body"], headers) for body, headers in sent])
-        return [each.result(TIMEOUT_S) for each in pending]
+        return frontend.send_together(*((body["body"], headers) for body, headers in sent))
 
 
 def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
@@ -129,13 +117,10 @@ def plainly(handler: TensorsHandler, *bodies: Body) -> list[Answer]:
 
 
 def columns(answer: Answer) -> dict[str, NDArray[Any]]:
-    """The outputs of an Open Inference answer, JSON or binary, as Triton's own client reads them."""
+    """The outputs of an Open Inference answer, JSON or binary, as Triton's own client reads them, bytes as text."""
     assert answer.status == 200, answer
     length = answer.headers.get("Inference-Header-Content-Length")
     body = answer.body if length else json.dumps(answer.body).encode()
     result = InferResult.from_response_body(body, header_length=int(length) if length else None)
-    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
-
-
-def tensor(name: str, datatype: str | None, *shape: int) -> Tensor:
-    return Tensor(name, datatype, shape)
+    arrays = {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+    return {name: to_text(array) if array.dtype == object else array for name, array in arrays.items()}

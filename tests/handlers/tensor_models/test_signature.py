@@ -23,18 +23,14 @@ def padded(datatype: str, value: Any) -> dict[str, Any]:
     return {"inputs": {"any": {"datatype": datatype, "shape": [-1, -1], "pad": {"mask": "m", "value": value}}}}
 
 
-def test_what_a_model_says_is_written_and_read_again() -> None:
+def test_configuration_settles_what_the_model_leaves_open_and_what_it_says_is_read_again() -> None:
     for said in (SAID, DeclaredSignature((Tensor("x"),))):
         assert DeclaredSignature.from_json(said.to_json()) == said
-
-
-def test_configuration_settles_what_the_model_leaves_open() -> None:
     config = settings(
         inputs={"any": {"datatype": "BYTES", "shape": [3, 8], "batch_dim": 1}, "x": {"shape": [8, 5, 2]}},
         outputs={"n": {"datatype": "INT64", "shape": [8]}, "y": {"batch_dim": 1}},
     )
     signature = merge_signature(SAID, config)
-    # The batch dimension is free, whatever was said of it; the model's order stays.
     wanted = ["FP32 [-1, 5, 2]", "INT8 [-1, -1]", "BYTES [3, -1]"]
     assert [str(tensor) for tensor in signature.inputs.values()] == wanted
     assert list(signature.outputs or ()) == ["y", "n"]
@@ -60,12 +56,9 @@ def test_configuration_settles_what_the_model_leaves_open() -> None:
         ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
         ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
         ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
-        # Settings that are invalid for every model.
         ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
     ],
 )
-def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(
-    values: dict[str, Any], message: str
-) -> None:
+def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(values: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         make_sample_rows(merge_signature(SAID, config := settings(**values)), config)

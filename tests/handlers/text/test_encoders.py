@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_i
     [
         ({"sentence_bert_config.json": {"max_seq_length": 128}, "config.json": BERT}, 128),
         ({"sentence_xlm-roberta_config.json": {"max_seq_length": 16}, "config.json": BERT}, 16),
-        ({"config.json": BERT}, 512),
-        ({"config.json": ROBERTA}, 512),
+        *(({"config.json": BERT}, 512), ({"config.json": ROBERTA}, 512)),
         ({"config.json": {}, "tokenizer_config.json": {"model_max_length": 10**30}}, None),
         ({"config.json": BERT, "tokenizer_config.json": {"model_max_length": 384}}, 384),
     ],
@@ -43,44 +43,37 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
     assert find_token_limit(tmp_path) == limit
 
 
-ST = "sentence_transformers.models."
-FIRST = {"type": f"{ST}Transformer", "path": ""}
-POOLING = {"type": f"{ST}Pooling", "path": "1"}
-
-
 SETTINGS, PROMPTS = "sentence_bert_config.json", {"prompts": {"query": "query: "}}
 SWISH = {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}
 
 
-def third(kind: str) -> dict[str, str]:
-    return {"type": f"{ST}{kind}", "path": "2"}
+def module(kind: str, path: str) -> dict[str, str]:
+    return {"type": f"sentence_transformers.models.{kind}", "path": path}
+
+
+FIRST, POOLING = module("Transformer", ""), module("Pooling", "1")
+UNPROMPTED = {"1/config.json": {"include_prompt": False}, "config_sentence_transformers.json": PROMPTS}
 
 
 @pytest.mark.parametrize(
     ("modules", "files", "words"),
     [
-        ([FIRST, {"type": f"{ST}CNN", "path": "1"}], {}, f"{ST}CNN is not supported"),
+        ([FIRST, module("CNN", "1")], {}, "sentence_transformers.models.CNN is not supported"),
         ([FIRST, {"type": "custom_st.Pooling", "path": "1"}], {}, "custom_st.Pooling is not supported"),
-        ([{"type": f"{ST}StaticEmbedding", "path": ""}], {}, "StaticEmbedding, must be a Transformer"),
-        ([{"type": f"{ST}Transformer", "path": "0"}, POOLING], {}, "Transformer, must be a Transformer in the folder"),
+        ([module("StaticEmbedding", "")], {}, "StaticEmbedding, must be a Transformer"),
+        ([module("Transformer", "0"), POOLING], {}, "Transformer, must be a Transformer in the folder"),
         ([FIRST], {}, "one Pooling must follow"),
-        ([FIRST, {"type": f"{ST}Pooling", "path": ""}], {}, "Pooling needs a folder/config.json"),
+        ([FIRST, module("Pooling", "")], {}, "Pooling needs a folder/config.json"),
         ([FIRST, POOLING], {"1/config.json": {"pooling_mode": "median"}}, "median is not supported"),
-        (
-            [FIRST, POOLING],
-            {"1/config.json": {"include_prompt": False}, "config_sentence_transformers.json": PROMPTS},
-            "include_prompt: false is not supported",
-        ),
+        ([FIRST, POOLING], UNPROMPTED, "include_prompt: false is not supported"),
         ([FIRST, POOLING], {SETTINGS: {"transformer_task": "fill-mask"}}, "fill-mask"),
         ([FIRST, POOLING], {SETTINGS: {"query_length": 8}}, "query_length is not supported"),
-        ([FIRST, POOLING, third("Dense")], {"2/config.json": {}}, "in_features"),
-        ([FIRST, POOLING, third("Dense")], {"2/config.json": SWISH}, "mine.Swish is not a module of torch.nn"),
-        ([FIRST, POOLING, third("LayerNorm")], {"2/config.json": {"dimension": 4}}, "2 lacks"),
+        ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": {}}, "in_features"),
+        ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": SWISH}, "mine.Swish is not a module of torch.nn"),
+        ([FIRST, POOLING, module("LayerNorm", "2")], {"2/config.json": {"dimension": 4}}, "2 lacks"),
     ],
 )
-def test_modules_that_are_not_served_are_refused_by_name(
-    modules: list[Any], files: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_modules_that_are_not_served_are_refused_by_name(modules: Any, files: Any, words: str, tmp_path: Path) -> None:
     write(tmp_path, {"1/config.json": {}, "modules.json": modules, **files})
     with pytest.raises(InvalidConfig, match=words):
         SentenceModules(tmp_path)
@@ -89,7 +82,7 @@ def test_modules_that_are_not_served_are_refused_by_name(
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("modules.json", [FIRST, third("LogitScore")], "LogitScore is not supported for a reranker"),
+        ("modules.json", [FIRST, module("LogitScore", "2")], "LogitScore is not supported for a reranker"),
         ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
         ("additional_chat_templates/rerank.jinja", "{{ messages }}", "chat template renders its pairs"),
         ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
@@ -98,9 +91,7 @@ def test_modules_that_are_not_served_are_refused_by_name(
         (SETTINGS, {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
     ],
 )
-def test_reranker_whose_pairs_are_made_otherwise_is_refused(
-    file: str, content: Any, words: str, tmp_path: Path
-) -> None:
+def test_reranker_whose_pairs_are_made_otherwise_is_refused(file: str, content: Any, words: str, tmp_path: Any) -> None:
     check_reranker(tmp_path)
     write(tmp_path, {file: content})
     with pytest.raises(InvalidConfig, match=words):
@@ -113,37 +104,27 @@ NAMES = ["input_ids", "attention_mask"]
 @pytest.mark.parametrize(
     ("kind", "names", "version", "is_told"),
     [
-        ("bert", [*NAMES, "token_type_ids"], "5.23.0", True),
-        ("bert", NAMES, "4.50.0", False),
-        ("bert", None, "4.50.0", True),
-        ("bert", None, "5.23.0", None),
-        ("bert, one segment", None, "4.50.0", None),
+        *(("bert", [*NAMES, "token_type_ids"], "5.23.0", True), ("bert", NAMES, "4.50.0", False)),
+        *(("bert", None, "4.50.0", True), ("bert", None, "5.23.0", None), ("bert, one segment", None, "4.50.0", None)),
         ("roberta", None, "5.23.0", False),
     ],
 )
-def test_model_of_pairs_is_told_which_text_a_token_belongs_to_or_is_refused(
-    kind: str, names: list[str] | None, version: str, is_told: bool | None, tmp_path: Path
-) -> None:
+def test_model_of_pairs_is_told_the_texts(kind: str, names: Any, version: str, is_told: Any, tmp_path: Path) -> None:
     checkpoint(tmp_path, kind.partition(",")[0], "question_answering", type_vocab_size=2)
-    names_of: dict[str, Any] = {"model_input_names": names}
-    for name, change in (("tokenizer_config.json", names_of), ("config.json", {"transformers_version": version})):
+    changes = {"tokenizer_config.json": {"model_input_names": names}, "config.json": {"transformers_version": version}}
+    for name, change in changes.items():
         content = {**json.loads((tmp_path / name).read_text()), **change}
         write(tmp_path, {name: {key: each for key, each in content.items() if each is not None}})
     if "one segment" in kind:
         path = tmp_path / "tokenizer.json"
         path.write_text(path.read_text().replace('"type_id": 1', '"type_id": 0'))
-    if is_told is None:
-        with pytest.raises(InvalidConfig, match="add model_input_names to"):
-            load_encoder(read_head("question_answering"), tmp_path)
-    else:
-        encoder = load_encoder(read_head("question_answering"), tmp_path)
-        assert ("token_type_ids" in encoder.input_names) is is_told
+    with nullcontext() if is_told is not None else pytest.raises(InvalidConfig, match="add model_input_names to"):
+        assert ("token_type_ids" in load_encoder(read_head("question_answering"), tmp_path).input_names) is is_told
 
 
 def test_rounded_length_takes_few_values_that_hold_the_tokens_with_little_padding() -> None:
     for limit in (7, 100, 512, 4096):
         for length in range(1, limit + 1):
             rounded = round_length(length, limit)
-            assert length <= rounded <= limit
-            assert rounded - length < max(8, length / 4)
+            assert length <= rounded <= limit and rounded - length < max(8, length / 4)
     assert len({round_length(length, 512) for length in range(1, 513)}) == 20

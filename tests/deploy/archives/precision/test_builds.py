@@ -16,6 +16,7 @@ from deploy.archives.precision.quantise import samples
 from deploy.models import MODEL_LIST
 from tests import tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
+from tests.tables import table
 
 pytestmark = pytest.mark.builds
 
@@ -34,8 +35,8 @@ def coarse(source: Path, inputs: Path, out: Path, _kind: str) -> None:
     openvino.save_model(graph, out, compress_to_fp16=False)
 
 
-@pytest.fixture
-def quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _quantiser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "quantise", coarse)
 
 
@@ -56,17 +57,11 @@ def wanted(archive_sh: ArchiveSh, checkpoint: str, count: int = len(TEXTS), hand
     return [*arguments, "--precision", "int8", "--calibrate", str(folder)]
 
 
-@pytest.mark.usefixtures("quantiser")
-def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_archive_in_place(
-    archive_sh: ArchiveSh, checkpoint: str
-) -> None:
+def test_int8_is_proven_found_again_and_refused_below_the_bar(archive_sh: ArchiveSh, checkpoint: str) -> None:
     arguments = wanted(archive_sh, checkpoint)
-    lines = archive_sh(*arguments, "--min-agreement", "0.5")
-    archive = archive_sh.store / "tiny"
-    build = json.loads((archive / "build.json").read_text())
+    lines, build = archive_sh(*arguments, "--min-agreement", "0.5"), archive_sh.build("tiny")
     assert {"model.xml", "model-int8.xml", "model-int8.bin"} <= set(build["files"])
     assert any("texts: 1 of 25 inputs are left out: broken.txt: " in line for line in lines)
-    # A quarter of 24 is held back.
     assert build["label"] == {"int8_calibrated_on": 18}
     proof = build["proofs"]["int8"]
     assert (proof["measure"], proof["samples"], proof["least"]) == ("vectors", 6, 0.5)
@@ -78,29 +73,22 @@ def test_int8_is_proven_and_found_again_and_below_the_bar_refused_with_the_old_a
     refusal = archive_sh.refused(*arguments, "--min-agreement", "1")
     assert refusal.startswith(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples")
     assert "less than --min-agreement 1, so nothing was built" in refusal
-    assert json.loads((archive / "build.json").read_text()) == build
+    assert archive_sh.build("tiny") == build
 
 
-@pytest.mark.usefixtures("quantiser")
-def test_labels_prove_int8_by_accuracy_and_by_default_with_a_hundred_of_them(
-    archive_sh: ArchiveSh, tmp_path: Path
-) -> None:
+def test_labels_prove_int8_by_accuracy(archive_sh: ArchiveSh, tmp_path: Path) -> None:
     checkpoint = tiny_models.checkpoint(tmp_path / "tiny", "bert", "text_classification")
-    arguments = [
-        str(checkpoint) if word == "" else word for word in wanted(archive_sh, "", handler="text_classification")
-    ]
+    arguments = wanted(archive_sh, str(checkpoint), handler="text_classification")
     labelled = tmp_path / "labelled.txt"
     labelled.write_text("\n".join(json.dumps({"text": text, "label": 0}) for text in TEXTS))
-    refusal = archive_sh.refused(*arguments, "--validate", str(labelled))
-    assert "tiny: int8: accuracy " in refusal
+    assert "tiny: int8: accuracy " in archive_sh.refused(*arguments, "--validate", str(labelled))
     archive_sh(*arguments, "--validate", str(labelled), "--min-agreement", "0")
-    proof = json.loads((archive_sh.store / "tiny" / "build.json").read_text())["proofs"]["int8"]
+    proof = archive_sh.build("tiny")["proofs"]["int8"]
     assert (proof["measure"], proof["samples"], "in fp32" in proof["detail"]) == ("accuracy", len(TEXTS), True)
     labelled.write_text('{"text": "one", "label": 0}\n{"text": "two"}\n')
     assert "1 of 2 inputs to validate with have no class" in archive_sh.refused(*arguments, "--validate", str(labelled))
 
 
-@pytest.mark.usefixtures("quantiser")
 def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: ArchiveSh, checkpoint: str) -> None:
     words = "tiny: --calibrate: 9 inputs; at least 10 are needed"
     assert archive_sh.refused(*wanted(archive_sh, checkpoint, 9)) == words
@@ -111,27 +99,20 @@ def test_too_few_inputs_or_none_that_the_model_takes_are_one_line(archive_sh: Ar
     assert f"{broken}: the model accepts none of the 1 inputs: one.txt: " in archive_sh.refused(*asked)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "words"),
-    [
-        ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
-        ("translation", {}, "translation runs in int8 by itself"),
-        ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
-        ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
-        ("mobilenet-v2", {"calibrate": "texts"}, "expected a folder of images"),
-        ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "name other inputs for --validate"),
-    ],
+@table(
+    ("mobilenet-v2", {}, "needs --calibrate FOLDER, of images, at least 10"),
+    ("translation", {}, "translation runs in int8 by itself"),
+    ("mobilenet-v2", {"engine": "torch", "calibrate": "photographs"}, "leave out --engine torch"),
+    ("mobilenet-v2", {"calibrate": "empty"}, "empty: no inputs in it"),
+    ("mobilenet-v2", {"calibrate": "texts"}, "expected a folder of images"),
+    ("sentence-embedding", {"calibrate": "texts", "validate": "texts"}, "name other inputs for --validate"),
 )
-def test_precision_that_cannot_be_is_refused_before_anything_is_built(
-    name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh
-) -> None:
+def test_impossible_precision_is_refused(name: str, given: dict[str, str], words: str, archive_sh: ArchiveSh) -> None:
     for folder in ("photographs", "empty"):
         (archive_sh.folder / folder).mkdir()
     (archive_sh.folder / "photographs" / "one.jpg").write_bytes(b"\xff\xd8")
     (archive_sh.folder / "texts").write_text("A text.\n")
-    places = {
-        option: value if option == "engine" else str(archive_sh.folder / value) for option, value in given.items()
-    }
-    options = [word for option, value in places.items() for word in (f"--{option}", value)]
-    assert words in archive_sh.refused(name, "--models", str(MODEL_LIST), "--precision", "int8", *options)
-    assert not archive_sh.store.exists()
+    options = ["--models", str(MODEL_LIST), "--precision", "int8"]
+    for option, value in given.items():
+        options += [f"--{option}", value if option == "engine" else str(archive_sh.folder / value)]
+    assert words in archive_sh.refused(name, *options) and not archive_sh.store.exists()

@@ -2,8 +2,8 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import requests
 
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
-from deploy.gateway.envoy.process import Endpoint, Envoy, ask
+from deploy.gateway.envoy.process import Envoy, ask
 from deploy.gateway.settings import GatewaySettings, Ports
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
 from deploy.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
+from tests.waiting import until
 
 REPLICA = Replica(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
 SERVED = ("m/1.0", "m/2.0")
@@ -25,12 +26,8 @@ SERVED = ("m/1.0", "m/2.0")
 TIMEOUT_S = 30.0
 
 
-class Gateway:
-    """Envoy on free ports in front of nodes that serve `m`, versions 1.0 (the default) and 2.0.
-
-    with Gateway(tmp_path, GatewaySettings()) as gateway:
-        assert gateway.received("POST", "/predictions/m", data=b"x")["bytes"] == 1
-    """
+class Gateway(AbstractContextManager["Gateway"]):
+    """Envoy on free ports in front of nodes that serve `m`, versions 1.0 (the default) and 2.0."""
 
     def __init__(self, run: Path, settings: GatewaySettings, nodes: int = 2) -> None:
         self.run = run
@@ -50,18 +47,14 @@ class Gateway:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{ports.grpc}")
         wait(self.is_serving)
 
-    def fleet(
-        self, nodes: Sequence[StandIn] | None = None, models: Mapping[str, list[str]] | None = None, **parts: Any
-    ) -> Fleet:
+    def fleet(self, models: Mapping[str, list[str]] | None = None, **parts: Any) -> Fleet:
         """Return a fleet whose nodes all have all of the models; a model's first version is its default."""
-        chosen = {node.name: node.node for node in (self.nodes if nodes is None else nodes)}
-        named = {
-            name: ServedModel(
-                name, {each: ServedVersion(each, dict.fromkeys(chosen, REPLICA)) for each in versions}, versions[0]
-            )
-            for name, versions in (self.models if models is None else models).items()
-        }
-        return Fleet(nodes=chosen, registered=named, **parts)
+        nodes = {node.name: node.node for node in self.nodes}
+        named = {}
+        for name, versions in (models or self.models).items():
+            served = {each: ServedVersion(each, dict.fromkeys(nodes, REPLICA)) for each in versions}
+            named[name] = ServedModel(name, served, versions[0])
+        return Fleet(nodes=nodes, registered=named, **parts)
 
     def serve(self, fleet: Fleet | None = None, **parts: Any) -> list[str]:
         """Configure Envoy with a fleet, or with the parts of one; return the files that changed."""
@@ -88,25 +81,16 @@ class Gateway:
     def in_flight(self) -> int:
         return sum(each.in_flight for nodes in self.envoy.endpoints().values() for each in nodes.values())
 
-    def at(self, node: str) -> list[Endpoint]:
-        return [nodes[node] for nodes in self.envoy.endpoints().values() if node in nodes]
-
     def attempts(self) -> int:
         return sum(node.seen.total() for node in self.nodes)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.channel.close()
         self.session.close()
         self.envoy.stop(TIMEOUT_S)
         for node in self.nodes:
             node.close()
         self.control.close()
-
-    def __enter__(self) -> "Gateway":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def ask(self, method: str, path: str, **arguments: Any) -> requests.Response:
         return self.session.request(method, self.url + path, timeout=TIMEOUT_S, **arguments)
@@ -158,7 +142,4 @@ def _named(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait(holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    until(holds, timeout_s, every_s=0.02)

@@ -1,9 +1,4 @@
-"""Stand-ins of TorchServe and of the control process, for tests of only the gateway.
-
-run(coroutine)  in the event loop of all stand-ins, in a separate thread
-StandIn(name)   a node: describes `models` as TorchServe does, and returns each prediction's request unchanged
-control()       the control process: returns each request unchanged
-"""
+"""Stand-ins of TorchServe and of the control process, for tests of only the gateway."""
 
 import asyncio
 import functools
@@ -22,18 +17,11 @@ from deploy.run.node import Node
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 METADATA: dict[str, Any] = {
-    "name": "classifier",
-    "version": "1.0",
-    "platform": "torchserve_openvino",
-    "task": "image_classification",
-    "mode": "classic",
+    "name": "classifier", "version": "1.0", "platform": "torchserve_openvino", "task": "image_classification",
+    "mode": "classic", "max_batch_size": 16, "max_request_items": 16, "options": {}, "accepts": ["image/*"],
     "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 1000]}],
-    "max_batch_size": 16,
-    "max_request_items": 16,
-    "options": {},
-    "accepts": ["image/*"],
-}
+}  # fmt: skip
 
 
 @functools.cache
@@ -44,6 +32,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run in the event loop of all stand-ins, in a separate thread."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(60)
 
 
@@ -61,11 +50,8 @@ class Server:
         application.router.add_route("*", "/{path:.*}", self._handler)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01)
 
-        async def listen() -> None:
-            await self._runner.setup()
-            await web.SockSite(self._runner, self._socket).start()
-
-        run(listen())
+        run(self._runner.setup())
+        run(web.SockSite(self._runner, self._socket).start())
 
     def close(self) -> None:
         """Close the port and reset its connections, as a process that is killed does."""
@@ -80,24 +66,15 @@ class Server:
             run(end())
 
 
-def described(
-    name: str, version: str = "1.0", *, workers: int = 1, ready: int = 1, start: str = "T0"
-) -> dict[str, Any]:
+def described(name: str, version: str = "1.0", workers: int = 1, ready: int = 1, start: str = "T0") -> dict[str, Any]:
     """Return TorchServe's description of a version, as far as the gateway reads it."""
+    states = ["READY" if number < ready else "UNLOADING" for number in range(workers)]
     return {
-        "modelName": name,
-        "modelVersion": version,
-        "modelUrl": f"{name}.mar",
-        "minWorkers": workers,
-        "maxWorkers": workers,
-        "batchSize": 8,
-        "maxBatchDelay": 20,
-        "workers": [
-            {"id": str(9000 + number), "startTime": start, "status": "READY" if number < ready else "UNLOADING"}
-            for number in range(workers)
-        ],
+        "modelName": name, "modelVersion": version, "modelUrl": f"{name}.mar", "batchSize": 8, "maxBatchDelay": 20,
+        "minWorkers": workers, "maxWorkers": workers,
+        "workers": [{"id": f"{9000 + n}", "startTime": start, "status": state} for n, state in enumerate(states)],
         "jobQueueStatus": {"remainingCapacity": 64, "pendingRequests": 0},
-    }
+    }  # fmt: skip
 
 
 def models_of(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
@@ -113,7 +90,6 @@ class StandIn:
     """A TorchServe with an inference port and a management port, which has the metrics too.
 
     A prediction is answered with its own request in JSON, or by its header X-Do (without one, by `do`):
-
         die, wait       resets the connection, waits until `release` is set; die-NAME, wait-NAME: only on that node
         break           resets the connection after one chunk of the answer
         any other word  (status, headers, body) of `answers`, by that word or by the path
@@ -134,7 +110,7 @@ class StandIn:
         self.checks: list[dict[str, str]] = []  # the headers of questions to the management API
         self.seen: Counter[str] = Counter()
         self.bodies: list[tuple[str, bytes]] = []
-        self.release, self.arrived = threading.Event(), threading.Event()
+        self.release = threading.Event()
         self.inference, self.management = Server(self._infer), Server(self._manage)
 
     @property
@@ -154,13 +130,11 @@ class StandIn:
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path_qs}")
         if request.headers.get("X-Model-Metadata") == "1":
-            found = self.metadata.get(request.path.split("/")[2], METADATA)
-            found = found or {"code": 400, "type": "EmptyRequest"}
+            found = self.metadata.get(request.path.split("/")[2], METADATA) or {"code": 400, "type": "EmptyRequest"}
             return web.json_response(found, status=found.get("code", 200))
         body = await request.read()
         self.seen[request.path] += 1
         self.bodies.append((request.content_type, body))
-        self.arrived.set()
         assert request.transport is not None
         what = request.headers.get("X-Do", self.do)
         if what in ("die", f"die-{self.name}"):
@@ -176,8 +150,7 @@ class StandIn:
             request.transport.abort()
             return begun
         if (answer := self.answers.get(what or request.path)) is not None:
-            status, headers, text = answer
-            return web.Response(status=status, headers=headers, body=text)
+            return web.Response(status=answer[0], headers=answer[1], body=answer[2])
         return received(request, body, self.name)
 
     async def _manage(self, request: web.Request) -> web.Response:
@@ -198,13 +171,11 @@ class StandIn:
         found = [each for each in versions if version in ("all", each["modelVersion"])] if version else versions[:1]
         if not found:
             return _json({"code": 404, "message": f"Model not found: {name}"}, 404)
-        return self._unregister(name, found) if request.method == "DELETE" else _json(found)
-
-    def _unregister(self, name: str, gone: list[dict[str, Any]]) -> web.Response:
-        versions = self.models[name]
-        if len(versions) > 1 and versions[0] in gone:
+        if request.method != "DELETE":
+            return _json(found)
+        if len(versions) > 1 and versions[0] in found:
             return _json({"code": 403, "message": "Cannot remove default version"}, 403)
-        self.models[name] = [each for each in versions if each not in gone]
+        self.models[name] = [each for each in versions if each not in found]
         if not self.models[name]:
             del self.models[name]
         return _json({"status": "unregistered"})
@@ -231,13 +202,10 @@ def control() -> Server:
 def received(request: web.Request, body: bytes, name: str) -> web.Response:
     """Describe a request in JSON; to the gRPC bridge in a header, with the body as it came."""
     document: dict[str, Any] = {
-        "by": name,
-        "method": request.method,
-        "path": request.path_qs,
+        "by": name, "method": request.method, "path": request.path_qs, "bytes": len(body),
         "headers": {header.lower(): value for header, value in request.headers.items()},
-        "bytes": len(body),
         "sha256": hashlib.sha256(body).hexdigest(),
-    }
+    }  # fmt: skip
     headers = {"X-Model-Version": "1.0", "X-Received": json.dumps(document)}
     if request.content_type == "application/x-protobuf":
         return web.Response(body=body, headers=headers, content_type="application/x-protobuf")

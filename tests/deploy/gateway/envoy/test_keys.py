@@ -1,29 +1,42 @@
-"""API keys and rates."""
+"""API keys and rates, the access log that names their clients, the trace context, and TLS."""
 
+import http.client
+import json
+import re
+import socket
+import ssl
 import stat
+import uuid
+from contextlib import closing, suppress
+from pathlib import Path
 
+import grpc
 import pytest
 import requests
 
-from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, KEY
-from tests.deploy.gateway.envoy.harness import Gateway
+from deploy.gateway.envoy.process import ask
+from deploy.gateway.settings import GatewaySettings, Tls
+from tests.client.certificates import Certificates
+from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, DAVE, KEY
+from tests.deploy.gateway.envoy.harness import Gateway, wait
+from tests.tables import table
 
 INFER = b"\x0a\x01m"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+GOOD = f"00-{TRACE}-00f067aa0ba902b7-01"
+LIVE = "/v2/health/live"
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "value"),
-    [
-        *(("POST", "/predictions/m", value) for value in ("Bearer", f"Bearer {ALICE}x", ALICE, f"Basic {ALICE}")),
-        *(("POST", path, None) for path in ("/predictions/m/2.0", "/v2/models/m/infer", "/v2/repository/index", "/x")),
-        *(("GET", path, None) for path in ("/v2/models/m", "/summary")),
-    ],
+@table(
+    *(("POST", "/predictions/m", value) for value in ("Bearer", f"Bearer {ALICE}x", ALICE, f"Basic {ALICE}")),
+    *(("POST", path, None) for path in ("/predictions/m/2.0", "/v2/models/m/infer", "/v2/repository/index", "/x")),
+    *(("GET", path, None) for path in ("/v2/models/m", "/summary")),
 )
-def test_requests_without_a_valid_key_are_refused(strict: Gateway, method: str, path: str, value: str | None) -> None:
+def test_requests_without_a_valid_key_are_refused(method: str, path: str, value: str | None, strict: Gateway) -> None:
     answer = strict.ask(method, path, headers={} if value is None else {"Authorization": value})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gateway"')
     message = "A valid key is needed: Authorization: Bearer KEY."
@@ -39,12 +52,9 @@ def test_a_key_lets_through_and_only_the_control_process_learns_the_client(stric
     found = strict.received("GET", "/v2/models/m", headers={**KEY, "X-Client": "carol"})
     assert (found["headers"]["x-client"], "authorization" in found["headers"]) == ("alice", False)
     assert strict.received("POST", "/v2/repository/index", headers=KEY)["by"] == "control"
-
-
-def test_grpc_needs_a_key_but_for_the_servers_health(strict: Gateway) -> None:
-    assert strict.refused("ModelInfer", INFER)[0] == 16
+    # Over gRPC, all but the server's health needs one.
+    assert [strict.refused(method, INFER)[0] for method in ("ModelInfer", "ModelMetadata")] == [16, 16]
     assert strict.refused("ModelInfer", INFER, authorization="Bearer wrong")[0] == 16
-    assert strict.refused("ModelMetadata", INFER)[0] == 16
     _, found = strict.call("ModelInfer", INFER, authorization=KEY["Authorization"])
     assert not {"authorization", "x-client"} & found["headers"].keys()
     assert [strict.call(method)[1]["by"] for method in ("ServerLive", "ServerReady")] == ["control"] * 2
@@ -59,13 +69,12 @@ def test_a_rate_holds_its_own_client_alone_over_http_and_grpc(strict: Gateway) -
         assert (answer.status_code, answer.headers["Retry-After"]) == (429, "50")
     for key in (ALICE, CAROL):
         assert all(strict.ask("POST", "/predictions/m", headers=bearer(key)).status_code == 200 for _ in range(20))
-    authorization = f"Bearer {BOB}"
     for _ in range(2):
-        strict.call("ModelInfer", INFER, authorization=authorization)
-    assert strict.refused("ModelInfer", INFER, authorization=authorization)[0] == 8
+        strict.call("ModelInfer", INFER, authorization=f"Bearer {BOB}")
+    assert strict.refused("ModelInfer", INFER, authorization=f"Bearer {BOB}")[0] == 8
 
 
-def test_keys_stand_in_no_log_and_files_are_their_owners(strict: Gateway) -> None:
+def test_keys_stand_in_no_log_whose_lines_are_bounded_and_files_are_their_owners(strict: Gateway) -> None:
     strict.ask("POST", f"/predictions/m?key={ALICE}", headers={**bearer("wrong-0123456789"), "X-Request-Id": "secret"})
     strict.logged(request_id="secret")
     for path in (strict.run, *strict.run.rglob("*")):
@@ -73,3 +82,154 @@ def test_keys_stand_in_no_log_and_files_are_their_owners(strict: Gateway) -> Non
     for name in ("access.log", "envoy.log"):
         text = (strict.run / name).read_text()
         assert not [key for key in (ALICE, BOB, CAROL, "wrong-0123456789") if key in text]
+    headers = {"X-Request-Id": "i" * 500, "traceparent": "t" * 500}
+    assert strict.ask("POST", "/" + "p" * 1000, headers=headers).status_code == 401
+    assert len(json.dumps(strict.logged(status=401, request_id="i" * 64))) < 1200
+
+
+def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> None:
+    headers = {**KEY, "X-Request-Id": "my-own-id"}
+    strict.received("POST", "/v2/models/m/versions/1/infer?secret=my-own-query", data=b"my-own-body", headers=headers)
+    line = strict.logged(request_id="my-own-id")
+    assert line["node"].startswith("node-")
+    expected = {
+        "client": "alice", "method": "POST", "path": "/v2/models/m/versions/1/infer", "status": 200, "model": "m",
+        "version": "1.0", "batch_size": 8, "decode_ms": 1.61, "wait_ms": 2.4, "forward_ms": 178.2, "encode_ms": 0.04,
+        "bytes_in": 11, "attempts": 1,
+    }  # fmt: skip
+    assert {name: line[name] for name in expected} == expected
+    # An adaptive worker's begins with the total.
+    timing = 'total;dur=9.25, decode;dur=1, wait;dur=2, forward;dur=3, encode;dur=4, batch;desc="5"'
+    for node in strict.nodes:
+        node.answers["timed"] = (200, {"Server-Timing": timing}, b"")
+    strict.ask("POST", "/predictions/m", headers={**KEY, "X-Do": "timed", "X-Request-Id": "timed"})
+    line = strict.logged(request_id="timed")
+    parts = ("total_ms", "decode_ms", "wait_ms", "forward_ms", "encode_ms", "batch_size")
+    assert [line[name] for name in parts] == [9.25, 1, 2, 3, 4, 5]
+    assert not re.search("my-own-query|my-own-body", (strict.run / "access.log").read_text())
+
+
+def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
+    """The refusals in docs/reference/errors.md: status, client, details, and the series that counts them."""
+
+    def count(client: str, status: int, attempts: int, flags: str, grpc_status: str = "") -> float:
+        """Of the counter that the gateway's metrics port returns; 0 before the first."""
+        values = {"client": client, "status": status, "grpc_status": grpc_status, "attempts": attempts, "flags": flags}
+        labels = ",".join(f'{name}="{value}"' for name, value in values.items())
+        lines = ask(strict.run, "/stats/prometheus").splitlines()
+        found = [line for line in lines if line.startswith(f"envoy_gateway_errors{{{labels}}}")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    form = {**KEY, "Content-Type": "application/x-www-form-urlencoded"}
+    for node in strict.nodes:
+        node.answers["busy"] = (503, {"Retry-After": "1"}, b'{"code": 503, "type": "QueueFull", "message": "m"}')
+    assert strict.ask("POST", "/predictions/m", headers=bearer(DAVE)).status_code == 200
+    for client, status, details, attempts, flags, headers, body in (
+        ("", 401, "lua_response", 0, "-", {}, b""),
+        ("alice", 413, "request_payload_too_large", 0, "-", KEY, bytes(2 << 20)),
+        ("alice", 413, "lua_response", 0, "-", form, b"x" * 1001),
+        ("alice", 503, "via_upstream", 1, "-", {**KEY, "X-Do": "busy"}, b""),
+        ("dave", 429, "local_rate_limited", 0, "RL", bearer(DAVE), b""),
+    ):
+        name, before = f"{client}-{details}", count(client, status, attempts, flags)
+        answer = strict.ask("POST", "/predictions/m", data=body, headers={**headers, "X-Request-Id": name})
+        line = strict.logged(request_id=name)
+        assert (line["client"] or "", line["status"], line["details"]) == (client, status, details)
+        assert answer.status_code == status
+        wait(lambda: count(client, status, attempts, flags) == before + 1)  # noqa: B023
+    strict.call("ModelInfer", INFER, authorization=f"Bearer {DAVE}")
+    before = count("dave", 200, 0, "RL", "8")
+    assert strict.refused("ModelInfer", INFER, authorization=f"Bearer {DAVE}")[0] == 8
+    wait(lambda: count("dave", 200, 0, "RL", "8") == before + 1)
+
+
+def test_clients_trace_reaches_the_node_as_it_came_and_is_logged(gateway: Gateway) -> None:
+    name = str(uuid.uuid4())
+    headers = {"traceparent": GOOD, "tracestate": "vendor=value,other=1", "X-Request-Id": name}
+    got = gateway.received("POST", "/predictions/m", headers=headers)["headers"]
+    assert (got["traceparent"], got["tracestate"], got["x-request-id"]) == (GOOD, headers["tracestate"], name)
+    assert gateway.logged(request_id=name)["trace_id"] == TRACE
+    # The gateway's own responses are in the log too, and contain the client's name.
+    answer = gateway.ask("GET", "/nothing/here", headers={"traceparent": GOOD, "X-Request-Id": "a-404"})
+    assert (answer.status_code, answer.headers["X-Request-Id"]) == (404, "a-404")
+    assert gateway.logged(request_id="a-404")["trace_id"] == TRACE
+    assert "traceparent" not in gateway.received("POST", "/predictions/m")["headers"]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    (made.folder / "live").mkdir()
+    replace(made, "server")
+    return made
+
+
+def replace(certificates: Certificates, name: str) -> None:
+    for path, kind in ((certificates.key(name), "key.pem"), (certificates.pem(name), "certificate.pem")):
+        new = certificates.folder / "live" / f"{kind}.new"
+        new.write_bytes(path.read_bytes())
+        new.replace(certificates.folder / "live" / kind)
+
+
+def settings(certificates: Certificates, client_ca: str | None = None) -> GatewaySettings:
+    certificate, key = (str(certificates.folder / "live" / name) for name in ("certificate.pem", "key.pem"))
+    return GatewaySettings(tls=Tls(certificate=certificate, key=key, client_ca=client_ca))
+
+
+def context(certificates: Certificates, *, client: str | None = None, protocol: str = "http/1.1") -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=str(certificates.pem("ca")))
+    made.set_alpn_protocols([protocol])
+    if client is not None:
+        made.load_cert_chain(certificates.pem(client), certificates.key(client))
+    return made
+
+
+def status(gateway: Gateway, trusted: ssl.SSLContext) -> int:
+    port = gateway.settings.ports.http
+    with closing(http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=30)) as connection:
+        connection.request("GET", LIVE)
+        return connection.getresponse().status
+
+
+def by_grpc(gateway: Gateway, certificates: Certificates, client: str | None = None) -> bytes:
+    chain = (certificates.key(client).read_bytes(), certificates.pem(client).read_bytes()) if client else (None, None)
+    credentials = grpc.ssl_channel_credentials(certificates.pem("ca").read_bytes(), *chain)
+    with grpc.secure_channel(f"127.0.0.1:{gateway.settings.ports.grpc}", credentials) as channel:
+        answer: bytes = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"\x08\x01", timeout=30)
+        return answer
+
+
+def test_tls_alone_is_spoken_and_a_renamed_certificate_served(certificates: Certificates, tmp_path: Path) -> None:
+    with Gateway(tmp_path, settings(certificates)) as secure:
+        for protocol in ("h2", "http/1.1"):
+            with (
+                socket.create_connection(("127.0.0.1", secure.settings.ports.http), timeout=30) as raw,
+                context(certificates, protocol=protocol).wrap_socket(raw, server_hostname="127.0.0.1") as wrapped,
+            ):
+                assert (wrapped.selected_alpn_protocol(), wrapped.version()) == (protocol, "TLSv1.3")
+        assert by_grpc(secure, certificates) == b"\x08\x01"
+        with pytest.raises(requests.ConnectionError):
+            secure.ask("GET", LIVE)
+
+        # `elsewhere` is of another host: a client that checks names refuses it.
+        def is_trusted() -> bool:
+            with suppress(ssl.SSLCertVerificationError):
+                return status(secure, context(certificates)) == 200
+            return False
+
+        assert is_trusted()
+        replace(certificates, "elsewhere")
+        wait(lambda: not is_trusted())
+        replace(certificates, "server")
+        wait(is_trusted)
+
+
+def test_client_without_a_certificate_asked_for_gets_nothing(certificates: Certificates, tmp_path: Path) -> None:
+    with Gateway(tmp_path, settings(certificates, str(certificates.pem("ca")))) as gateway:
+        assert status(gateway, context(certificates, client="client")) == 200
+        assert by_grpc(gateway, certificates, "client") == b"\x08\x01"
+        for client in (None, "strange-client"):
+            with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+                status(gateway, context(certificates, client=client))
+        with pytest.raises(grpc.RpcError):
+            by_grpc(gateway, certificates)

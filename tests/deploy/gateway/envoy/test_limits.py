@@ -8,6 +8,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,17 @@ import requests
 
 from deploy.gateway.envoy import listeners
 from deploy.gateway.settings import GatewaySettings, Limits
-from tests.deploy.gateway.envoy.conftest import KEY, STRICT
+from tests.deploy.gateway.envoy.conftest import KEY, STRICT, shared
 from tests.deploy.gateway.envoy.harness import Gateway, wait
+from tests.tables import table
 
 LIMIT = 1 << 20
+PARTS, PAIRS = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
+MIXED = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n'
+impatient = shared(GatewaySettings(limits=Limits(header_s=0.5, body_s=1.0, response_s=1.0, connections=5)))
+# Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent; GET http /x of a.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])
+HEAD = b"\x82\x86\x04\x02/x\x01\x01a"
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
@@ -26,25 +35,20 @@ def pieces(body: bytes) -> Iterator[bytes]:
         yield body[at : at + 50_000]
 
 
-@pytest.mark.parametrize(
-    ("path", "error", "is_chunked"), [("/predictions/m", "message", False), ("/v2/models/m/infer", "error", True)]
-)
-def test_bodies_beyond_the_limit_are_refused(strict: Gateway, path: str, error: str, is_chunked: bool) -> None:
-    def send(size: int) -> requests.Response:
-        body = b"x" * size
-        return strict.ask("POST", path, data=pieces(body) if is_chunked else body, headers=KEY)
-
-    assert send(LIMIT).status_code == 200
-    refused = send(LIMIT + 1)
-    assert (refused.status_code, str(LIMIT) in refused.json()[error]) == (413, True)
-
-
-def test_forms_beyond_their_limit_are_refused(strict: Gateway) -> None:
-    def send(size: int) -> int:
-        headers = {**KEY, "Content-Type": "Application/X-WWW-Form-Urlencoded; charset=a"}
-        return strict.ask("POST", "/predictions/m", data=pieces(b"x" * size), headers=headers).status_code
-
-    assert (send(1000), send(1001)) == (200, 413)
+def test_bodies_forms_and_messages_beyond_their_limit_are_refused(strict: Gateway) -> None:
+    for path, kind, limit in (
+        ("/predictions/m", "text/plain", LIMIT),
+        ("/v2/models/m/infer", "application/octet-stream", LIMIT),
+        ("/predictions/m", "Application/X-WWW-Form-Urlencoded; charset=a", 1000),
+    ):
+        for size, status in ((limit, 200), (limit + 1, 413)):
+            body = b"x" * size
+            data = body if kind == "text/plain" else pieces(body)
+            answer = strict.ask("POST", path, data=data, headers={**KEY, "Content-Type": kind})
+            assert (answer.status_code, kind) == (status, kind)
+        assert limit != LIMIT or str(limit) in answer.json()["error" if path.startswith("/v2") else "message"]
+    message = b"\x0a\x01m" + bytes(LIMIT + 1)
+    assert strict.refused("ModelInfer", message, authorization=KEY["Authorization"])[0] == 8
 
 
 def parts(*names: str, value: bytes = b"x") -> bytes:
@@ -52,34 +56,25 @@ def parts(*names: str, value: bytes = b"x") -> bytes:
     return b"".join(head % name.encode() + value + b"\r\n" for name in names) + b"--b--\r\n"
 
 
-PARTS, PAIRS = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
-MIXED = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n'
-
-
-@pytest.mark.parametrize(
-    ("query", "kind", "body", "status"),
-    [
-        ("", PARTS, parts("data", "top_k", value=b"\r\n--B\r\n\0" * 20_000), 200),
-        ("", 'Multipart/Form-Data; charset=latin-1; Boundary="b"', parts("data", "Data", "filename"), 200),
-        ("?top_k=3", PARTS, parts("data").replace(b"\r\n", b"\n"), 200),
-        ("", PARTS, parts(*map(str, range(200))), 200),
-        ("", PARTS, parts(*map(str, range(201))), 413),
-        ("", PARTS, parts("data", "data"), 400),
-        ("", PARTS, parts("data", value=bytes(65_400)) + parts("data"), 400),
-        ("?data=x", PARTS, parts("data"), 400),
-        ("", PARTS, parts("data").replace(b"name=", b"filename="), 400),
-        ("", PARTS, MIXED, 400),
-        ("", "multipart/form-data", parts("data"), 400),
-        ("", PAIRS, b"data=x&top_k=3&text=top_k", 200),
-        ("", PAIRS, b"data=x&d%61ta=y", 400),
-        ("", PAIRS, b"&".join(b"%d" % number for number in range(201)), 413),
-        ("?top_k=1&t=2", "text/plain", b"x&x", 200),
-        ("?top_k=1&top%5fk=2", "text/plain", b"x", 400),
-    ],
+@table(
+    ("", PARTS, parts("data", "top_k", value=b"\r\n--B\r\n\0" * 20_000), 200),
+    ("", 'Multipart/Form-Data; charset=latin-1; Boundary="b"', parts("data", "Data", "filename"), 200),
+    ("?top_k=3", PARTS, parts("data").replace(b"\r\n", b"\n"), 200),
+    ("", PARTS, parts(*map(str, range(200))), 200),
+    ("", PARTS, parts(*map(str, range(201))), 413),
+    ("", PARTS, parts("data", "data"), 400),
+    ("", PARTS, parts("data", value=bytes(65_400)) + parts("data"), 400),
+    ("?data=x", PARTS, parts("data"), 400),
+    ("", PARTS, parts("data").replace(b"name=", b"filename="), 400),
+    ("", PARTS, MIXED, 400),
+    ("", "multipart/form-data", parts("data"), 400),
+    ("", PAIRS, b"data=x&top_k=3&text=top_k", 200),
+    ("", PAIRS, b"data=x&d%61ta=y", 400),
+    ("", PAIRS, b"&".join(b"%d" % number for number in range(201)), 413),
+    ("?top_k=1&t=2", "text/plain", b"x&x", 200),
+    ("?top_k=1&top%5fk=2", "text/plain", b"x", 400),
 )
-def test_forms_and_queries_have_few_fields_each_of_its_own_name(
-    gateway: Gateway, query: str, kind: str, body: bytes, status: int
-) -> None:
+def test_fields_are_few_and_of_own_names(query: str, kind: str, body: bytes, status: int, gateway: Gateway) -> None:
     answer = gateway.ask("POST", f"/predictions/m{query}", data=body, headers={"Content-Type": kind})
     assert answer.status_code == status, answer.text
     if status == 200:
@@ -88,25 +83,24 @@ def test_forms_and_queries_have_few_fields_each_of_its_own_name(
         assert answer.json()["type"] == ("MalformedForm" if status == 400 else "BodyTooLarge")
 
 
-def test_content_type_of_a_form_has_the_boundary_that_was_read(gateway: Gateway) -> None:
+def test_content_type_has_the_boundary_that_was_read_and_endless_fields_hold_nothing_up(gateway: Gateway) -> None:
     """TorchServe would read none of the first, and other parts of the second."""
     for extra, charset in (("; a=1; c=2; boundary=b", ""), ("; charset=a; boundary=b; boundary=c", "; charset=a")):
         kind = {"Content-Type": f"multipart/form-data{extra}"}
         found = gateway.received("POST", "/predictions/m", data=parts("data"), headers=kind)
         assert found["headers"]["content-type"] == f'multipart/form-data; boundary="b"{charset}'
+    began_s = time.monotonic()
+    # Sixteen million bytes of empty fields; no name among the first.
+    assert gateway.refused("ModelInfer", b"\x1a\x00" * (8 << 20))[0] == 3
+    for node in gateway.nodes:
+        node.answers["nothing"] = (200, {"Content-Type": "application/x-protobuf", "X-Received": "{}"}, b"")
+    assert gateway.call("ModelInfer", b"\x0a\x01m" + b"\x1a\x00" * (8 << 20), x_do="nothing")[0] == b""
+    assert time.monotonic() - began_s < 10
 
 
-def raw_deflate(body: bytes) -> bytes:
-    deflate = zlib.compressobj(wbits=-15)
-    return deflate.compress(body) + deflate.flush()
-
-
-@pytest.mark.parametrize(
-    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", raw_deflate)]
-)
-def test_bombs_are_cut_off_where_the_limit_of_bodies_is(
-    strict: Gateway, encoding: str, pack: Callable[[bytes], bytes]
-) -> None:
+# The third is deflate without zlib's head and sum.
+@table(("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", lambda body: zlib.compress(body)[2:-4]))
+def test_bombs_are_cut_off_at_the_limit(encoding: str, pack: Callable[[bytes], bytes], strict: Gateway) -> None:
     """Zeros, which compress to a thousandth; and random bytes, which reach the limit exactly."""
 
     def send(body: bytes) -> int:
@@ -118,21 +112,13 @@ def test_bombs_are_cut_off_where_the_limit_of_bodies_is(
     assert [send(body) for body in (bytes(30 * LIMIT), bytes(LIMIT + 1), whole)] == [413, 413, 413]
 
 
-def test_grpc_messages_beyond_the_limit_are_refused(strict: Gateway) -> None:
-    message = b"\x0a\x01m" + bytes(LIMIT + 1)
-    assert strict.refused("ModelInfer", message, authorization=KEY["Authorization"])[0] == 8
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"X-Long": "x" * 2000, **{f"X-Number-{number}": "1" for number in range(8)}}, 200),
-        ({f"X-Number-{number}": "1" for number in range(30)}, 431),
-        ({"X-Long": "x" * 5000}, 431),
-        ({"under_score": "1"}, 400),
-    ],
+@table(
+    ({"X-Long": "x" * 2000, **{f"X-Number-{number}": "1" for number in range(8)}}, 200),
+    ({f"X-Number-{number}": "1" for number in range(30)}, 431),
+    ({"X-Long": "x" * 5000}, 431),
+    ({"under_score": "1"}, 400),
 )
-def test_heads_are_bounded(strict: Gateway, headers: dict[str, str], status: int) -> None:
+def test_heads_are_bounded(headers: dict[str, str], status: int, strict: Gateway) -> None:
     answer = strict.ask("POST", "/predictions/m", headers={**KEY, **headers})
     assert answer.status_code == status
     if status != 200:
@@ -145,7 +131,6 @@ def test_open_routes_hold_no_bodies_and_inflate_nothing(strict: Gateway) -> None
         assert strict.ask("POST", path).status_code == 401
         assert strict.ask("GET", path, data=bytes(5000)).status_code == 413
         assert strict.ask("GET", path, data=pieces(bomb), headers={"Content-Encoding": "gzip"}).status_code == 413
-    # A small body is not inflated.
     packed = gzip.compress(bytes(100_000), mtime=0)
     found = strict.received("GET", "/page/app.js", data=packed, headers={"Content-Encoding": "gzip"})
     assert found["bytes"] == len(packed)
@@ -156,8 +141,9 @@ def test_probes_are_answered_without_the_control_process(gateway: Gateway) -> No
     assert (before.status_code, list(before.json())) == (503, ["error"])
     gateway.serve(is_up=True)
     wait(lambda: gateway.ask("GET", "/v2/health/ready").status_code == 200)
-    live = [gateway.ask(method, "/v2/health/live") for method in ("GET", "HEAD")]
-    assert [(answer.status_code, answer.content) for answer in live] == [(200, b"")] * 2
+    for method in ("GET", "HEAD"):
+        live = gateway.ask(method, "/v2/health/live")
+        assert (live.status_code, live.content) == (200, b"")
     gateway.restore()
 
 
@@ -168,32 +154,11 @@ def test_what_needs_no_key_has_a_rate(tmp_path: Path, monkeypatch: pytest.Monkey
     with Gateway(tmp_path, STRICT) as gateway:
         found = [gateway.ask("HEAD", "/page/app.js").status_code for _ in range(40)]
         assert (set(found[:20]), found.count(429) > 0) == ({200}, True)
-        # Probes are not affected.
         assert {gateway.ask("GET", "/v2/health/live").status_code for _ in range(40)} == {200}
         assert gateway.ask("POST", "/predictions/m", headers=KEY).status_code == 200
 
 
-def test_endless_fields_of_a_message_hold_nothing_up(gateway: Gateway) -> None:
-    began_s = time.monotonic()
-    # Sixteen million bytes of empty fields; no name among the first.
-    assert gateway.refused("ModelInfer", b"\x1a\x00" * (8 << 20))[0] == 3
-    for node in gateway.nodes:
-        node.answers["nothing"] = (200, {"Content-Type": "application/x-protobuf", "X-Received": "{}"}, b"")
-    assert gateway.call("ModelInfer", b"\x0a\x01m" + b"\x1a\x00" * (8 << 20), x_do="nothing")[0] == b""
-    assert time.monotonic() - began_s < 10
-
-
-# -- time and connections -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    limits = Limits(header_s=0.5, body_s=1.0, response_s=1.0, connections=5)
-    with Gateway(tmp_path_factory.mktemp("impatient"), GatewaySettings(limits=limits)) as gateway:
-        yield gateway
-
-
-def test_heads_bodies_and_answers_that_do_not_come_end(impatient: Gateway) -> None:
+def test_heads_bodies_and_answers_that_do_not_come_or_are_not_read_end(impatient: Gateway) -> None:
     cases = (
         (b"", 408, "RequestTimeout", "request_header_timeout"),
         (b"Content-Length: 10\r\n\r\nabc", 408, "RequestTimeout", "request_overall_timeout"),
@@ -203,43 +168,9 @@ def test_heads_bodies_and_answers_that_do_not_come_end(impatient: Gateway) -> No
     with ThreadPoolExecutor(len(cases)) as threads:
         answers = list(threads.map(lambda case: impatient.raw(head + case[0]), cases))
     for (_, status, kind, details), answer in zip(cases, answers, strict=True):
-        assert answer.startswith(f"HTTP/1.1 {status} ")
-        assert f'"type": "{kind}"' in answer
+        assert answer.startswith(f"HTTP/1.1 {status} ") and f'"type": "{kind}"' in answer
         impatient.logged(details=details)
-
-
-def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
-    port = impatient.settings.ports.http
-    opened = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(10)]
-    wait(lambda: "envoy_listener_downstream_global_cx_overflow" in impatient.envoy.prometheus())
-    assert probe(impatient) == 200
-    for connection in opened:
-        connection.close()
-
-    def is_answered() -> bool:
-        try:
-            return requests.post(f"{impatient.url}/predictions/m", timeout=30).status_code == 200
-        except requests.ConnectionError:
-            return False
-
-    wait(is_answered)
-
-
-# -- probes -------------------------------------------------------------------------------
-
-# Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent; GET http /x of a.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])
-HEAD = b"\x82\x86\x04\x02/x\x01\x01a"
-
-
-def probe(gateway: Gateway, path: str = "/v2/health/live", method: str = "GET") -> int:
-    return requests.request(method, f"http://127.0.0.1:{gateway.settings.ports.probe}{path}", timeout=30).status_code
-
-
-def test_answers_that_nobody_reads_are_few_and_end(impatient: Gateway) -> None:
-    def active() -> int:
-        return impatient.envoy.statistic("http.http.downstream_rq_active")
-
+    active = partial(impatient.envoy.statistic, "http.http.downstream_rq_active")
     numbers = (struct.pack(">I", 2 * each + 1) for each in range(1000))
     sent = GREETING + b"".join(bytes([0, 0, len(HEAD), 1, 5]) + number + HEAD for number in numbers)
     with socket.create_connection(("127.0.0.1", impatient.settings.ports.http), timeout=30) as connection:
@@ -249,6 +180,26 @@ def test_answers_that_nobody_reads_are_few_and_end(impatient: Gateway) -> None:
         assert connection.fileno() > 0
 
 
+def test_connections_beyond_the_limit_are_closed(impatient: Gateway) -> None:
+    port = impatient.settings.ports.http
+    with ExitStack() as opened:
+        for _ in range(10):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        wait(lambda: "envoy_listener_downstream_global_cx_overflow" in impatient.envoy.prometheus())
+        assert probe(impatient) == 200
+
+    def is_answered() -> bool:
+        with suppress(requests.ConnectionError):
+            return requests.post(f"{impatient.url}/predictions/m", timeout=30).status_code == 200
+        return False
+
+    wait(is_answered)
+
+
+def probe(gateway: Gateway, path: str = "/v2/health/live", method: str = "GET") -> int:
+    return requests.request(method, f"http://127.0.0.1:{gateway.settings.ports.probe}{path}", timeout=30).status_code
+
+
 def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HEAP_BYTES", 1 << 20)
     with Gateway(tmp_path, GatewaySettings(limits=Limits(body_bytes=1024))) as full:
@@ -256,10 +207,5 @@ def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatc
         assert [probe(full), probe(full, "/v2/health/ready")] == [200, 503]
         full.serve(is_up=True)
         wait(lambda: probe(full, "/v2/health/ready") == 200)
-        others = (
-            ("/predictions/m", "POST"),
-            ("/v2", "GET"),
-            ("/v2/health/live", "POST"),
-            ("/v2/health/live/../", "GET"),
-        )
-        assert {probe(full, *each) for each in others} == {403}
+        assert {probe(full, path) for path in ("/v2", "/v2/health/live/../")} == {403}
+        assert {probe(full, path, "POST") for path in ("/predictions/m", "/v2/health/live")} == {403}

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,25 @@ import requests
 
 from deploy.gateway.settings import Canary, GatewaySettings, Limits
 from deploy.gateway.state import ServedModel
-from tests.deploy.gateway.envoy.conftest import KEY, STRICT
+from tests.deploy.gateway.envoy.conftest import KEY, STRICT, shared
 from tests.deploy.gateway.envoy.harness import Gateway, wait
+from tests.tables import table
 
 JSON = {"Content-Type": "application/json"}
 PATHS = {
-    "/v1/embeddings": "embeddings",
-    "/embed": "embeddings",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-    "/rerank": "rerank",
-    "/v1/embed": "cohere-v1",
-    "/v2/embed": "cohere-v2",
+    **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **{"/v1/embed": "cohere-v1", "/v2/embed": "cohere-v2"},
 }
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
 
-@pytest.fixture(scope="module")
-def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    settings = GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0))
-    with Gateway(tmp_path_factory.mktemp("aliased"), settings) as gateway:
-        yield gateway
+aliased = shared(GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0)))
 
 
 def error(answer: requests.Response) -> tuple[int, str, Any, str]:
     found = answer.json().get("error")
-    if found is None:
-        # Cohere's form.
+    if found is None:  # Cohere's form
         assert answer.json().keys() == {"message"}
         return answer.status_code, "", "", ""
     assert found.keys() == {"message", "type", "param", "code"}
@@ -56,43 +47,39 @@ def test_request_arrives_at_its_model_with_the_api_that_its_path_means(aliased: 
 
 
 def test_request_of_a_client_without_models_goes_to_the_only_model_of_its_task(aliased: Gateway) -> None:
-    fleet = aliased.fleet()
-    versions = {
-        name: replace(each, metadata={"task": "reranking"}) for name, each in fleet.registered["m"].versions.items()
-    }
-    aliased.serve(replace(fleet, registered={**fleet.registered, "m": ServedModel("m", versions, "1.0")}))
-    body = b'{"query": "x", "texts": ["x"]}'
-    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 200)
+    fleet, settings, body = aliased.fleet(), aliased.settings, b'{"query": "x", "texts": ["x"]}'
+    served = fleet.registered["m"].versions
+    versions = {name: replace(each, metadata={"task": "reranking"}) for name, each in served.items()}
+
+    def serve(status: int, *names: str, preferred: tuple[str, ...] = ()) -> None:
+        aliased.settings = replace(settings, default_models=preferred)
+        aliased.serve(replace(fleet, registered={name: ServedModel(name, versions, "1.0") for name in names}))
+        wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == status)
+
+    serve(200, "m")
     found = aliased.received("POST", "/rerank", data=body)
     assert (found["path"], found["headers"]["x-api"]) == ("/predictions/m", "rerank")
     for path in ("/embed", "/v1/rerank"):
         assert error(aliased.ask("POST", path, data=body))[3] == "MissingModel"
-    others = {name: ServedModel(name, versions, "1.0") for name in ("m", "n")}
-    aliased.serve(replace(fleet, registered={**fleet.registered, **others}))
-    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 400)
-    aliased.settings = replace(aliased.settings, default_models=("x", "m"))
-    aliased.serve(replace(fleet, registered={**fleet.registered, **others}))
-    wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 200)
+    serve(400, "m", "n")
+    serve(200, "m", "n", preferred=("x", "m"))
     assert aliased.received("GET", "/info")["by"] == "control"
-    aliased.settings = replace(aliased.settings, default_models=())
+    aliased.settings = settings
     aliased.serve()
     wait(lambda: aliased.ask("POST", "/rerank", data=body).status_code == 400)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"model":"m"}',
-        f'{{"input": {LONG}, "model": "m"}}',
-        '{"input": "model", "a": {"model": "x"}, "b": [{"model": "x"}], "c": ["model"], "model" : "m"}',
-        '{"input": "\\\\\\" , \\"model\\": \\"x\\"", "model": "m"}',
-        '\ufeff{"model": "\\u006d", "model": "x"}',
-        '{"model": "BAAI/bge-m3"}',
-        '{"model": "BAAI\\/bge-m3"}',
-    ],
+@table(
+    '{"model":"m"}',
+    f'{{"input": {LONG}, "model": "m"}}',
+    '{"input": "model", "a": {"model": "x"}, "b": [{"model": "x"}], "c": ["model"], "model" : "m"}',
+    '{"input": "\\\\\\" , \\"model\\": \\"x\\"", "model": "m"}',
+    '\ufeff{"model": "\\u006d", "model": "x"}',
+    '{"model": "BAAI/bge-m3"}',
+    '{"model": "BAAI\\/bge-m3"}',
 )
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_model_is_found_wherever_it_stands(aliased: Gateway, body: str, is_packed: bool) -> None:
+def test_model_is_found_wherever_it_stands(body: str, aliased: Gateway, is_packed: bool) -> None:
     data = gzip.compress(body.encode()) if is_packed else body.encode()
     headers = {"Content-Encoding": "gzip"} if is_packed else {"Content-Type": "application/json; charset=utf-8"}
     found = aliased.received("POST", "/v1/embeddings", data=data, headers=headers)
@@ -107,28 +94,19 @@ def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gatewa
         assert found["path"] == "/predictions/m"
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ("", 400, "MissingModel"),
-        ("{", 400, "MissingModel"),
-        ('["model", "m"]', 400, "MissingModel"),
-        ('{"model": 7}', 400, "MissingModel"),
-        ('{"input": {"model": "m"}}', 400, "MissingModel"),
-        ('{"model": ""}', 404, "model_not_found"),
-        ('{"model": "other"}', 404, "model_not_found"),
-        ('{"model": "m\\r\\nX-Client: alice"}', 404, "model_not_found"),
-        ('{"model": "m\\u0000"}', 404, "model_not_found"),
-        ("[" * 5000 + '"model": "m"', 400, "MissingModel"),
-    ],
+@table(
+    *((body, 400, "MissingModel") for body in ("", "{", '["model", "m"]', '{"model": 7}', '{"input": {"model": "m"}}')),
+    ("[" * 5000 + '"model": "m"', 400, "MissingModel"),
+    *(
+        (f'{{"model": "{name}"}}', 404, "model_not_found")
+        for name in ("", "other", "m\\r\\nX-Client: alice", "m\\u0000")
+    ),
 )
-def test_body_that_names_no_model_that_there_is_is_refused(aliased: Gateway, body: str, status: int, code: str) -> None:
+def test_body_that_names_no_model_that_there_is_is_refused(body: str, status: int, code: str, aliased: Gateway) -> None:
     for path, api in PATHS.items():
-        answer = aliased.ask("POST", path, data=body.encode(), headers=JSON)
-        if api.startswith("cohere"):
-            assert error(answer)[0] == status
-            continue
-        assert error(answer) == (status, "invalid_request_error" if status == 400 else "not_found_error", "model", code)
+        found = error(aliased.ask("POST", path, data=body.encode(), headers=JSON))
+        kind = "invalid_request_error" if status == 400 else "not_found_error"
+        assert found == ((status, "", "", "") if api.startswith("cohere") else (status, kind, "model", code))
 
 
 def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, strict: Gateway) -> None:
@@ -139,14 +117,13 @@ def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, stric
     died = aliased.received("POST", "/v2/rerank", data=body, headers={"X-Do": "die-node-0"})
     assert (died["by"], died["bytes"]) == ("node-1", len(body))
     late = aliased.ask("POST", "/v2/rerank", data=body, headers={"X-Do": "wait"})
-    assert error(late)[:2] == (504, "server_error")
-    assert late.headers["X-Should-Retry"] == "false"
+    assert (*error(late)[:2], late.headers["X-Should-Retry"]) == (504, "server_error", "false")
     own = b'{\n  "code": 503,\n  "type": "ServiceUnavailableException",\n  "message": "secret"\n}\n'
     for node in aliased.nodes:
         node.answers["busy"] = (503, JSON, own)
     busy = aliased.ask("POST", "/v2/rerank", data=body, headers={"X-Do": "busy"})
-    assert error(busy) == (503, "server_error", None, "ServiceUnavailableException")
     cohere = aliased.ask("POST", "/v2/embed", data=body, headers={"X-Do": "busy"})
+    assert error(busy) == (503, "server_error", None, "ServiceUnavailableException")
     assert (cohere.status_code, [*cohere.json()]) == (503, ["message"])
     aliased.restore()
     aliased.serve(canaries={"m": Canary("2.0", 100.0)})
@@ -154,15 +131,12 @@ def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, stric
     aliased.serve()
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
-
-
 def test_bodies_beyond_their_limit_are_refused(aliased: Gateway, strict: Gateway) -> None:
     """The lesser of both limits holds: that of all bodies in the strict gateway."""
+    head = b'{"model": "m", "input": "'
     for gateway, limit in ((aliased, 8 << 20), (strict, 1 << 20)):
-        head = b'{"model": "m", "input": "'
         for size, status in ((limit, 200), (limit + 1, 413)):
-            body = head + b"x" * (size - len(head) - 2) + b'"}'
+            body = (head + b"x" * size)[: size - 2] + b'"}'
             answer = gateway.ask("POST", "/v1/embeddings", data=body, headers=KEY)
             assert answer.status_code == status, answer.text
         assert error(answer)[3] == "BodyTooLarge"
@@ -177,7 +151,6 @@ def test_pages_of_allowed_origins_may_call_and_their_preflights_need_no_key(tmp_
         assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
         foreign = gateway.ask("OPTIONS", "/v1/embeddings", headers={**asks, "Origin": "https://b.example"})
         assert "Access-Control-Allow-Origin" not in foreign.headers
-        # Errors are readable, too.
         for key, status in (({}, 401), (KEY, 200)):
             found = gateway.ask("POST", "/predictions/m", data=b"x", headers={"Origin": "https://a.example", **key})
             assert (found.status_code, found.headers["Access-Control-Allow-Origin"]) == (status, "https://a.example")

@@ -1,0 +1,107 @@
+"""Languages are identified with fastText's own labels and scores, and texts tokenised with the tokenizer's own ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fasttext
+import numpy as np
+import pytest
+import transformers
+
+from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.archives.stagers.language_id import stage
+from deploy.models import model
+from handlers.archive_files import CHECKPOINT
+from handlers.errors import InvalidConfig
+from handlers.tasks.language_id import LanguageIdHandler
+from handlers.tasks.tokenization import TokenizationHandler
+from tests.handlers.serving import Bad, Made, assert_own_answers, columns, inquiry, serve, started
+
+SENTENCES = {
+    "en": "The weather is nice today and we are going to the beach.",
+    "fr": "Il fait beau aujourd'hui et nous allons à la plage.",
+    **{"ko": "오늘은 날씨가 좋아서 해변에 갑니다.", "ru": "Сегодня хорошая погода, и мы идём на пляж."},
+}
+
+
+@pytest.fixture(scope="module")
+def identifier(staged_example: Made) -> LanguageIdHandler:
+    return started(LanguageIdHandler(), staged_example("language-id"), {"max_request_items": 100})
+
+
+BAD: list[Bad] = [
+    (b"\xff\xfe", 400, "InvalidText", "UTF-8"),
+    (b'{"text": "a", "k": 1}', 400, "InvalidOption", r"Known options: top_k, threshold, label_prefix\."),
+    # fastText sets memory aside for all that are asked for.
+    (b'{"text": "a", "top_k": 3000000000}', 400, "InvalidOption", "top_k"),
+    (json.dumps({"instances": ["x"] * 10_000}).encode(), 413, "TooManyInstances", ""),
+    (b"x" * 1_100_000, 413, "BodyTooLarge", ""),
+]
+
+
+def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_alone(identifier: Any) -> None:
+    oracle = fasttext.load_model(str(identifier.model_dir / "model.ftz"))
+    good = []
+    for language, text in SENTENCES.items():
+        score = pytest.approx(min(1.0, oracle.predict(text)[1][0]), abs=1e-6)
+        # fastText ends a text at a line break.
+        good += [(each.encode(), [{"label": language, "score": score}]) for each in (text, text.replace(" ", "\n"))]
+    assert_own_answers(identifier, good, BAD)
+    (every,) = serve(identifier, [b'{"text": "a", "top_k": 10000}'])
+    assert every.status == 200
+
+
+def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(identifier: LanguageIdHandler) -> None:
+    one, two = SENTENCES["ko"], SENTENCES["fr"]
+    instances = json.dumps({"instances": [{"text": two, "top_k": 3}, one]}).encode()
+    asked = inquiry(text=[one, two], top_k=[1, 3], threshold=[0.0, 0.0])
+    predicted, tensors = serve(identifier, [instances, asked])
+    french, korean = predicted.body["predictions"]
+    assert (len(french), len(korean)) == (3, 1)
+    columned = columns(tensors)
+    assert columned["label"] == [["ko", "", ""], [prediction["label"] for prediction in french]]
+    assert columned["score"][0][1:] == [None, None]
+    assert columned["score"][1] == pytest.approx([prediction["score"] for prediction in french], abs=1e-6)
+
+
+def test_anything_but_a_fasttext_model_is_refused(tmp_path: Path) -> None:
+    fake, entry = tmp_path / "lid.bin", model("language-id")
+    fake.write_bytes(b"not a model")
+    with pytest.raises(InvalidConfig, match=r"not a whole fastText model"):
+        stage(entry, Source("file", str(fake), ""), "auto", tmp_path)
+    with pytest.raises(WeightsUnavailable, match="not a fastText model"):
+        stage(entry, Source("file", str(tmp_path / "model.pt"), ""), "auto", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidConfig, match=r"lacks model\.ftz and model\.bin"):
+        started(LanguageIdHandler(), tmp_path / "empty", {})
+
+
+TEXTS = ["A short one.", "슈퍼 엔저 장기화에 일본 여행 수요가 늘고 있다.", "x", "What a goal! " * 9, "👩‍👩‍👧 goes 🏖️"]
+LONG = "The central bank kept its interest rate. " * 60
+BAD_TEXTS: list[Bad] = [
+    (b"qzqz \xff", 400, "InvalidText", "UTF-8"),
+    (LONG, 413, "TextTooLong", r"text: 482 tokens; max_length is 256\."),
+    (b'{"text": "qzqz", "max_length": 257}', 400, "InvalidOption", "max_length: 257; at most 256"),
+    (b'{"text": "qzqz", "padding": true}', 400, "InvalidOption", "padding"),
+]
+
+
+def listed(encodings: Any) -> dict[str, Any]:
+    return {name: np.asarray(encodings[name]).tolist() for name in ("input_ids", "attention_mask")}
+
+
+def test_texts_get_the_tokenizers_own_ids_padded_to_their_longest(
+    staged_example: Made,
+) -> None:
+    handler = started(TokenizationHandler(), staged_example("tokenizer"), {})
+    oracle = transformers.AutoTokenizer.from_pretrained(handler.model_dir / CHECKPOINT)
+    assert_own_answers(handler, [(text, listed(oracle(text))) for text in TEXTS], BAD_TEXTS)
+    rows = [inquiry(text=texts) for texts in (TEXTS[:1], TEXTS, ["x", " "])]
+    instances, alone, together, mixed = serve(handler, [json.dumps({"instances": TEXTS}).encode(), *rows])
+    assert instances.body["predictions"] == [listed(oracle(text)) for text in TEXTS]
+    for answer, texts in ((alone, TEXTS[:1]), (together, TEXTS)):
+        assert columns(answer) == listed(oracle(texts, padding=True))
+        assert [output["datatype"] for output in answer.body["outputs"]] == ["INT64", "INT64"]
+    assert columns(mixed)["input_ids"] == [[101, 1060, 102], [-1, -1, -1]]
+    assert json.loads(columns(mixed)["error"][1])["type"] == "EmptyInput"

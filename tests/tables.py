@@ -1,0 +1,20 @@
+"""Tests that have a row of arguments for each case."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def table(*rows: Any) -> Callable[[Test], Test]:
+    """Run a test once with each row, which is a tuple of its first arguments, or its first argument alone."""
+
+    def decorate(test: Test) -> Test:
+        count = len(rows[0]) if isinstance(rows[0], tuple) else 1
+        decorated: Test = pytest.mark.parametrize(",".join([*inspect.signature(test).parameters][:count]), rows)(test)
+        return decorated
+
+    return decorate
