@@ -26,12 +26,13 @@ CHILD_S = 400
 PACKAGES = {"handlers": ".", "deploy": ".", "load": ".", "torchserve_client": "client", "docs": "."}
 
 
-class ParserFound(Exception):
-    """Carries the parser that a command was about to use."""
+class HelpPrinted(Exception):
+    """Ends a command that was about to parse its arguments, and whose help was formatted."""
 
 
 def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-    raise ParserFound(parser)
+    parser.format_help()
+    raise HelpPrinted
 
 
 def find_problems(copy: Path) -> list[str]:
@@ -44,14 +45,13 @@ def find_problems(copy: Path) -> list[str]:
                 if path.name == "__main__.py" and hasattr(module, "main"):
                     with patch.object(argparse.ArgumentParser, "parse_args", stop):
                         module.main(*([[]] if module.main.__code__.co_argcount else []))
-            except ParserFound as found:
-                found.args[0].format_help()
-            except ModuleNotFoundError as error:
-                # Packages of other environments, such as Ray.
-                if str(error.name).partition(".")[0] in (*PACKAGES, "tests"):
-                    problems.append(f"{name}: {error}")
+            except HelpPrinted:
+                continue
             except Exception as error:
-                problems.append(f"{name}: {type(error).__name__}: {error}")
+                # Packages of other environments, such as Ray, may be missing.
+                missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else "tests"
+                if missing in (*PACKAGES, "tests"):
+                    problems.append(f"{name}: {type(error).__name__}: {error}")
     return problems
 
 

@@ -49,7 +49,7 @@ ROOMS = {
         (
             *("deploy/container/", "compose.yaml", "docs/how-to/kubernetes.md", "tests/nightly/container/"),
             *(f"deploy/kubernetes/{name}/" for name in ("base", "components", "jobs", "overlays")),
-        ),
+        )
     ),
     "ray": Room(
         (
@@ -141,15 +141,10 @@ def imported(tree: ast.AST) -> Iterator[str]:
 def imports(name: str) -> frozenset[str]:
     """Return the modules of this project that a file imports, anywhere, or names in a string."""
 
-    def find() -> Iterator[str]:
-        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-        yield from imported(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from re.findall(r"^(?:deploy|handlers|load)(?:\.\w+){2,}(?=:|$)", node.value)
-
-    known = modules()
-    parents = ((each, each.rpartition(".")[0]) for each in find() if each.partition(".")[0] in HOUSE)
+    tree, known = ast.parse((ROOT / name).read_text(encoding="utf-8")), modules()
+    texts = (str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    named = (each for text in texts for each in re.findall(r"^(?:deploy|handlers|load)(?:\.\w+){2,}(?=:|$)", text))
+    parents = ((each, each.rpartition(".")[0]) for each in (*imported(tree), *named) if each.split(".")[0] in HOUSE)
     return frozenset(next((each for each in pair if each in known), pair[0]) for pair in parents)
 
 
@@ -164,28 +159,17 @@ def find_leftovers(rooms: Iterable[str]) -> list[str]:
     gone = {module_of(name) for name in removed if name.endswith(".py")}
     cut = {name for room in rooms for name, _ in ROOMS[room].cuts}
     remaining = (name for name in tracked() if name.endswith(".py") and name.startswith((*SOURCE, "docs")))
-    return [
-        f"{name} imports {module}"
-        for name in remaining
-        if name not in removed and name not in cut
-        for module in imports(name)
-        if module in gone
-    ]
+    left = (name for name in remaining if name not in removed and name not in cut)
+    return [f"{name} imports {module}" for name in left for module in imports(name) & gone]
 
 
 def find_tests(gone: set[str]) -> set[str]:
     """Return the tests that import removed modules, directly or through helpers."""
-    found: set[str] = set()
-    while True:
-        more = {
-            name
-            for module, name in modules().items()
-            if name.startswith("tests/") and name not in found and imports(name) & gone
-        }
-        if not more:
-            return found
+    tests, found = {name for name in modules().values() if name.startswith("tests/")}, set[str]()
+    while more := {name for name in tests - found if imports(name) & gone}:
         found |= more
         gone = gone | {module_of(name) for name in more}
+    return found
 
 
 def leave_out(rooms: Iterable[str], target: Path) -> None:
@@ -193,12 +177,11 @@ def leave_out(rooms: Iterable[str], target: Path) -> None:
     removed = {*removed_files(rooms)}
     removed |= find_tests({module_of(name) for name in removed if name.endswith(".py")})
     for name in (each for each in tracked() if each not in removed):
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).stat().st_size > LINKED_BYTES:
-            place.symlink_to(ROOT / name)
+            (target / name).symlink_to(ROOT / name)
         else:
-            shutil.copy(ROOT / name, place)
+            shutil.copy(ROOT / name, target / name)
     for name, pattern in (cut for room in rooms for cut in ROOMS[room].cuts):
         if (target / name).exists():
             text, count = re.subn(pattern, "", (target / name).read_text(encoding="utf-8"))

@@ -64,9 +64,9 @@ def scripted(module: torch.nn.Module, path: Path) -> Path:
     return path
 
 
-def resnet18(classes: int = 5) -> Any:
+def resnet18() -> Any:
     torch.manual_seed(1)
-    return torchvision.models.resnet18(num_classes=classes).eval()
+    return torchvision.models.resnet18(num_classes=5).eval()
 
 
 def saved(state: Any, path: Path) -> Path:

@@ -26,10 +26,7 @@ WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 10 - 0.5
 # Of onnx.save_model: weights in another file.
 OUTSIDE: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True}
 # The properties that TorchScript does not declare.
-SCRIPT_INPUTS = {
-    "x": {"datatype": "FP32", "shape": [-1, 4]},
-    "scale": {"datatype": "FP32", "shape": [-1, 1]},
-}
+SCRIPT_INPUTS = {"x": {"datatype": "FP32", "shape": [-1, 4]}, "scale": {"datatype": "FP32", "shape": [-1, 1]}}
 
 
 class Scaled(torch.nn.Module):
@@ -168,12 +165,12 @@ def said(folder: Path) -> dict[str, list[tuple[str, str, list[int] | None]]]:
     }
 
 
-def assert_scales(engine: RunningEngine, rows: int, names: tuple[str, str] = ("scaled", "total")) -> None:
+def assert_scales(engine: RunningEngine, rows: int) -> None:
     random = np.random.default_rng(rows)
     x, scale = random.random((rows, 4), np.float32), random.random((rows, 1), np.float32)
     outputs = engine.run({"x": x.copy(), "scale": scale.copy()})
-    np.testing.assert_allclose(outputs[names[0]], x @ WEIGHTS * scale, 1e-5, 1e-6)
-    np.testing.assert_allclose(outputs[names[1]], x.sum(1), 1e-5, 1e-6)
+    np.testing.assert_allclose(outputs["scaled"], x @ WEIGHTS * scale, 1e-5, 1e-6)
+    np.testing.assert_allclose(outputs["total"], x.sum(1), 1e-5, 1e-6)
 
 
 class Bessel(torch.nn.Module):

@@ -3,7 +3,6 @@
 import argparse
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -13,8 +12,6 @@ from torchserve_client import cli
 
 VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
 VERBS |= {"took"}  # a tier of tests, in its last run
-MAINS = [path for folder in ("deploy", "load", "client") for path in sorted((ROOT / folder).rglob("__main__.py"))]
-MODULES = [".".join(path.parent.relative_to(ROOT).parts).removeprefix("client.") for path in MAINS]
 
 
 def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -> None:
@@ -46,12 +43,3 @@ def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
     for example in examples:
         _, words = example.split(f"{program} ", maxsplit=1)
         parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
-
-
-# A container's node reads variables only.
-@pytest.mark.builds
-@pytest.mark.parametrize("module", [each for each in MODULES if each != "deploy.container"])
-def test_help_of_a_command_is_printed_and_no_error(module: str) -> None:
-    command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout.startswith("usage: "), done.stderr) == (0, True, "")

@@ -55,13 +55,8 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def problems(copies: Path) -> Mapping[str, list[str]]:
     for name in (*ROOMS, ALL):
         leave_out(rooms_of(name), copies / name)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(ROOT / "tests" / "room_check.py"),
-        *(str(copies / name) for name in (*ROOMS, ALL)),
-    ]
+    program = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "room_check.py")]
+    command = [*program, *(str(copies / name) for name in (*ROOMS, ALL))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: Mapping[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -78,7 +73,6 @@ def test_rest_is_imported_and_prints_help_without_a_room(name: str, problems: Ma
 def test_core_runs_its_tests_without_any_room(copies: Path, problems: Mapping[str, list[str]]) -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CORE]
     paths = os.pathsep.join([str(copies / ALL), str(copies / ALL / "client")])
-    done = subprocess.run(
-        words, cwd=copies / ALL, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(words, cwd=copies / ALL, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,6 +1,7 @@
 """Detectors with seeded weights, since no registry package carries trained ones."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -16,26 +17,15 @@ LABELS = ("cat", "cup", "spoon", "star", "wall", "door", "tree")
 
 def detector(folder: Path) -> Path:
     """Write a checkpoint of RT-DETR v2, of some hundred kilobytes, as `save_pretrained` leaves it; gives the folder."""
-    backbone = transformers.RTDetrResNetConfig(
-        embedding_size=16,
-        hidden_sizes=[16, 32, 48, 64],
-        depths=[1, 1, 1, 1],
-        layer_type="basic",
-        out_features=["stage2", "stage3", "stage4"],
-    )
+    stages: dict[str, Any] = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
+    stages["out_features"] = ["stage2", "stage3", "stage4"]
+    backbone = transformers.RTDetrResNetConfig(embedding_size=16, layer_type="basic", **stages)
+    encoder = {"in_channels": [32, 48, 64], "hidden_dim": 32, "ffn_dim": 64, "attention_heads": 4}
+    decoder = {"in_channels": [32, 32, 32], "ffn_dim": 64, "layers": 2, "attention_heads": 4}
+    sizes: dict[str, Any] = {f"encoder_{name}": size for name, size in encoder.items()}
+    sizes |= {f"decoder_{name}": size for name, size in decoder.items()}
     config = transformers.RTDetrV2Config(
-        backbone_config=backbone,
-        encoder_in_channels=[32, 48, 64],
-        encoder_hidden_dim=32,
-        encoder_ffn_dim=64,
-        d_model=32,
-        decoder_in_channels=[32, 32, 32],
-        decoder_ffn_dim=64,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        num_queries=QUERIES,
-        id2label=dict(enumerate(LABELS)),
+        backbone_config=backbone, d_model=32, num_queries=QUERIES, id2label=dict(enumerate(LABELS)), **sizes
     )
     torch.manual_seed(3)
     model = transformers.RTDetrV2ForObjectDetection(config).eval()

@@ -94,12 +94,7 @@ def change_json(path: Path, **changes: Any) -> None:
 
 
 def staged(
-    folder: Path,
-    kind: str,
-    task: str,
-    files: Mapping[str, Any] | None = None,
-    engine: Engine = "auto",
-    **config: Any,
+    folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, engine: Engine = "auto", **config: Any
 ) -> Path:
     """Return such a checkpoint's archive contents, with further JSON files; engine `torch` needs no export."""
     entry = model(task.replace("_", "-"))

@@ -24,28 +24,16 @@ def lraspp(folder: Path) -> Path:
 
 def segmenter(folder: Path, is_beit: bool = False) -> Path:
     """Write a checkpoint of SegFormer or BEiT, of some hundred kilobytes, as `save_pretrained` leaves it."""
-    config: Any = transformers.SegformerConfig(
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[8, 16, 24, 32],
-        num_attention_heads=[1, 2, 2, 4],
-        decoder_hidden_size=32,
-        id2label=dict(enumerate(LABELS)),
-    )
-    processor: Any = transformers.SegformerImageProcessor(size={"height": SIDE, "width": SIDE})
+    labels, square = dict(enumerate(LABELS)), {"height": SIDE, "width": SIDE}
+    sizes: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 32}
+    config: Any = transformers.SegformerConfig(num_attention_heads=[1, 2, 2, 4], id2label=labels, **sizes)
+    processor: Any = transformers.SegformerImageProcessor(size=square)
     if is_beit:
-        config = transformers.BeitConfig(
-            hidden_size=32,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            intermediate_size=64,
-            image_size=SIDE,
-            patch_size=32,
-            initializer_range=0.3,
-            out_features=["stage1", "stage2", "stage3", "stage4"],
-            use_auxiliary_head=False,
-            id2label=dict(enumerate(LABELS)),
-        )
-        processor = transformers.BeitImageProcessor(size={"height": SIDE, "width": SIDE}, do_center_crop=False)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+        sizes |= {"image_size": SIDE, "patch_size": 32, "initializer_range": 0.3, "use_auxiliary_head": False}
+        stages = [f"stage{number}" for number in range(1, 5)]
+        config = transformers.BeitConfig(out_features=stages, id2label=labels, **sizes)
+        processor = transformers.BeitImageProcessor(size=square, do_center_crop=False)
     torch.manual_seed(1)
     model = transformers.AutoModelForSemanticSegmentation.from_config(config).eval()
     with torch.no_grad():

@@ -5,6 +5,7 @@ Their answers mean nothing, but differ from text to text and from option to opti
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,14 @@ def m2m100(folder: Path) -> Path:
     _write_vocabulary(folder, [*SPECIAL, *pieces])
     # In the order of their ids, as the published tokenizers list them.
     codes = FAIRSEQ_LANGUAGE_CODES["m2m100"]
-    tokenizer = transformers.M2M100Tokenizer(
-        str(folder / "vocab.json"),
-        str(folder / "sentencepiece.bpe.model"),
-        additional_special_tokens=[f"__{code}__" for code in codes],
-        model_max_length=128,
-    )
-    return _save(
-        transformers.M2M100ForConditionalGeneration, _m2m_config(tokenizer.get_lang_id("zu") + 9), tokenizer, folder
-    )
+    files, special = (str(folder / name) for name in ("vocab.json", "sentencepiece.bpe.model")), _languages(codes)
+    tokenizer = transformers.M2M100Tokenizer(*files, additional_special_tokens=special, model_max_length=128)
+    config = _m2m_config(tokenizer.get_lang_id("zu") + 9)
+    return _save(transformers.M2M100ForConditionalGeneration, config, tokenizer, folder)
+
+
+def _languages(codes: Sequence[str]) -> list[str]:
+    return [f"__{code}__" for code in codes]
 
 
 def nllb(folder: Path) -> Path:
@@ -88,12 +88,9 @@ def nllb(folder: Path) -> Path:
 def seamless(folder: Path, *, is_v2: bool = False) -> Path:
     """A SeamlessM4T model, text to text, of three languages: eng, fra, deu."""
     codes = ("eng", "fra", "deu")
-    vocabulary, merges = _bpe(["<pad>", "<unk>", "<s>", "</s>"])
+    words: dict[str, Any] = dict(zip(("vocab", "merges"), _bpe(["<pad>", "<unk>", "<s>", "</s>"]), strict=True))
     tokenizer = transformers.SeamlessM4TTokenizer(
-        vocab=vocabulary,
-        merges=merges,
-        additional_special_tokens=[f"__{code}__" for code in codes],
-        model_max_length=128,
+        **words, additional_special_tokens=_languages(codes), model_max_length=128
     )
     sizes = {("hidden_size" if name == "d_model" else name): size for name, size in SIZES.items()}
     kind = "SeamlessM4Tv2" if is_v2 else "SeamlessM4T"
@@ -106,16 +103,8 @@ def seamless(folder: Path, *, is_v2: bool = False) -> Path:
 def t5(folder: Path, kind: str = "T5") -> Path:
     """A T5, MT5 or UMT5 model, which knows no languages."""
     tokenizer, size = own_tokenizer()
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=size,
-        d_model=32,
-        d_kv=16,
-        d_ff=48,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-        tie_word_embeddings=False,
-    )
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=size, tie_word_embeddings=False, **sizes)
     return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, tokenizer, folder)
 
 
@@ -123,14 +112,8 @@ def bart(folder: Path, kind: str = "Bart") -> Path:
     """A Bart, MBart, Pegasus or like model, whose answers have a forced first and last token."""
     tokenizer, size = own_tokenizer()
     tokenizer.bos_token = tokenizer.eos_token
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=size,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=1,
-        decoder_start_token_id=0 if kind == "Pegasus" else 1,
-        **SIZES,
-    )
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": int(kind != "Pegasus")}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=size, **ids, **SIZES)
     forced = {"forced_bos_token_id": 5, "forced_eos_token_id": 1}
     return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, tokenizer, folder, **forced)
 
@@ -141,12 +124,8 @@ def own_tokenizer() -> tuple[Any, int]:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=128,
-        **dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL[1:], strict=True)),
-    )
-    return tokenizer, len(vocabulary)
+    roles: dict[str, Any] = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": 128}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **roles), len(vocabulary)
 
 
 def _m2m_config(vocab_size: int) -> Any:

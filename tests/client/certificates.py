@@ -6,7 +6,7 @@ from pathlib import Path
 
 HERE = "subjectAltName=IP:127.0.0.1,DNS:localhost"
 ELSEWHERE = "subjectAltName=DNS:elsewhere.example"
-_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 
 
 class Certificates:
@@ -15,7 +15,8 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for authority in ("ca", "stranger"):
-            self._openssl("req", "-x509", *_KEY, "-days", "2", "-subj", f"/CN={authority}", *self._out(authority))
+            out = f"-keyout {authority}.key -out {authority}.pem"
+            self._openssl(f"req -x509 {_KEY} -days 2 -subj /CN={authority} {out}")
         self._sign("server", "ca", HERE)
         self._sign("elsewhere", "ca", ELSEWHERE)
         self._sign("client", "ca", "extendedKeyUsage=clientAuth")
@@ -40,16 +41,9 @@ class Certificates:
 
     def _sign(self, name: str, authority: str, extension: str) -> None:
         (self.folder / "extension").write_text(extension)
-        self._openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")
-        signer = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial"]
-        files = ["-in", "request", "-extfile", "extension", "-out", f"{name}.pem"]
-        self._openssl("x509", "-req", "-days", "2", *signer, *files)
+        self._openssl(f"req {_KEY} -subj /CN={name} -keyout {name}.key -out request")
+        signer = f"-CA {authority}.pem -CAkey {authority}.key -CAcreateserial"
+        self._openssl(f"x509 -req -days 2 {signer} -in request -extfile extension -out {name}.pem")
 
-    def _out(self, name: str) -> list[str]:
-        return ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
-
-    def _openssl(self, *arguments: str) -> str:
-        command = ["openssl", *arguments]
-        finished = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
+    def _openssl(self, arguments: str) -> None:
+        subprocess.run(["openssl", *arguments.split()], cwd=self.folder, capture_output=True, check=True)

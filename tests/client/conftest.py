@@ -1,13 +1,91 @@
-"""Listeners and certificates for tests over a socket."""
+"""Certificates, and servers on real sockets that send the bytes of a test."""
 
+import contextlib
+import re
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.client.certificates import Certificates
-from tests.client.listener import Listener, Reply
+from tests.load import fake_server
+
+Reply = Callable[[socket.socket], None]
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+
+
+class Listener:
+    def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None, *, is_http: bool = True) -> None:
+        """Listen; call `reply` after each HTTP request, or after each read unless `is_http`."""
+        self.connections = 0
+        self._reply, self._tls, self._is_http = reply, tls, is_http
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http{'' if tls is None else 's'}://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=[connection]))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError))
+            stack.enter_context(connection)
+            if self._tls is not None:
+                connection = stack.enter_context(self._tls.wrap_socket(connection, server_side=True))
+            unread = b""
+            while content := connection.recv(65536):
+                unread += content
+                while unread and (size := _size(unread) if self._is_http else len(unread)):
+                    unread = unread[size:]
+                    self._reply(connection)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def _size(content: bytes) -> int:
+    """Return the length of the first request in the content; 0 if it is not complete."""
+    head, end, _ = content.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    size = len(head) + len(end) + (int(length[1]) if length else 0)
+    return size if end and len(content) >= size else 0
+
+
+def silent(connection: socket.socket) -> None:
+    """Send nothing."""
+
+
+def answering(connection: socket.socket) -> None:
+    """Send 1."""
+    connection.sendall(ANSWER)
+
+
+def serving(answer: Callable[[str, str, bytes], Any]) -> contextlib.AbstractContextManager[str]:
+    """Serve a function of path, content type and body, and yield the address; responses are JSON."""
+
+    async def respond(request: web.Request) -> web.Response:
+        body = await request.read()
+        return web.json_response(answer(request.raw_path, request.headers.get("Content-Type", ""), body))
+
+    return fake_server.serving(respond, path="/{path:.*}")
+
 
 Listen = Callable[..., Listener]
 

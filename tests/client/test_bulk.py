@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.client.http_server import serving
+from tests.client.conftest import serving
 from tests.client.script import Server, Step, client, failed, ok, predictions
 from tests.waiting import until
 from torchserve_client import FuturesClient, InvalidPayload, NoConnection, Nodes, Rejected, RetryPolicy, bulk
@@ -41,9 +42,6 @@ def recorded(out: Path) -> dict[str, Any]:
     return found
 
 
-# -- inputs ----------------------------------------------------------------------------------------------------------
-
-
 def test_folder_lists_its_files_by_path_without_hidden_ones_and_linked_folders(tmp_path: Path) -> None:
     root, odd = tmp_path / "photos", os.fsdecode(b"caf\xe9.jpg")
     for name in ("b.jpg", "a.jpg", odd, "below/c.jpg", "below-that/d.jpg", ".hidden", ".git/e.jpg"):
@@ -69,17 +67,11 @@ def test_lines_are_numbered_as_in_the_file_and_empty_ones_left_out(tmp_path: Pat
 
 
 def test_key_is_that_of_content_model_and_options() -> None:
-    keys = [
-        Keys(model, options).make(content)
-        for model in ("m", "n")
-        for options in ({}, {"top_k": 1}, {"top_k": 2}, {"top_k": 1, "x": "y"})
-        for content in (b"a", b"b", b"")
-    ]
-    assert len(set(keys)) == len(keys) == 24
+    options: Any = ({}, {"top_k": 1}, {"top_k": 2}, {"top_k": 1, "x": "y"})
+    contents = product("mn", options, (b"a", b"b", b""))
+    assert len({Keys(model, given).make(content) for model, given, content in contents}) == 24
     assert Keys("m", {"b": 1, "a": 2}).make(b"a") == Keys("m", {"a": 2, "b": 1}).make(b"a")
 
-
-# -- answers ---------------------------------------------------------------------------------------------------------
 
 WHOLE = line("c", "z", "[1,2]").rstrip("\n")
 
@@ -104,8 +96,7 @@ def test_answer_to_another_content_is_set_aside_and_answers_to_absent_inputs_sta
         assert answers.match([Input("a", "x"), Input("b", "y")], KEYS) == 2
         assert (answers.earlier, answers.has("a"), answers.has("b")) == (1, True, False)
     assert path.read_text() == line("a", "x") + line("gone", "z")
-    assert (tmp_path / "answers.jsonl.old").read_text() == line("b", "old")
-    assert len([*tmp_path.iterdir()]) == 2
+    assert ((tmp_path / "answers.jsonl.old").read_text(), len([*tmp_path.iterdir()])) == (line("b", "old"), 2)
 
 
 def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: Path) -> None:
@@ -153,9 +144,6 @@ def test_file_that_is_not_ours_is_left_alone(tmp_path: Path, content: bytes) -> 
     assert path.read_bytes() == content
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
-
-
 def predict(server: Server, path: Path, out: Path) -> int:
     options = Namespace(model="m", option=[], path=path, out=out, in_flight=3)
     return bulk.predict(options, Nodes({}), client(server, retry=RetryPolicy(attempts=1)))
@@ -183,8 +171,7 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
     assert recorded(out) == {"1": no, "2": "B", "3": full, "4": full, "5": "E"}
     assert predict(server, lines, out) == 0
     again = sorted(text for request in server.sent[3:] for text in orjson.loads(request.body)["instances"])
-    assert again == ["a", "c", "d"]
-    assert recorded(out) == {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"}
+    assert (again, recorded(out)) == (["a", "c", "d"], {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"})
 
 
 def test_next_run_asks_for_what_is_new_or_changed_alone_and_never_for_its_own_file(tmp_path: Path) -> None:
@@ -246,19 +233,7 @@ def test_run_that_is_interrupted_or_killed_goes_on_from_its_last_answer(tmp_path
         return [{"batchSize": 1}] if url_path.startswith("/models/") else body.decode().upper()
 
     with serving(answer) as url:
-        words = [
-            "--url",
-            url,
-            "--management-url",
-            url,
-            "predict",
-            "m",
-            str(path),
-            "--in-flight",
-            "1",
-            "--out",
-            str(out),
-        ]
+        words = f"--url {url} --management-url {url} predict m {path} --in-flight 1 --out {out}".split()
         command, said = [sys.executable, "-m", "torchserve_client", *words], list[tuple[int, str]]()
         for number in (signal.SIGINT, signal.SIGKILL, 0):
             before = len(out.read_bytes().splitlines()) if out.exists() else 0

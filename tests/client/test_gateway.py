@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.client.http_server import serving
+from tests.client.conftest import serving
 from torchserve_client import gateway as gateway_module
 from torchserve_client.cli import main
 from torchserve_client.gateway import find_gateway

@@ -15,8 +15,7 @@ def asked(script: Script) -> list[str]:
 
 def test_versions_are_addressed_by_path() -> None:
     own, script = management(ok([{"modelVersion": "1.0"}, {"modelVersion": "2.0"}]))
-    assert own.versions("a/b") == ["1.0", "2.0"]
-    assert own.describe("m", "2.0") == {"modelVersion": "1.0"}
+    assert (own.versions("a/b"), own.describe("m", "2.0")) == (["1.0", "2.0"], {"modelVersion": "1.0"})
     own.set_default("m", "2.0")
     own.scale("m", 3, "2.0")
     own.unregister("m", "1.0")

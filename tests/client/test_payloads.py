@@ -27,8 +27,7 @@ B64 = base64.b64encode(b"\xff\xd8").decode()
 )
 def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, content_type: str) -> None:
     made = encode(payload, {})
-    assert made.content == content
-    assert made.headers == {"Content-Type": content_type}
+    assert (made.content, made.headers) == (content, {"Content-Type": content_type})
 
 
 @pytest.mark.parametrize(

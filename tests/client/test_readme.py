@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.models import ROOT
-from tests.client.http_server import serving
+from tests.client.conftest import serving
 
 README = (ROOT / "client" / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

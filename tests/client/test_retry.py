@@ -19,8 +19,7 @@ def predict(steps: list[Step], policy: RetryPolicy | None = None) -> tuple[objec
 @pytest.mark.parametrize("step", [REFUSED, LOST, FULL])
 def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step) -> None:
     answer, script, time = predict([step, step, ok("done")])
-    assert answer == "done"
-    assert len(script.sent) == 3
+    assert (answer, len(script.sent)) == ("done", 3)
     assert time.slept == pytest.approx([0.1, 0.2])
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,17 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import Fake, failed, ok
-from torchserve_client import (
-    Client,
-    Gateway,
-    Management,
-    ManagementError,
-    NoConnection,
-    Nodes,
-    NodesFailed,
-    RolloutFailed,
-)
+from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
+from torchserve_client.management import ManagementError
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.transport import Request, Response
 
@@ -64,17 +57,15 @@ class FakeServer(Fake):
         return ok({})
 
     def _described(self, version: str) -> dict[str, Any]:
-        return {
-            "modelVersion": version,
-            "modelUrl": self.versions[version],
-            "minWorkers": 1,
-            "batchSize": 8,
-            "maxBatchDelay": 5,
-            "startupTimeout": 5,
-            "responseTimeout": 5,
-            "workers": [{"status": "READY", "startTime": "2026-01-01T00:00:00Z"}] * self.workers,
-            "jobQueueStatus": {"pendingRequests": self.pending},
-        }
+        workers = [{"status": "READY", "startTime": "2026-01-01T00:00:00Z"}] * self.workers
+        found = {"modelVersion": version, "modelUrl": self.versions[version], "minWorkers": 1, "workers": workers}
+        settings = {"batchSize": 8, "maxBatchDelay": 5, "startupTimeout": 5, "responseTimeout": 5}
+        return {**found, **settings, "jobQueueStatus": {"pendingRequests": self.pending}}
+
+    @property
+    def state(self) -> tuple[str, list[str]]:
+        """The default version, and all."""
+        return self.default, [*self.versions]
 
     store = Path()
 
@@ -131,11 +122,17 @@ class Worker(Fake):
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    manifest = tmp_path / "m" / "MAR-INF" / "MANIFEST.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(json.dumps({"model": {"modelName": MODEL, "modelVersion": "1.0"}}))
+    write(tmp_path / "m", "1.0")
     monkeypatch.setattr(FakeServer, "store", tmp_path)
     return tmp_path
+
+
+def write(folder: Path, version: str, config: str = "", name: str = MODEL) -> None:
+    """Write an archive as a folder."""
+    model = {"modelName": name, "modelVersion": version, **({"configFile": "model-config.yaml"} if config else {})}
+    (folder / "MAR-INF").mkdir(parents=True, exist_ok=True)
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
+    (folder / "model-config.yaml").write_text(config)
 
 
 def rollouts(
@@ -154,19 +151,16 @@ def names(store: Path) -> set[str]:
 def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
     servers = [FakeServer(), FakeServer()]
     assert rollouts(store, *servers).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
-    assert [server.default for server in servers] == ["1.0-r2", "1.0-r2"]
-    assert [list(server.versions) for server in servers] == [["1.0-r2"], ["1.0-r2"]]
+    assert [server.state for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     assert names(store) == {"m", "m@1.0-r2"}
     # A second rollout removes the copy of the first one.
     rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
-    assert [list(server.versions) for server in servers] == [["1.0-r3"], ["1.0-r3"]]
+    assert [server.state for server in servers] == [("1.0-r3", ["1.0-r3"])] * 2
     assert names(store) == {"m", "m@1.0-r3"}
 
 
 def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everything(store: Path) -> None:
-    manifest = {"model": {"modelName": MODEL, "modelVersion": "1.0", "configFile": "model-config.yaml"}}
-    (store / "m" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    (store / "m" / "model-config.yaml").write_text("continuousBatching: true")
+    write(store / "m", "1.0", "continuousBatching: true")
     server = FakeServer()
     worker = Worker(server, 3, 0, 1, 0, 0)
     rollouts(store, server, inference=worker).run(MODEL, Registration(batch_size=4))
@@ -195,10 +189,7 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
 def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     config: str, wanted: dict[str, Any], words: str, store: Path
 ) -> None:
-    manifest = {"model": {"modelName": MODEL, "modelVersion": "2.0", "configFile": "model-config.yaml"}}
-    (store / "new" / "MAR-INF").mkdir(parents=True)
-    (store / "new" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-    (store / "new" / "model-config.yaml").write_text(config)
+    write(store / "new", "2.0", config)
     server, said = FakeServer(), list[str]()
     replace(rollouts(store, server), report=said.append).run(MODEL, Registration(archive="new", **wanted))
     assert said[0] == f"m: version 2.0 is registered, {words}"
@@ -219,7 +210,7 @@ def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(
     first = FakeServer()
     with pytest.raises(error, match=words):
         rollouts(store, first, second).run(MODEL, Registration(batch_size=4))
-    assert [(server.default, list(server.versions)) for server in (first, second)] == [("1.0", ["1.0"])] * 2
+    assert [server.state for server in (first, second)] == [("1.0", ["1.0"])] * 2
     assert names(store) == {"m"}
 
 
@@ -256,6 +247,23 @@ def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
     assert (list(server.versions), names(store)) == (["1.0"], {"m"})
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("other", "2.0", "new contains the model other, not m"),
+        (MODEL, "1.0", r"version 1\.0 of new is already registered: raise `version`"),
+    ],
+)
+def test_archive_of_another_model_or_of_a_version_that_serves_is_refused(
+    name: str, version: str, words: str, store: Path
+) -> None:
+    write(store / "new", version, name=name)
+    server = FakeServer()
+    with pytest.raises(RolloutFailed, match=words):
+        rollouts(store, server).run(MODEL, Registration(archive="new"))
+    assert (server.state, server.registered) == (("1.0", ["1.0"]), {})
+
+
 def test_archive_that_was_built_again_is_not_copied(store: Path) -> None:
     (store / "m" / "build.json").write_text('{"made_s": 4e9}')
     with pytest.raises(RolloutFailed, match=r"^m was built after version 1\.0 was registered: raise `version`"):
@@ -268,7 +276,7 @@ def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pyte
     server.pending = 1
     with pytest.raises(RolloutFailed, match=r"requests still wait for version 1\.0"):
         rollouts(store, server).run(MODEL, Registration(batch_size=4))
-    assert (server.default, list(server.versions)) == ("1.0-r2", ["1.0", "1.0-r2"])
+    assert server.state == ("1.0-r2", ["1.0", "1.0-r2"])
 
 
 def tried(store: Path) -> tuple[FakeGateway, Callable[[], Rollout]]:
@@ -281,14 +289,13 @@ def tried(store: Path) -> tuple[FakeGateway, Callable[[], Rollout]]:
 def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway_sees_it(store: Path) -> None:
     gateway, again = tried(store)
     assert gateway.canary == {"version": "1.0-r2", "percent": 5, "header": ["X-Try", "yes"]}
-    assert [(each.default, list(each.versions)) for each in gateway.servers] == [("1.0", ["1.0", "1.0-r2"])] * 2
+    assert [each.state for each in gateway.servers] == [("1.0", ["1.0", "1.0-r2"])] * 2
     # Only the share changes.
     again().try_canary(MODEL, Registration(), 50, None)
     assert gateway.canary == {"version": "1.0-r2", "percent": 50, "header": ["X-Try", "yes"]}
-    with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
-        again().try_canary(MODEL, Registration(batch_size=2), 5, None)
-    with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
-        again().run(MODEL, Registration(batch_size=2))
+    for other in (partial(again().try_canary, percent=5, header=None), again().run):
+        with pytest.raises(RolloutFailed, match="--promote or --abort it first"):
+            other(MODEL, Registration(batch_size=2))
     # It is not promoted where a node lacks it.
     del gateway.servers[1].versions["1.0-r2"]
     with pytest.raises(RolloutFailed, match=r"node-2 has no version 1\.0-r2; nothing has changed"):
@@ -306,7 +313,7 @@ def test_canary_that_ends_leaves_one_version_everywhere_and_no_needless_copy(
     gateway, again = tried(store)
     assert getattr(again(), end)(MODEL) == "1.0-r2"
     assert gateway.canary is None
-    assert [(server.default, list(server.versions)) for server in gateway.servers] == [(kept, [kept])] * 2
+    assert [server.state for server in gateway.servers] == [(kept, [kept])] * 2
     assert names(store) == copies
     # Withdrawn while both nodes had it, forgotten when neither had.
     assert gateway.withdrawals == [(retired, True, [["1.0", "1.0-r2"]] * 2), (retired, False, [[kept]] * 2)]

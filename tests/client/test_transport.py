@@ -5,24 +5,22 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 import urllib3
 
 from tests.client.certificates import Certificates
-from tests.client.conftest import Listen
-from tests.client.listener import Listener, answering, silent
+from tests.client.conftest import Listen, Listener, answering, silent
 from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection, RetryPolicy, TLSFailed
 from torchserve_client.transport import Request, Transport
 
 
-def send(url: str, timeout_s: float = 5) -> bytes:
-    transport = Transport()
-    try:
-        return transport.send(Request("POST", f"{url}/predictions/m", b"x"), timeout_s).body
-    finally:
-        transport.close()
+def send(url: str) -> bytes:
+    with closing(Transport()) as transport:
+        return transport.send(Request("POST", f"{url}/predictions/m", b"x"), 5).body
 
 
 def test_refused_connection_was_never_sent() -> None:
@@ -32,16 +30,14 @@ def test_refused_connection_was_never_sent() -> None:
 
 
 def test_connection_that_is_cut_before_the_answer_may_have_been_served(listen: Listen) -> None:
+    def cut(reply: bytes, connection: socket.socket) -> None:
+        connection.sendall(reply)
+        connection.shutdown(socket.SHUT_RDWR)
+
     for reply in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"):
-        listener = listen(lambda connection, reply=reply: _cut(connection, reply))
         with pytest.raises(NoConnection, match="lost before the response") as raised:
-            send(listener.url)
+            send(listen(partial(cut, reply)).url)
         assert raised.value.was_sent
-
-
-def _cut(connection: socket.socket, reply: bytes) -> None:
-    connection.sendall(reply)
-    connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
@@ -60,8 +56,6 @@ def test_close_ends_what_is_in_flight(listen: Listen) -> None:
     closer.join()
 
 
-# -- certificates ----------------------------------------------------------------------------------------------------
-
 # Retries at once and often, unless an error excludes a retry.
 EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
 
@@ -70,17 +64,6 @@ EAGER = RetryPolicy(attempts=5, first_pause_s=0.0)
 def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def server(listen: Listen, certificates: Certificates) -> Listener:
-    return listen(answering, certificates.server())
-
-
-@pytest.fixture
-def asking(listen: Listen, certificates: Certificates) -> Listener:
-    """A server that requires a client certificate."""
-    return listen(answering, certificates.server(asks_for_client=True))
 
 
 def predict(url: str, **trust: Any) -> Any:
@@ -94,32 +77,25 @@ def refused(listener: Listener, words: str, **trust: Any) -> None:
     with pytest.raises(TLSFailed, match=words) as raised:
         predict(listener.url, **trust)
     assert raised.value.message.startswith(f"{listener.url}: TLS: ")
-    assert raised.value.to_json()["type"] == "TLSFailed"
-    assert listener.connections == before + 1
+    assert (raised.value.to_json()["type"], listener.connections) == ("TLSFailed", before + 1)
 
 
-def test_private_authority_is_trusted_where_it_is_named(server: Listener, certificates: Certificates) -> None:
+def test_private_authority_is_trusted_where_it_is_named(listen: Listen, certificates: Certificates) -> None:
+    server = listen(answering, certificates.server())
     assert predict(server.url, verify=certificates.pem("ca")) == 1
     assert predict(server.url, verify=str(certificates.pem("ca"))) == 1
     refused(server, "certificate verify failed: unable to get local issuer certificate")
     refused(server, "certificate verify failed", verify=certificates.pem("stranger"))
+    elsewhere = listen(answering, certificates.server("elsewhere"))
+    refused(elsewhere, "IP address mismatch", verify=certificates.pem("ca"))
 
 
-def test_certificate_of_another_host_is_refused(listen: Listen, certificates: Certificates) -> None:
-    listener = listen(answering, certificates.server("elsewhere"))
-    refused(listener, "IP address mismatch", verify=certificates.pem("ca"))
-
-
-def test_client_certificate_is_shown(asking: Listener, certificates: Certificates) -> None:
-    ca = certificates.pem("ca")
+def test_client_certificate_is_shown_and_none_or_a_strangers_is_refused(
+    listen: Listen, certificates: Certificates
+) -> None:
+    ca, asking = certificates.pem("ca"), listen(answering, certificates.server(asks_for_client=True))
     assert predict(asking.url, verify=ca, cert=(certificates.pem("client"), str(certificates.key("client")))) == 1
     assert predict(asking.url, verify=ca, cert=certificates.pem("both")) == 1
-
-
-def test_client_without_a_certificate_or_with_a_strangers_is_refused(
-    asking: Listener, certificates: Certificates
-) -> None:
-    ca = certificates.pem("ca")
     refused(asking, "alert certificate required", verify=ca)
     strange = certificates.pem("strange-client"), certificates.key("strange-client")
     refused(asking, "alert unknown ca", verify=ca, cert=strange)
@@ -137,10 +113,8 @@ def test_end_of_tls_by_a_server_that_exits_is_a_lost_connection(
         Transport().send(Request("POST", "https://127.0.0.1:9/predictions/m", b"x"), 5)
 
 
-# -- deadlines: slow servers -----------------------------------------------------------------------------------------
-
-DRIP_S = 0.05  # seconds between two bytes
-DRIPS = 200  # ten seconds
+# Seconds between two bytes, and their number: ten seconds.
+DRIP_S, DRIPS = 0.05, 200
 DEADLINE_S = 0.3
 ALLOWED_S = 5.0  # on a machine that stops for some seconds
 
@@ -155,27 +129,14 @@ WHOLE: dict[str, tuple[bytes, bytes, bytes]] = {
 }
 
 
-def dripping(name: str) -> Callable[[socket.socket], None]:
+def drip(name: str, connection: socket.socket) -> None:
     before, drops, after = WHOLE[name]
-
-    def reply(connection: socket.socket) -> None:
-        connection.sendall(before)
-        for drop in drops:
-            connection.sendall(bytes([drop]))
-            time.sleep(DRIP_S)
-        connection.sendall(after)
-        connection.shutdown(socket.SHUT_WR)
-
-    return reply
-
-
-def pausing(seconds: float) -> Callable[[socket.socket], None]:
-    pauses = [seconds]
-
-    def reply(connection: socket.socket) -> None:
-        time.sleep(pauses.pop() if pauses else 0)
-
-    return reply
+    connection.sendall(before)
+    for drop in drops:
+        connection.sendall(bytes([drop]))
+        time.sleep(DRIP_S)
+    connection.sendall(after)
+    connection.shutdown(socket.SHUT_WR)
 
 
 def took_s(call: Callable[[], object]) -> float:
@@ -190,7 +151,7 @@ def took_s(call: Callable[[], object]) -> float:
 def test_dripping_answer_ends_at_the_deadline(
     name: str, is_tls: bool, listen: Listen, certificates: Certificates
 ) -> None:
-    listener = listen(dripping(name), certificates.server() if is_tls else None)
+    listener = listen(partial(drip, name), certificates.server() if is_tls else None)
     with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
         assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S
 
@@ -205,7 +166,8 @@ def test_deadline_bounds_handshake_upload_and_answer_together(listen: Listen, ce
 
     late = Late(ssl.PROTOCOL_TLS_SERVER)
     late.load_cert_chain(certificates.pem("server"), certificates.key("server"))
-    listener = listen(pausing(1), late, is_http=False)
+    pauses = iter([1])
+    listener = listen(lambda _: time.sleep(next(pauses, 0)), late, is_http=False)
     transport = Transport(verify=certificates.pem("ca"))
     request = Request("POST", f"{listener.url}/predictions/m", bytes(64 << 20))
     # Separate deadlines would take 1.5 + 1 + 3 s.

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,6 +20,7 @@ from deploy.run.properties import relocate_config
 from deploy.run.server import Server
 from deploy.sandbox import free_ports, make_settings
 from tests.exports import shared
+from tests.rooms import tracked
 
 # Files that make builds an environment from; older than a borrowed one.
 MADE_OF = ("requirements.lock", "deploy/environment.sh")
@@ -35,13 +37,9 @@ class Checkout:
         """Copy the repository."""
         self.folder, self._temporary = folder / "repository", folder / "tmp"
         self._temporary.mkdir()
-        listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for name in listed.stdout.splitlines():
-            if (ROOT / name).is_file():
-                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.folder / name)
+        for name in tracked():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.folder / name)
         # By fingerprint: the same code, of the same locked packages.
         (self.folder / "model_store" / ".exports").symlink_to(shared())
         if has_environment:
@@ -71,17 +69,14 @@ class Checkout:
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
         path = [part for part in kept["PATH"].split(os.pathsep) if not part.startswith(str(ROOT))]
+        own = {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "TORCH_HOME": str(self._temporary / "torch")}
+        own |= dict.fromkeys(("TMPDIR", "TEMP"), str(self._temporary))
         # With a borrowed environment only the published weights are missing, and nothing is fetched.
-        offline = (
-            {"https_proxy": "http://127.0.0.1:9", "no_proxy": "localhost"}
-            if (self.folder / ".venv").is_symlink()
-            else {}
-        )
-        temporary = {"TMPDIR": str(self._temporary), "TEMP": str(self._temporary), "PYTHONUNBUFFERED": "1"}
-        torch_home = {"TORCH_HOME": str(self._temporary / "torch")}
-        apis = {"TORCHSERVE_URL": 8080, "TORCHSERVE_MANAGEMENT_URL": 8081}
-        urls = {name: f"http://localhost:{self.ports[port]}" for name, port in apis.items()}
-        return {**kept, **offline, **temporary, **torch_home, **urls, "PATH": os.pathsep.join(path)}
+        if (self.folder / ".venv").is_symlink():
+            own |= {"https_proxy": "http://127.0.0.1:9", "no_proxy": "localhost"}
+        for name, port in (("TORCHSERVE_URL", 8080), ("TORCHSERVE_MANAGEMENT_URL", 8081)):
+            own[name] = f"http://localhost:{self.ports[port]}"
+        return {**kept, **own}
 
     def server(self, config: str) -> Server:
         return Server(self.folder / config, directory=self.folder, temporary=self._temporary)
@@ -92,16 +87,9 @@ class Checkout:
         text = text.replace("bin/activate\n", f"bin/activate\nPATH={self._temporary}/bin:$PATH\n")
         # Into files: a server that keeps running would keep a pipe open.
         with (self._temporary / "out").open("w+") as out, (self._temporary / "err").open("w+") as err:
-            finished = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", text],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                check=False,
-                timeout=timeout_s,
-            )
+            around: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "timeout": timeout_s}
+            around |= {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            finished = subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=False, **around)
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(text, finished.returncode, out.read(), err.read())
@@ -154,15 +142,9 @@ WENT_WRONG = re.compile(r'"code": ?[45]\d\d|\{"error"')
 class Reader:
     """Runs the blocks of README.md and of the pages that follow it, one after the other."""
 
-    def __init__(self, checkout: Checkout) -> None:
-        """Begin with none, in a copy where they are typed."""
-        self._checkout = checkout
-        # Lines that later blocks need: an activated environment, variables.
-        self._shell = ""
-
-    def activate(self) -> None:
-        """Activate the environment, where the block that does it is left out."""
-        self._shell = "source .venv/bin/activate\n"
+    def __init__(self, checkout: Checkout, shell: str = "") -> None:
+        """Begin with lines that all blocks need: an activated environment, variables."""
+        self._checkout, self._shell = checkout, shell
 
     def read(self, block: str) -> str:
         """Run a block; returns what it printed."""

@@ -7,14 +7,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import requests
+
+from tests.waiting import until
 
 # Seconds for an answer, and for a thread to end: far above what any of it takes on a machine that stalls.
 TIMEOUT_S = 120.0
 # Seconds after an error.
 PAUSE_S = 0.25
+# Clients of a load.
+MANY = 16
 
 
 class Clients:
@@ -49,10 +52,8 @@ class Clients:
                 self._is_over.wait(max(0.0, due_s - time.monotonic()))
 
     def wait_for(self, count: int, status: int = 200) -> None:
-        wanted, deadline = self.statuses[status] + count, time.monotonic() + TIMEOUT_S
-        while self.statuses[status] < wanted:
-            assert time.monotonic() < deadline, self.statuses
-            time.sleep(0.02)
+        wanted = self.statuses[status] + count
+        until(lambda: self.statuses[status] >= wanted, TIMEOUT_S, 0.02)
 
     def __enter__(self) -> "Clients":
         for thread in self._threads:
@@ -65,26 +66,23 @@ class Clients:
             thread.join(TIMEOUT_S)
             assert not thread.is_alive()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
-def capacity_per_s(url: str, bodies: Sequence[bytes], clients: int = 16, duration_s: float = 3.0) -> float:
-    with Clients(url, clients, bodies) as asking:
-        asking.wait_for(2 * clients)
+def capacity_per_s(url: str, bodies: Sequence[bytes]) -> float:
+    with Clients(url, MANY, bodies) as asking:
+        asking.wait_for(2 * MANY)
         before, began_s = asking.statuses[200], time.monotonic()
-        time.sleep(duration_s)
+        time.sleep(3)
         rate = (asking.statuses[200] - before) / (time.monotonic() - began_s)
-    assert set(asking.statuses) == {200}
-    assert not asking.lost
+    assert_all_answered(asking)
     return rate
 
 
-def under_load(
-    url: str, bodies: Sequence[bytes], rate_per_s: float, meanwhile: Callable[[], None], clients: int = 16
-) -> Clients:
+def under_load(url: str, bodies: Sequence[bytes], rate_per_s: float, meanwhile: Callable[[], None]) -> Clients:
     """Send at a rate, a second before and after included, for as long as something takes; returns what was answered."""
-    with Clients(url, clients, bodies, interval_s=clients / rate_per_s) as asking:
+    with Clients(url, MANY, bodies, interval_s=MANY / rate_per_s) as asking:
         time.sleep(1)
         meanwhile()
         time.sleep(1)

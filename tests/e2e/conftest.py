@@ -8,10 +8,9 @@ import fcntl
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +20,11 @@ import yaml
 
 from deploy import sandbox
 from deploy.archives.archive import Recipe
-from deploy.models import Engine, ModelEntry, model
+from deploy.models import ModelEntry, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox, run_server
 from tests.exports import shared
+from tests.waiting import until
 from torchserve_client.management import ManagementError
 
 MOBILENET = "mobilenet-v2"
@@ -70,15 +70,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
-    def build(
-        name: str | ModelEntry,
-        weights: str | None = None,
-        *,
-        engine: Engine = "openvino",
-        archive_format: str = "zip-store",
-    ) -> str:
+    def build(name: str | ModelEntry, weights: str | None = None, **options: Any) -> str:
         entry = model(name) if isinstance(name, str) else name
-        recipe = Recipe(entry, weights, engine=engine, archive_format=archive_format, export_path=model_store)
+        given: dict[str, Any] = {"engine": "openvino", "archive_format": "zip-store", **options}
+        recipe = Recipe(entry, weights, export_path=model_store, **given)
         with alone(tmp_path_factory):
             return (recipe.find() or recipe.build()).path.name
 
@@ -132,16 +127,12 @@ class Registrations:
     def _state(self, name: str) -> object:
         """Versions and settings of a model, and its workers' processes; None while it is not ready."""
         management = self._server.management
-        try:
-            if not management.is_ready(name):
-                return None
-            described = management.describe(name)
-            workers = sorted((worker["id"], worker["pid"], worker["status"]) for worker in described["workers"])
-            return management.versions(name), described["minWorkers"], described["maxWorkers"], workers
-        except ManagementError as error:
-            if error.status != 404:
-                raise
-            return None
+        with suppress(ManagementError):
+            if management.is_ready(name):
+                described = management.describe(name)
+                workers = sorted((worker["id"], worker["pid"], worker["status"]) for worker in described["workers"])
+                return management.versions(name), described["minWorkers"], described["maxWorkers"], workers
+        return None
 
     def clear(self) -> None:
         self._known.clear()
@@ -156,11 +147,6 @@ def registrations(server: Server) -> Iterator[Registrations]:
     made.clear()
     yield made
     made.clear()
-
-
-@pytest.fixture
-def nothing_registered(registrations: Registrations) -> None:
-    registrations.clear()
 
 
 @pytest.fixture
@@ -200,22 +186,20 @@ def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
 
     yield make
     for folder in made:
-        try:
+        with suppress(ManagementError):
             server.management.unregister(folder.name)
-        except ManagementError:
-            pass
         shutil.rmtree(folder)
 
 
 def worker_pid(server: Server, name: str) -> int:
     """The process of a model's one worker, once it has one: the management API calls a starting worker's -1."""
-    deadline = time.monotonic() + STARTUP_TIMEOUT_S
-    while True:
+
+    def pid() -> int:
         (worker,) = server.management.describe(name)["workers"]
-        if (pid := int(worker["pid"])) > 1:
-            return pid
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return int(worker["pid"])
+
+    until(lambda: pid() > 1, STARTUP_TIMEOUT_S)
+    return pid()
 
 
 def url(server: Server, name: str) -> str:
@@ -224,9 +208,7 @@ def url(server: Server, name: str) -> str:
 
 def send(server: Server, name: str, body: bytes, content_type: str | None = None, timeout_s: float = 60) -> Answer:
     headers = {"Content-Type": content_type} if content_type else {}
-    with requests.Session() as session:
-        session.trust_env = False
-        response = session.post(url(server, name), data=body, headers=headers, timeout=timeout_s)
+    response = requests.post(url(server, name), data=body, headers=headers, timeout=timeout_s)
     try:
         parsed = response.json()
     except ValueError:
@@ -245,12 +227,8 @@ def logged(server: Server) -> str:
 
 
 def curl(*arguments: str) -> str:
-    finished = subprocess.run(
-        ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments]
+    finished = subprocess.run(words, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

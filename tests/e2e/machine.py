@@ -17,6 +17,14 @@ from tests.waiting import until
 READY_S = 120.0
 
 
+def with_lines(text: str, replaced: Mapping[str, str]) -> str:
+    """Put other lines into a config.properties."""
+    for before, after in replaced.items():
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
 class Machine:
     """In a folder, whose path is short: sockets of workers are in it."""
 
@@ -24,10 +32,7 @@ class Machine:
         """Write the configuration, with other lines, and the gateway's settings; start nothing."""
         (folder / "store").mkdir()
         os.link(archive, folder / "store" / archive.name)
-        text = (ROOT / "config.properties").read_text(encoding="utf-8")
-        for before, after in replaced.items():
-            assert before in text
-            text = text.replace(before, after)
+        text = with_lines((ROOT / "config.properties").read_text(encoding="utf-8"), replaced)
         self.config, self.folder = folder / "config.properties", folder / "nodes"
         self.config.write_text(relocate_config(text, ROOT, make_settings(folder / "store")), encoding="utf-8")
         layout = Layout(self.config, 2)

@@ -66,12 +66,8 @@ def test_registration_of_classic_days_answers_everybody_as_headers_allow_and_is_
 ) -> None:
     described = register("batch_size=8&max_batch_delay=50&initial_workers=1")
     assert (described["batchSize"], described["maxBatchDelay"]) == (8, 50)
-    alone = [send(server, NAME, text).body for text in TEXTS]
-    answers = send_together(server, NAME, TEXTS * 10)
-    assert [answer.status for answer in answers] == [200] * 20
-    for answer, expected in zip(answers, alone * 10, strict=True):
-        # Elements of a unit vector; bf16 of another batch moves them by some thousandths.
-        assert answer.body == pytest.approx(expected, abs=0.02)
+    # e2e/test_tasks.py compares the answers.
+    assert [answer.status for answer in send_together(server, NAME, TEXTS * 10)] == [200] * 20
 
     def sent_with(header: str, value: str) -> requests.Response:
         return requests.post(url(server, NAME), data=TEXTS[1], headers={header: value}, timeout=60)

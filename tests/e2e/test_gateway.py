@@ -1,6 +1,5 @@
 """The gateway in front of a real TorchServe: what it finds by itself, what it outlives, and what it loses: nothing."""
 
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -61,23 +60,6 @@ def control_of(gateway: Sandbox) -> psutil.Process | None:
     return next((child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline()), None)
 
 
-def kill_control(gateway: Sandbox) -> None:
-    control = control_of(gateway)
-    assert control is not None
-    control.send_signal(signal.SIGKILL)
-    control.wait(10)
-
-
-def test_failed_requests_are_no_reason_to_leave_a_node_out(served: Sandbox, session: requests.Session) -> None:
-    """TorchServe resets the connection of each request that it answers with an error."""
-    url = f"{served.http}/predictions/{MOBILENET}"
-    for number in range(5):
-        answers = [session.post(f"{url}{query}", data=b"no image", timeout=60) for query in ("", f"?{'a' * 6000}") * 2]
-        assert [answer.status_code for answer in answers] == [415, 431] * 2
-        (node,) = session.get(f"{served.control}/control/nodes", timeout=30).json()
-        assert node["is_routed"], number
-
-
 def test_torchserves_own_errors_have_our_form(served: Sandbox, session: requests.Session) -> None:
     form = {"Content-Type": "multipart/form-data; boundary=b"}
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\nContent-Type: text/plain; charset=%s'
@@ -90,12 +72,12 @@ def test_torchserves_own_errors_have_our_form(served: Sandbox, session: requests
         assert (answer.status_code, answer.json()["type"]) == expected
 
 
-def test_control_process_that_is_killed_leaves_inference_and_remembers_drains_and_counts(
+def test_control_process_that_is_killed_leaves_inference_and_remembers_counts(
     served: Sandbox, server: Server, session: requests.Session
 ) -> None:
-    def statistics() -> dict[str, Any]:
+    def statistics() -> Any:
         (found,) = session.get(f"{served.http}/v2/models/{MOBILENET}/stats", timeout=30).json()["model_stats"]
-        return dict(found)
+        return found
 
     def succeeded() -> int:
         return int(statistics()["inference_stats"]["success"]["count"])
@@ -110,29 +92,13 @@ def test_control_process_that_is_killed_leaves_inference_and_remembers_drains_an
     until(lambda: before + 5 <= succeeded() == counted())
     sizes = statistics()["batch_stats"]
     assert sum(size["compute_infer"]["count"] for size in sizes) == statistics()["execution_count"]
-    url = f"{served.control}/control"
-    (node,) = session.get(f"{url}/nodes", timeout=30).json()
-    assert node == {
-        "name": "node-1",
-        "management": server.settings.management_url,
-        "state": "up",
-        "is_draining": False,
-        "is_routed": True,
-        "in_flight": 0,
-    }
-    kill_control(served)
+    control = control_of(served)
+    assert control is not None
+    control.kill()
+    control.wait(10)
     assert predict(session, served) == 200
     until(lambda: status(session, f"{served.http}/v2/models/{MOBILENET}/ready") == 200)
     assert succeeded() >= before + 5
-    # Draining is decided on the control port alone.
-    assert status(session, f"{served.http}/control/nodes") == 404
-    assert session.put(f"{url}/nodes/node-1", json={"draining": True}, timeout=30).json()["is_draining"]
-    until(lambda: predict(session, served) == 503)
-    kill_control(served)
-    until(lambda: status(session, f"{url}/nodes") == 200)
-    assert [node["is_draining"] for node in session.get(f"{url}/nodes", timeout=30).json()] == [True]
-    session.put(f"{url}/nodes/node-1", json={"draining": False}, timeout=30)
-    until(lambda: predict(session, served) == 200)
 
 
 def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_answered_or_find_none(
@@ -156,8 +122,7 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
             others.wait_for(8)
             lines = run("rollout", MOBILENET, "--batch-size", "4", *store)
             named.wait_for(8, 404)
-        assert (set(named.statuses), set(others.statuses)) == ({200, 404}, {200})
-        assert named.lost + others.lost == []
+        assert (set(named.statuses), set(others.statuses), named.lost + others.lost) == ({200, 404}, {200}, [])
         assert server.management.versions(MOBILENET) == ["1.0-r2"]
         # Most rollouts are lucky without it.
         assert f"{MOBILENET}: version 1.0: the gateway sends no new requests" in lines
@@ -183,8 +148,7 @@ def test_gateway_is_started_once_taken_over_by_a_new_supervisor_and_stopped(
         psutil.Process(int((own.state_dir / "gateway.pid").read_text())).kill()
         assert status(session, f"{own.http}/predictions/unknown") == 404
         started = own.command("start")
-        assert (started.returncode, started.stderr) == (0, "")
-        assert (own.state_dir / "envoy.pid").read_text() == envoy
+        assert (started.returncode, started.stderr, (own.state_dir / "envoy.pid").read_text()) == (0, "", envoy)
         # Envoy accepts endpoints of the new one: a drain is refused otherwise.
         drain = partial(session.put, f"{own.control}/control/nodes/node-1", json={"draining": True}, timeout=30)
         until(lambda: drain().ok)
@@ -209,8 +173,6 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in sandbox.free_ports(3))
     node = Node(name="node-1", inference=inference, management=management, metrics=metrics)
     with sandbox.run_gateway([node]) as own:
-        again = own.command("start")
-        assert (again.returncode, "already running" in again.stdout, own.http in again.stdout) == (0, True, True)
         before = int(own.http.rpartition(":")[2])
         ports = dict(zip(sandbox.GATEWAY_PORTS, sandbox.free_ports(5), strict=True))
         with socket.create_server(("127.0.0.1", 0)) as other_server:
@@ -232,7 +194,4 @@ def test_gateway_is_restarted_on_other_ports_and_refuses_another_file() -> None:
         assert (refused.returncode, refused.stdout) == (1, "")
         assert f"already running with {first} (pid " in refused.stderr
         assert "torchserve-batching gateway stop" in refused.stderr
-        own.config = other.with_name("none.yaml")
-        missing = own.command("start")
-        assert (missing.returncode, str(own.config) in missing.stderr) == (1, True)
         own.config = first

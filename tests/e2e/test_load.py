@@ -14,11 +14,9 @@ from tests.e2e.conftest import MOBILENET
 EXAMPLE = ROOT / "examples" / MOBILENET
 
 
-def arguments(command: str, server: Server, *more: str) -> list[str]:
-    settings = server.settings
-    addresses = ["-u", settings.inference_url, "--management-url", settings.management_url]
-    subject = ["-m", MOBILENET, "-i", str(EXAMPLE / "espresso.jpg")]
-    return [command, *addresses, *subject, *more]
+def arguments(server: Server, *more: str) -> list[str]:
+    addresses = ["-u", server.settings.inference_url, "--management-url", server.settings.management_url]
+    return ["run", *addresses, "-m", MOBILENET, "-i", str(EXAMPLE / "espresso.jpg"), *more]
 
 
 def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
@@ -28,17 +26,15 @@ def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
     out, page = tmp_path / "run.json", tmp_path / "page.html"
     expected = str(EXAMPLE / "espresso.expected.json")
     more = ["--concurrency", "1,8", "--duration", "2s", "--expect", expected, "-o", str(out), "--html", str(page)]
-    assert main(arguments("run", server, *more)) == 0
+    assert main(arguments(server, *more)) == 0
     run = json.loads(out.read_text())
-    one, eight = run["steps"]
-    assert run["registration"]["batchSize"] == 8
+    (one, eight), batch_size = run["steps"], run["registration"]["batchSize"]
     for step in (one, eight):
         assert step["is_valid"], step["invalid_reason"]
-        assert step["status"] == {"200": step["requests"]}
-        assert step["answers"] == {"right": step["requests"]}
+        assert (step["status"], step["answers"]) == ({"200": step["requests"]}, {"right": step["requests"]})
         assert step["server_ms"].keys() >= {"decode", "wait", "forward", "encode"}
         assert step["server_ms"]["forward"] < step["latency_ms"]["mean"]
-    assert one["mean_batch_size"] == 1 < eight["mean_batch_size"] <= 8
+    assert one["mean_batch_size"] == 1 < eight["mean_batch_size"] <= batch_size == 8
     # One client: what it waited for is all there is; its rate is the inverse of its mean latency.
     assert one["throughput_per_s"] == pytest.approx(1e3 / one["latency_ms"]["mean"], rel=0.2)
     # The page draws the load of the highest rate: on a machine that stalls it may be the single client's.
@@ -50,7 +46,5 @@ def test_load_on_a_model_that_is_not_there_names_those_that_are(
     server: Server, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve()
-    assert main([*arguments("run", server, "--concurrency", "1"), "-m", "absent"]) == 2
-    error = capsys.readouterr().err
-    assert "model absent is not registered" in error
-    assert f"registered: {MOBILENET}" in error
+    assert main(arguments(server, "--concurrency", "1", "-m", "absent")) == 2
+    assert f"model absent is not registered; registered: {MOBILENET}" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,11 @@ def test_production_is_proven_ready_called_with_its_key_and_stopped(
     server.authorize()
     # Parts of forms that TorchServe writes into files are its owner's alone.
     assert "Umask:\t0077" in Path(f"/proc/{server.pid()}/status").read_text()
-    with pytest.raises(ManagementError) as caught:
-        server.management.register(f"{MOBILENET}.mar", initial_workers=1, model_name="another")
-    assert caught.value.status == 405
-    with pytest.raises(ManagementError) as caught:
-        server.management.unregister(MOBILENET)
-    assert caught.value.status == 405
+    register = partial(server.management.register, f"{MOBILENET}.mar", initial_workers=1, model_name="another")
+    for call in (register, partial(server.management.unregister, MOBILENET)):
+        with pytest.raises(ManagementError) as caught:
+            call()
+        assert caught.value.status == 405
     addresses = ["--url", address, "--management-url", server.settings.management_url]
     assert main([*addresses, "describe"]) == 1
     assert main(["--token-file", str(keys), *addresses, "wait-ready", MOBILENET]) == 0
@@ -96,16 +96,15 @@ def break_worker(site: Checkout) -> None:
     path.with_name(f"{path.name}.zip").rename(path)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "line"),
-    [
-        (
-            lambda site: edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":'),
-            rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it",
-        ),
-        (break_worker, r"mobilenet-v2: .*changed: model-config\.yaml"),
-    ],
-)
+def rename(site: Checkout) -> None:
+    edit(site, f'"{MOBILENET}":', f'"{MOBILENET}-2":')
+
+
+UNNAMED = rf"load_models registered {MOBILENET} 1\.0, and models= has no entry for it"
+CHANGED = rf"{MOBILENET}: .*changed: model-config\.yaml"
+
+
+@pytest.mark.parametrize(("spoil", "line"), [(rename, UNNAMED), (break_worker, CHANGED)])
 def test_production_that_is_not_as_configured_fails_with_one_line_and_leaves_nothing(
     site: Checkout, spoil: Callable[[Checkout], None], line: str
 ) -> None:

@@ -26,9 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
 
 @pytest.fixture(scope="module")
 def reader(site: Checkout) -> Reader:
-    reader = Reader(site)
-    reader.activate()
-    return reader
+    # The block that activates it is left out.
+    return Reader(site, "source .venv/bin/activate\n")
 
 
 def test_make_serve_starts_a_server_and_a_second_one_finds_all(site: Checkout, reader: Reader) -> None:
@@ -54,9 +53,8 @@ def test_program_of_readme_prints_the_length_of_a_vector(site: Checkout) -> None
 
 def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     http, management = (f"localhost:{site.ports[port]}" for port in (8080, 8081))
-    site.run(
-        "./archive.sh batch2 && curl -X POST 'localhost:8081/models?url=batch2.mar&initial_workers=1&synchronous=true'"
-    )
+    register = "curl -X POST 'localhost:8081/models?url=batch2.mar&initial_workers=1&synchronous=true'"
+    site.run(f"./archive.sh batch2 && {register}")
 
     def printed(command: str) -> list[str]:
         done = site.run(f"source .venv/bin/activate && {command}")

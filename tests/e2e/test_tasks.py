@@ -16,11 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
-from deploy.models import ROOT, ModelEntry
 from deploy.run.server import Server
 from load.expect import matches
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, curl, logged, send, send_together, url, vary
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url, vary
 from tests.hosts import run_hosts
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
@@ -38,9 +37,8 @@ BAD_TEXTS = {b"canary \xff\xfe": (400, "InvalidText"), b" \n": (400, "EmptyInput
 
 
 def documents(**fields: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(
-        json.dumps(dict(zip(fields, values, strict=True))).encode() for values in zip(*fields.values(), strict=True)
-    )
+    rows = zip(*fields.values(), strict=True)
+    return tuple(json.dumps(dict(zip(fields, row, strict=True))).encode() for row in rows)
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,7 @@ def reranker(folder: Path) -> Path:
 
 
 CONTEXT = "Anna Berg kept the inn at Lindau. On the tenth day Tomas Okafor crossed the bridge with two mules. "
-QUESTIONS = (
-    "Who kept the inn?",
-    "Where did the mules go?",
-    "When was the wall built?",
-    "How long did the ferry not run?",
-)
+QUESTIONS = ("Who kept the inn?", "Where did the mules go?", "When was the wall built?", "How long was it shut?")
 LANGUAGES = {
     "en": "Good morning, how are you?",
     "fr": "Il fait beau aujourd'hui et nous allons à la plage.",
@@ -106,11 +99,7 @@ CASES = {
     "image_text_embedding": Case(
         "image-text-embedding",
         [*(photograph(name) for name in MOBILENET_TOP_1), b'{"text": "plum cake"}', b'{"text": "the letter"}'],
-        {
-            **BAD_IMAGES,
-            b'{"text": "canary", "dimensions": 5}': (400, "InvalidOption"),
-            b'{"text": "canary", "b64": "AAAA"}': (400, "InvalidBody"),
-        },
+        {**BAD_IMAGES, b'{"text": "canary", "dimensions": 5}': (400, "InvalidOption")},
         tiny_image_text.clip,
         {"scaled_decode": False},
     ),
@@ -240,19 +229,6 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
         for index, (status, kind) in enumerate(case.bad.values(), len(alone)):
             assert (together[index].status, together[index].body["type"]) == (status, kind), (mode, bodies[index])
             assert together[index].body["code"] == status
-    if task == "translation":
-        check_documents(server, adaptive)
-
-
-def check_documents(server: Server, name: str) -> None:
-    """Documents keep their lines, and each says its language, or not where the request does."""
-    # The search of these random weights differs from the model's, so that their archive answers greedily alone.
-    body = (ROOT / "examples" / CASES["translation"].model / "texts.json").read_text().replace(', "num_beams": 4', "")
-    french, korean, german, named = send(server, name, body.encode(), "application/json").body["predictions"]
-    assert [each["src_lang"] for each in (french, korean, german)] == ["fr", "ko", "de"]
-    assert named.keys() == {"translation_text"}
-    title, blank, sentences, other, item = german["translation_text"].split("\n")
-    assert (title[:2], blank, other, item[:2], bool(sentences)) == ("# ", "", "", "- ", True)
 
 
 def test_archive_of_an_infer_py_answers_as_its_library(
@@ -261,30 +237,11 @@ def test_archive_of_an_infer_py_answers_as_its_library(
     """An .onnx is in the README's test."""
     serve(archive("tabular"), "tabular", batch_size=4, max_batch_delay_ms=100)
     data = load_diabetes(scaled=False)
-    people = [
-        {"age": int(age), "sex": f"{sex:.0f}", "bmi": bmi, "blood_pressure": pressure}
-        for age, sex, bmi, pressure in data.data[:8, :4].tolist()
-    ]
+    rows = ((int(age), f"{sex:.0f}", bmi, pressure) for age, sex, bmi, pressure in data.data[:8, :4].tolist())
+    people = [dict(zip(("age", "sex", "bmi", "blood_pressure"), row, strict=True)) for row in rows]
     answers = send_together(server, "tabular", [json.dumps(each).encode() for each in people])
     expected = LinearRegression().fit(data.data[:, :4], data.target).predict(data.data[:8, :4])
     np.testing.assert_allclose([answer.body["progression"] for answer in answers], expected, 1e-5)
     medium, high = BANDS
     bands = ["low" if value < medium else "medium" if value < high else "high" for value in expected]
     assert [answer.body["band"] for answer in answers] == bands
-
-
-def test_classic_archive_without_settings_batches_after_a_plain_registration(
-    archive: Callable[..., str], server: Server, nothing_registered: None, tmp_path: Path
-) -> None:
-    """Neither model-config.yaml nor the call names a batch size; TorchServe's own default is batches of one request."""
-    text = "import time\n\n\ndef infer(x):\n    time.sleep(0.5)\n    return {'y': x * 2}\n"
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "infer.py").write_text(text)
-    name = archive(ModelEntry("slow", "tensors", "1", tmp_path / "slow", {"path": "infer.py"}))
-    address = f"{server.settings.management_url}/models?url={name}&initial_workers=1&synchronous=true"
-    assert "registered with 1 initial workers" in curl("-X", "POST", address)
-    described = server.management.describe("slow")
-    assert (described["batchSize"], described["maxBatchDelay"]) == (32, 1)
-    answers = send_together(server, "slow", [json.dumps({"x": number}).encode() for number in range(8)])
-    assert [answer.body["y"] for answer in answers] == [2 * number for number in range(8)]
-    assert max(answer.batch_size for answer in answers) > 1

@@ -134,11 +134,10 @@ class Kind:
         )
 
     def _raw(self) -> st.SearchStrategy[bytes]:
-        return self.items.map(
-            lambda item: (
-                base64.b64decode(item["b64"]) if "b64" in item else str(item["text"]).encode("utf-8", "replace")
-            )
-        )
+        def raw(item: dict[str, Any]) -> bytes:
+            return base64.b64decode(item["b64"]) if "b64" in item else str(item["text"]).encode("utf-8", "replace")
+
+        return self.items.map(raw)
 
     def _odd_options(self) -> st.SearchStrategy[dict[str, Any]]:
         return st.one_of(st.just({}), self.options, st.dictionaries(names, values, max_size=2))
@@ -165,9 +164,7 @@ class Kind:
         return st.builds(make, st.sampled_from(["data", "body", "", CANARY * 200]), self._raw(), self._odd_options())
 
     def _inference(self) -> st.SearchStrategy[Request]:
-        def make(
-            raw: list[bytes], lies: dict[str, Any], parameters: dict[str, Any], is_binary: bool, off: int
-        ) -> Request:
+        def make(raw: list[bytes], lies: Any, parameters: Any, is_binary: bool, off: int) -> Request:
             tensor: dict[str, Any] = {"name": self.tensor, "datatype": "BYTES", "shape": [len(raw), 1]}
             blob = b"".join(struct.pack("<I", len(each)) + each for each in raw)
             if is_binary:
@@ -179,19 +176,12 @@ class Kind:
                 return body(head, "application/json")
             return body(head + blob, "", **{"Inference-Header-Content-Length": str(len(head) + off)})
 
-        lies = st.fixed_dictionaries(
-            {},
-            optional={
-                "shape": st.sampled_from(SHAPES),
-                "datatype": st.sampled_from(DATATYPES),
-                "data": values,
-                "name": names,
-                "parameters": st.dictionaries(names, values, max_size=1),
-            },
-        )
+        of_tensor = {"shape": st.sampled_from(SHAPES), "datatype": st.sampled_from(DATATYPES), "data": values}
+        of_tensor |= {"name": names, "parameters": st.dictionaries(names, values, max_size=1)}
+        lies = st.one_of(st.just({}), st.fixed_dictionaries({}, optional=of_tensor))
         raw = st.lists(self._raw(), min_size=1, max_size=3)
         off = st.sampled_from([0, 0, 0, 0, -1, 1, 10**9])
-        return st.builds(make, raw, st.one_of(st.just({}), lies), self._odd_options(), st.booleans(), off)
+        return st.builds(make, raw, lies, self._odd_options(), st.booleans(), off)
 
     def _grpc(self) -> st.SearchStrategy[Request]:
         def make(content: bytes, packs: bool) -> Request:

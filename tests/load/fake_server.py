@@ -13,12 +13,12 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextmanager
 def serving(answer: Answer, *, path: str = "/predictions/{model}") -> Iterator[str]:
-    """Respond to POST on a path until the end of the block; yield the address."""
+    """Respond on a path until the end of the block; yield the address."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
         app = web.Application(client_max_size=1 << 24)
-        app.router.add_post(path, answer)
+        app.router.add_route("*", path, answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,6 +1,7 @@
 """The command line; an invalid one is one line and exit code 2."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,7 @@ def test_numbers_of_a_range_are_listed(text: str, expected: tuple[float, ...]) -
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "a", "1,", "0", "-1", "1:", "1:2:3:4", "5:1", "1:8:x1", "1:8:0", "0:8:x2", "inf", "nan", "1:inf:1"],
+    "text", ["", "a", "1,", "0", "-1", "1:", "1:2:3:4", "5:1", "1:8:x1", "1:8:0", "0:8:x2", "inf", "nan", "1:inf:1"]
 )
 def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
     for kind in (float, int):
@@ -43,16 +43,10 @@ def test_numbers_of_no_range_are_refused_with_an_example(text: str) -> None:
 
 def test_short_flags_and_ranges_are_parsed() -> None:
     words = "run -m m -u host:80 -x 2 -l 5 -i a.json --concurrency 1:4"
-    options = parser().parse_args(words.split())
-    assert (options.model, options.url, options.model_version, options.latency_threshold) == (
-        ["m"],
-        "http://host:80",
-        "2",
-        5,
-    )
-    assert (options.input, options.concurrency) == ([Path("a.json")], (1, 2, 3, 4))
-    rates = parser().parse_args(["run", "-m", "m", "-i", "a", "--rate", "10:30:10"]).rate
-    assert rates == (10, 20, 30)
+    found = vars(parser().parse_args(words.split()))
+    expected = {"model": ["m"], "url": "http://host:80", "model_version": "2", "latency_threshold": 5}
+    assert found.items() >= {**expected, "input": [Path("a.json")], "concurrency": (1, 2, 3, 4)}.items()
+    assert parser().parse_args(["run", "-m", "m", "-i", "a", "--rate", "10:30:10"]).rate == (10, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +56,7 @@ def test_short_flags_and_ranges_are_parsed() -> None:
         (("--concurrency", "1", "--rate", "2"), "not allowed with"),
         (("--concurrency", "many"), "'many': write whole numbers"),
         (("--concurrency", "1", "--duration", "soon"), "'soon' is not a duration: write 120, 120s, 500ms or 2m"),
-        (
-            ("--concurrency", "1", "--url", "http://a:1,http://b:1"),
-            "not the address of a server: write http://HOST:PORT",
-        ),
+        (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "the address of a server: write http://HOST:PORT"),
         (("--concurrency", "1", "--percentile", "101"), "'101' is not a number above 0, at most 100"),
         (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
         (("--rate", "1:9", "--binary-search"), "unrecognized arguments: --binary-search"),
@@ -81,11 +72,7 @@ def test_short_flags_and_ranges_are_parsed() -> None:
     ],
 )
 def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    more: tuple[str, ...],
-    words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: Sequence[str], words: str
 ) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="no image", status=415 if request.match_info["model"] == "m/bad" else 200)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,7 @@ class Gate:
 
     def __init__(self, waits_for: float = float("inf")) -> None:
         self.most = self._in_flight = 0
-        self.opened_s = 0.0
-        self._waits_for = waits_for
+        self.opened_s, self._waits_for = 0.0, waits_for
 
     async def answer(self, _request: web.Request) -> web.Response:
         self._in_flight += 1
@@ -121,8 +121,7 @@ def test_closed_loop_keeps_as_many_requests_in_flight_and_connections_and_no_mor
     async def answer(request: web.Request) -> web.Response:
         connections.add(request.transport)
         bodies[await request.read()] += 1
-        assert request.headers["Authorization"] == "Bearer key"
-        assert request.content_type == "text/x-test"
+        assert (request.headers["Authorization"], request.content_type) == ("Bearer key", "text/x-test")
         return await gate.answer(request)
 
     with serving(answer) as url:
@@ -169,12 +168,10 @@ def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate, "STOP_GRACE_S", 0.05)
-    asked = 0
+    asked = count()
 
     async def answer(_request: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        await asyncio.sleep(60 if asked > 40 else 0.002)
+        await asyncio.sleep(60 if next(asked) >= 40 else 0.002)
         return web.Response()
 
     async def stop(recording: Recording) -> None:
@@ -212,8 +209,7 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
     run = Run.read(out)
     assert run.inputs == ["texts.txt:1", "texts.txt:2"]
     for step in run.steps:
-        assert {*step.status, *step.answers} == {"200", "right"}
-        assert step.mean_batch_size == 2
+        assert ({*step.status, *step.answers}, step.mean_batch_size) == ({"200", "right"}, 2)
     assert main(["report", str(out), str(out), "--html", str(page)]) == 0
     assert "before: m, after: m" in capsys.readouterr().out
     assert page.read_text().startswith("<!doctype html>")
@@ -223,15 +219,14 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
 def test_run_reports_the_first_refusal_as_it_came(
     is_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    count = 0
+    asked = count(1)
 
     async def answer(_request: web.Request) -> web.Response:
-        nonlocal count
-        count += 1
+        number = next(asked)
         await asyncio.sleep(0.005)
-        if count % 2:
+        if number % 2:
             return web.json_response({"label": 1})
-        error = {"code": 429, "type": f"Refusal{count}", "message": "m"}
+        error = {"code": 429, "type": f"Refusal{number}", "message": "m"}
         body = {"predictions": [{"error": error}, {"error": error}]} if is_list else error
         return web.json_response(body, status=429, headers={"Retry-After": "7"})
 
@@ -261,13 +256,10 @@ def test_search_finds_the_highest_load_that_holds(tmp_path: Path, capsys: pytest
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    enough = threading.Event()
-    asked = 0
+    enough, asked = threading.Event(), count(1)
 
     async def answer(request: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        if asked == 30:
+        if next(asked) == 30:
             enough.set()
         return await soon(request)
 

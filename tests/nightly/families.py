@@ -106,14 +106,9 @@ def _tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
     names = {"cls": "<s>", "sep": "</s>", "bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
     if kind == "words":
         names = {role: f"[{role.upper()}]" for role in ("cls", "sep", "pad", "unk", "mask")}
-    model = word_piece() if kind == "words" else byte_level()
+    model, side = word_piece() if kind == "words" else byte_level(), "left" if kind == "left" else "right"
     if kind in ("plain", "unpadded"):
         model.post_processor = processors.ByteLevel(trim_offsets=False)
-    if kind == "unpadded":
-        del names["pad"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=model,
-        model_max_length=LIMIT,
-        padding_side="left" if kind == "left" else "right",
-        **{f"{role}_token": name for role, name in names.items()},
-    )
+    roles = {f"{role}_token": name for role, name in names.items() if kind != "unpadded" or role != "pad"}
+    settings: dict[str, Any] = {"model_max_length": LIMIT, "padding_side": side, **roles}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, **settings)

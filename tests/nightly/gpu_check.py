@@ -149,10 +149,8 @@ def images(store: Path) -> Figures:
     with ThreadPoolExecutor(available_threads(0)) as pool:
         for way in (own, DevicePreprocessing(**asdict(own), device=handler.device)):
             handler.preprocessing = way
-            yield (
-                f"decoding with {type(way).__name__}, images/s",
-                len(bodies) / rate_s(lambda: list(pool.map(handler.decode, map(Payload, bodies)))),
-            )
+            took_s = rate_s(lambda: list(pool.map(handler.decode, map(Payload, bodies))))
+            yield f"decoding with {type(way).__name__}, images/s", len(bodies) / took_s
     files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
     decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))
     yield "nvJPEG without resizing, images/s", len(bodies) / rate_s(decode)

@@ -16,13 +16,16 @@ import transformers
 from tests.tiny_image_text import VISION
 
 SIDE = 32
-SQUARE = {"height": SIDE, "width": SIDE}
+SQUARE, LARGE = ({"height": side, "width": side} for side in (SIDE, 64))
 SHORTER = {"size": {"shortest_edge": SIDE}}
 CROPPED = {"size": {"shortest_edge": 48}, "crop_size": SQUARE}
 STAGES: dict[str, Any] = {"num_channels": 3, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 SWIN: dict[str, Any] = {"image_size": SIDE, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4]}
 WINDOWS = {"window_size": 4, "initializer_range": 0.3}
-LEVIT: dict[str, Any] = {"hidden_sizes": [16, 32, 32], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1]}
+LEVIT: dict[str, Any] = {"image_size": 64, "hidden_sizes": [16, 32, 32], "num_attention_heads": [2, 2, 2]}
+LEVIT["depths"] = [1, 1, 1]
+EFFICIENT: dict[str, Any] = {"image_size": SIDE, "width_coefficient": 0.2, "depth_coefficient": 0.2}
+EFFICIENT |= {"hidden_dim": 256, "initializer_range": 0.3}
 
 
 class Family(NamedTuple):
@@ -47,37 +50,19 @@ TRANSFORMERS = {
     "bit": Family({**STAGES, "embedding_size": 32, "num_groups": 4}, "BitImageProcessor", CROPPED),
     "mobilevit": Family(
         {"image_size": 64, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32]},
-        "MobileViTImageProcessor",
-        {"size": {"shortest_edge": 72}, "crop_size": {"height": 64, "width": 64}},
+        *("MobileViTImageProcessor", {"size": {"shortest_edge": 72}, "crop_size": LARGE}),
     ),
     "mobilenet_v1": Family({"depth_multiplier": 0.25}, "MobileNetV1ImageProcessor", CROPPED),
     "mobilenet_v2": Family({"depth_multiplier": 0.35}, "MobileNetV2ImageProcessor", CROPPED),
-    "efficientnet": Family(
-        {
-            "image_size": SIDE,
-            "width_coefficient": 0.2,
-            "depth_coefficient": 0.2,
-            "hidden_dim": 256,
-            "initializer_range": 0.3,
-        },
-        "EfficientNetImageProcessor",
-        {"size": SQUARE},
-    ),
+    "efficientnet": Family(EFFICIENT, "EfficientNetImageProcessor", {"size": SQUARE}),
     "dinov2": Family(VISION, "BitImageProcessor", CROPPED),
     "dinov2_with_registers": Family(VISION, "BitImageProcessor", CROPPED),
-    "levit": Family(
-        {"image_size": 64, **LEVIT},
-        "LevitImageProcessor",
-        {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}},
-    ),
+    "levit": Family(LEVIT, "LevitImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": LARGE}),
     "poolformer": Family(
-        {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
-        "PoolFormerImageProcessor",
-        {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE},
+        {"hidden_sizes": STAGES["hidden_sizes"], "depths": STAGES["depths"]},
+        *("PoolFormerImageProcessor", {**SHORTER, "crop_size": SQUARE}),
     ),
-    "focalnet": Family(
-        {"image_size": SIDE, "patch_size": 2, "embed_dim": 16, "depths": [1, 1]}, "BitImageProcessor", CROPPED
-    ),
+    "focalnet": Family({name: SWIN[name] for name in SWIN if name != "num_heads"}, "BitImageProcessor", CROPPED),
     "siglip": Family({"vision_config": VISION}, "SiglipImageProcessor", {"size": SQUARE}),
     "clip": Family({"vision_config": VISION}, "CLIPImageProcessor", CROPPED),
 }

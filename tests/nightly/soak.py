@@ -45,6 +45,7 @@ from load.schedules import Poisson
 from load.served import Served
 from tests import held_out
 from tests.exports import shared
+from tests.waiting import until
 from torchserve_client.management import ManagementError
 
 MODES = {"classic": ("classic",), "adaptive": ("adaptive",), "both": ("classic", "adaptive")}
@@ -132,15 +133,13 @@ def fault(exchange: Exchange, kills: Sequence[tuple[float, float]]) -> str | Non
 
 def build(example: str, mode: str, store: Path) -> str:
     """Build an example in a mode, with the soak's queue, as a folder of a model store; return its name."""
-    name = f"{example}-{mode}"
+    name, settings = f"{example}-{mode}", model(example).config()
     entry = replace(model(example), name=name, folder=store / f".{name}")
-    scheduling: dict[str, Any] = {"mode": mode}
-    settings = model(example).config()
-    handler = {**settings["handler"], "scheduling": scheduling}
+    handler = {**settings["handler"], "scheduling": {"mode": mode}}
     config = {**settings, "jobQueueSize": QUEUE, "minWorkers": 1, "maxWorkers": 1}
     if mode == "adaptive":
         # OpenVINO keeps memory for the largest micro-batch, 2 GB for 64 images.
-        scheduling |= {"latency_target_ms": 2000, "queue_timeout_ms": 5000}
+        handler["scheduling"] |= {"latency_target_ms": 2000, "queue_timeout_ms": 5000}
         handler["max_batch_items"] = 16
         config |= {"batchSize": 64, "maxBatchDelay": 1}
     entry.folder.mkdir(parents=True)
@@ -208,11 +207,9 @@ class Soak:
         subject.kills.append((killed_s, inf))
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-        while time.perf_counter() < killed_s + LOST_S:
-            time.sleep(0.1)
-            if self._worker(subject.name) not in (None, pid):
-                subject.kills[-1] = (killed_s, time.perf_counter())
-                break
+        with suppress(AssertionError):
+            until(lambda: self._worker(subject.name) not in (None, pid), LOST_S)
+            subject.kills[-1] = (killed_s, time.perf_counter())
         return subject.kills[-1]
 
     def _worker(self, name: str) -> int | None:
@@ -264,15 +261,15 @@ class Soak:
                     yield f"{name}: {looks[0][at]} {what} at the start, {looks[-1][at]} at the end"
 
 
-def soaked(minutes: float, mode: str, seed: int, delay_ms: int = 1) -> list[str]:
+def soaked(minutes: float, mode: str, seed: int) -> list[str]:
     """Build the models, start a server, soak it, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         names = {build(example, each, Path(folder)): example for example in TOLERANCES for each in MODES[mode]}
         with run_server(Path(folder)) as server:
             subjects = []
             for name, example in names.items():
-                window, delay = (64, 1) if name.endswith("adaptive") else (16, delay_ms)
-                server.register(name, name, batch_size=window, max_batch_delay_ms=delay, workers=1)
+                window = 64 if name.endswith("adaptive") else 16
+                server.register(name, name, batch_size=window, max_batch_delay_ms=1, workers=1)
                 urls = server.settings.inference_url, server.settings.management_url
                 subjects.append(subject := Subject(name, example, Served(name, None, *urls, timeout_s=TIMEOUT_S)))
                 subject.choose(seed)
@@ -284,7 +281,6 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=10.0, help="of load, kills included; default: 10")
     parser.add_argument("--mode", choices=MODES, default="both", help="of the models; default: both, side by side")
     parser.add_argument("--seed", type=int, default=1, help="decides on inputs and arrivals; default: 1")
-    parser.add_argument("--delay-ms", type=int, default=1, help="max_batch_delay of classic models; default: 1")
     findings = soaked(**vars(parser.parse_args()))
     print("\n".join(findings) or "nothing was lost, crossed, wrong or grown")
     sys.exit(1 if findings else 0)

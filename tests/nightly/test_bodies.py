@@ -1,7 +1,6 @@
 """Bodies as large and as many as the limits let in, at once: the configuration's heap holds them."""
 
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from deploy.models import ROOT
 from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
 from deploy.sandbox import run_server
-from tests.e2e.conftest import MOBILENET, send
+from tests.e2e.conftest import MOBILENET, send, vary, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until
 
@@ -31,14 +29,10 @@ LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
 
 @pytest.fixture(scope="module")
 def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model_store")
-    shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
-    path = folder / MOBILENET / "model-config.yaml"
-    config = yaml.safe_load(path.read_text())
-    config["handler"]["max_body_bytes"] = 32 * MIB
     # A worker that is held for a test must not be replaced meanwhile.
-    config["responseTimeout"] = 250
-    path.write_text(yaml.safe_dump(config))
+    made = vary(model_store, "large-bodies", MOBILENET, {"max_body_bytes": 32 * MIB}, {"responseTimeout": 250})
+    folder = tmp_path_factory.mktemp("model_store")
+    made.rename(folder / MOBILENET)
     return folder
 
 
@@ -48,11 +42,6 @@ def served(store: Path, config: str, vmargs: str) -> Iterator[Server]:
     with run_server(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
         server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
         yield server
-
-
-def worker(server: Server) -> int:
-    (only,) = server.management.describe(MOBILENET)["workers"]
-    return int(only["pid"])
 
 
 @pytest.fixture
@@ -89,7 +78,8 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
     heap, direct = settings.heap_bytes // MIB, settings.direct_bytes // MIB
     vmargs = f"-Xmx{heap}m -XX:MaxDirectMemorySize={direct}m -XX:+ExitOnOutOfMemoryError"
     with served(store, config, vmargs) as server:
-        pid, held = server.pid(), hold(worker(server))  # so that all has arrived before any of it is answered
+        # So that all has arrived before any of it is answered.
+        pid, held = server.pid(), hold(worker_pid(server, MOBILENET))
         fitting = settings.job_queue_size + BATCH_SIZE
         bodies = [padded(largest)] * (fitting + TOO_MANY) + [padded(largest + 1)] * 2
         with ThreadPoolExecutor(len(bodies)) as pool:
@@ -104,7 +94,7 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
         assert statuses[200] >= settings.job_queue_size
         assert {next(iter(answer.body)) for answer in answers if answer.status == 200} == {"espresso"}
         assert send(server, MOBILENET, photograph("coffee")).status == 200
-        assert (server.pid(), worker(server)) == (pid, held)
+        assert (server.pid(), worker_pid(server, MOBILENET)) == (pid, held)
         assert "OutOfMemory" not in (server.logs / "ts_log.log").read_text()
 
 
@@ -115,17 +105,14 @@ def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again
     # refused for it (507), and the others fit the heap.
     vmargs = "-Xmx48m -XX:MaxDirectMemorySize=256m -XX:+ExitOnOutOfMemoryError"
     with served(store, "config.properties", vmargs) as server:
-        pid, held = server.pid(), hold(worker(server))
-        assert pid is not None
+        pid, held = server.pid(), hold(worker_pid(server, MOBILENET))
         with ThreadPoolExecutor(8) as pool:
             sent = [pool.submit(send, server, MOBILENET, padded(7 * MIB), timeout_s=200) for _ in range(8)]
             until(lambda: server.pid() is None, 180)
             assert all(each.exception(60) is not None or each.result().status >= 500 for each in sent)
         os.kill(held, signal.SIGCONT)
-        assert (
-            server.describe_death()
-            == f"process {pid} has died: Terminating due to java.lang.OutOfMemoryError: Java heap space"
-        )
+        reason = "Terminating due to java.lang.OutOfMemoryError: Java heap space"
+        assert server.describe_death() == f"process {pid} has died: {reason}"
         # No worker outlives its server.
         until(lambda: not psutil.pid_exists(held))
         assert not server.stop()

@@ -1,45 +1,143 @@
 """Nodes as containers run them, under load: rolled, killed, ended; not one request is lost.
 
 clients -> the gateway, which finds nodes by a name -> a node's Envoy -> its TorchServe with mobilenet-v2
+
+Without containers: a Pod is python -m deploy.container on 127.0.0.N:PORT, Hosts is the gateway's own /etc/hosts. All
+nodes have one port and separate addresses, to which the name resolves, like a headless Service for an edge.
 """
 
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
 from deploy import sandbox
-from deploy.sandbox import free_ports
+from deploy.models import ROOT
+from deploy.run.properties import relocate_config
+from deploy.run.server import Server
+from deploy.sandbox import free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
-from tests.nightly.containers import HOST, Hosts, Pod
+from tests.e2e.machine import with_lines
 from tests.photographs import photograph
 from tests.waiting import until
 
-MODELS: dict[str, object] = {
-    MOBILENET: {
-        "1.0": {
-            "defaultVersion": True,
-            "marName": f"{MOBILENET}.mar",
-            "minWorkers": 1,
-            "maxWorkers": 1,
-            "batchSize": 8,
-            "maxBatchDelay": 5,
-        }
-    }
-}
+HOST = "torchserve-nodes"
+# A start takes ten seconds alone, and some on two cores that others use.
+START_S, END_S = 180.0, 120.0
+VERSION = {"defaultVersion": True, "marName": f"{MOBILENET}.mar", "batchSize": 8, "maxBatchDelay": 5}
+MODELS: dict[str, object] = {MOBILENET: {"1.0": {**VERSION, "minWorkers": 1, "maxWorkers": 1}}}
 # While one node is away, the other's excess requests wait in memory that fewer and larger bodies would need.
 QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
 REGISTERS = {**QUEUE, "enable_model_api=false": "enable_model_api=true"}
 BODIES = [photograph("chelsea"), photograph("coffee")]
 SHARE = 0.6
+
+
+def config_of(folder: Path, store: Path, models: dict[str, object], replaced: dict[str, str]) -> Path:
+    """A config.properties for a node, production's but for its models: names what is served, tokens on."""
+    text = (ROOT / "config.production.properties").read_text(encoding="utf-8")
+    before, _, rest = text.partition("load_models=")
+    _, _, after = rest.partition("# Archives come")
+    names = ",".join(f"{name}.mar" for name in models)
+    text = f"{before}load_models={names}\nmodels={json.dumps(models)}\n\n# Archives come{after}"
+    text = with_lines(text, replaced)
+    path = folder / "config.properties"
+    path.write_text(relocate_config(text, ROOT, make_settings(store)), encoding="utf-8")
+    return path
+
+
+class Pod:
+    """One node's process."""
+
+    def __init__(self, address: str, port: int, store: Path, models: dict[str, object], replaced: dict[str, str]):
+        self.address, self.port, self.url = address, port, f"http://{address}:{port}"
+        # A short path: workers have sockets in it.
+        self.folder = Path(tempfile.mkdtemp(prefix="pod-"))
+        self.run, self.output = self.folder / "run", self.folder / "output"
+        self.config = config_of(self.folder, store, models, replaced)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run the command as a kubelet does; again in the same folder after a death, as an emptyDir is kept."""
+        own = {"CONFIG": self.config, "STATE_DIR": self.run, "ADDRESS": self.address, "PORT": self.port}
+        variables = {**os.environ, **{f"NODE_{name}": str(value) for name, value in own.items()}}
+        words, none = [sys.executable, "-m", "deploy.container"], subprocess.DEVNULL
+        with self.output.open("ab") as out:
+            self._process = subprocess.Popen(
+                words, cwd=ROOT, env=variables, stdin=none, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def probe(self, path: str = "/ready") -> int:
+        with requests.Session() as session, suppress(requests.RequestException):
+            session.trust_env = False
+            return session.get(self.url + path, timeout=5).status_code
+        return 0
+
+    def wait_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, self.output.read_text()
+            return self.probe() == 200
+
+        until(is_ready, START_S)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def server(self) -> Server:
+        return Server(self.run / "config.properties", directory=self.run, temporary=self.run / "tmp")
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_S)
+
+    def close(self) -> None:
+        """Kill every process at once, as the end of a container's process namespace does."""
+        if self._process is not None and self._process.poll() is None:
+            mine = [self.process.pid, self.server.pid()]
+            with suppress(OSError, ValueError):
+                mine.append(int((self.run / "envoy" / "envoy.pid").read_text()))
+            found = [psutil.Process(pid) for pid in mine if pid is not None]
+            for process in found + [child for each in found for child in each.children(recursive=True)]:
+                if process.is_running():
+                    process.kill()
+            self.process.wait(END_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Hosts:
+    """The addresses of HOST, for processes in a mount namespace that has this file as /etc/hosts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name()
+
+    @property
+    def within(self) -> list[str]:
+        """Words that stand before a command which is to see it."""
+        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+        script = f'mount --bind {self._path} /etc/hosts && exec "$@"'
+        return ["unshare", "--mount", *as_root, "sh", "-c", script, "sh"]
+
+    def name(self, *pods: Pod) -> None:
+        """Let the name have these addresses, in place: the namespace has this very file."""
+        lines = ["127.0.0.1 localhost", *(f"{pod.address} {HOST}" for pod in pods)]
+        self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +174,9 @@ def test_node_is_ready_lives_drains_and_ends_in_order(pod: Pod) -> None:
         clients.end()
         assert ended.result(120) == 0
     assert_all_answered(clients)
-    printed = pod.output.read_text()
-    assert "the last response is sent" in printed
     # The workers' output is the process' output.
-    assert "MODEL_LOG" in printed
-    assert pod.server.pid() is None
-    assert pod.probe("/live") == 0
+    assert all(words in pod.output.read_text() for words in ("the last response is sent", "MODEL_LOG"))
+    assert (pod.server.pid(), pod.probe("/live")) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +227,13 @@ class Site:
         pod = self.make()
         pod.start()
         pod.wait_ready()
-        self.hosts.add(pod.address)
         self.pods.append(pod)
+        self.hosts.name(*self.pods)
         return pod
 
     def wait_routed(self, nodes: int) -> None:
-        def found() -> list[bool]:
-            known = requests.get(f"{self.gateway.control}/control/nodes", timeout=10).json()
-            return [each["is_routed"] for each in known]
-
-        until(lambda: found() == [True] * nodes)
+        url = f"{self.gateway.control}/control/nodes"
+        until(lambda: [each["is_routed"] for each in requests.get(url, timeout=10).json()] == [True] * nodes)
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +263,9 @@ def roll(site: Site) -> None:
         site.start()
         site.wait_routed(3)
         # A pod that ends leaves its Service and gets a SIGTERM at once.
-        site.hosts.remove(old.address)
-        assert old.terminate() == 0
         site.pods.remove(old)
+        site.hosts.name(*site.pods)
+        assert old.terminate() == 0
         site.wait_routed(2)
     assert not {*before} & {*site.pods}
 
@@ -182,4 +274,3 @@ def roll(site: Site) -> None:
 def test_nodes_that_are_replaced_under_load_lose_no_request(site: Site) -> None:
     rate_per_s = SHARE * capacity_per_s(site.url, BODIES)
     assert_all_answered(under_load(site.url, BODIES, rate_per_s, lambda: roll(site)))
-    assert len(site.pods) == 2

@@ -4,6 +4,7 @@
 
 The gateway's own supervisor restarts a process. Every answer is compared with its photograph's. A table of
 what clients saw is printed; docs/how-to/production.md has one. The disks are small tmpfs, so this needs root.
+Then operators' drills, which end nothing: disks that are full or read-only, kills at any start of the gateway.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +25,8 @@ import psutil
 import pytest
 import requests
 
+from deploy.gateway.supervisor import HANG_S as UNRESPONSIVE_S
+from deploy.models import ROOT
 from deploy.run.lifecycle import start_node
 from load import expect
 from load.generate import Attack, OpenLoop, Target, run
@@ -33,6 +37,7 @@ from tests.e2e.clients import capacity_per_s
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.machine import READY_S, Machine
 from tests.photographs import photograph
+from tests.waiting import until
 
 # Of what both nodes can do, while one of two cores may be busy with a start.
 SHARE = 0.6
@@ -46,6 +51,8 @@ DISK_MIB = 256
 HANG_S, SHORT_S = 30.0, 10.0
 # Longest time without any answer, where the process at fault is not on the way of every request.
 GAP_S = 15.0
+# When a process that starts is killed; seconds in which supervisors look a few times.
+MOMENTS_S, LOOKS_S = (0.4, 1.0, 1.8), 3.0
 
 
 class Fleet(Machine):
@@ -97,6 +104,18 @@ def fleet(model_store: Path) -> Iterator[Fleet]:
         yield made
 
 
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Fill the disk of a folder; logs grow meanwhile, so this writes until nothing is free."""
+    filler = folder.parent / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=64k"], check=False, capture_output=True)
+    try:
+        assert shutil.disk_usage(folder).free == 0
+        yield
+    finally:
+        filler.unlink()
+
+
 def killed(fleet: Fleet, name: str) -> None:
     fleet.process(name).kill()
     time.sleep(1)
@@ -122,16 +141,8 @@ def without_memory(fleet: Fleet, name: str) -> None:
 
 
 def with_full_disk(fleet: Fleet, name: str) -> None:
-    folder = fleet.gateway.state_dir if name in ("envoy", "control") else fleet.nodes[0].folder
-    filler = folder.parent / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    try:
-        assert shutil.disk_usage(folder).free == 0
+    with full(fleet.gateway.state_dir if name in ("envoy", "control") else fleet.nodes[0].folder):
         time.sleep(SHORT_S)
-    finally:
-        filler.unlink()
 
 
 FAILURES: dict[str, Callable[[Fleet, str], None]] = {
@@ -205,3 +216,63 @@ def test_failure_of_a_process_leaves_no_request_unanswered_and_crosses_none(
             described = node.server.management.describe(MOBILENET)
             assert len([*(node.server.temporary / "models").iterdir()]) == 1
             assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (8, 5, 1)
+
+
+def folder_is_read_only(fleet: Fleet) -> None:
+    folder = fleet.gateway.state_dir.parent
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+    time.sleep(UNRESPONSIVE_S + LOOKS_S)
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def killed_while_the_disk_is_full(fleet: Fleet) -> None:
+    with full(fleet.gateway.state_dir):
+        for name in ("control", "envoy"):
+            before = fleet.process(name)
+            before.kill()
+
+            def is_new(name: str = name, pid: int = before.pid) -> bool:
+                with suppress(psutil.Error, StopIteration, ValueError):
+                    return fleet.process(name).pid != pid
+                return False
+
+            until(is_new, READY_S)
+        fleet.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("drill", "statuses", "replaced"),
+    [
+        (folder_is_read_only, {200}, set()),
+        (killed_while_the_disk_is_full, {200, NO_ANSWER}, {"envoy", "control"}),
+    ],
+)
+def test_drill_ends_nothing(
+    fleet: Fleet, drill: Callable[[Fleet], None], statuses: set[int], replaced: set[str]
+) -> None:
+    before = {name: fleet.process(name).pid for name in ("envoy", "control", "java")}
+    assert set(observed(fleet, drill.__name__, lambda: drill(fleet)).statuses) <= statuses
+    assert {name for name, pid in before.items() if fleet.process(name).pid != pid} == replaced
+
+
+@pytest.mark.parametrize("moment_s", MOMENTS_S)
+@pytest.mark.parametrize("name", ["supervisor", "control", "envoy", "nothing"])
+def test_gateway_serves_though_a_process_is_killed_as_it_starts(fleet: Fleet, name: str, moment_s: float) -> None:
+    gateway, run = fleet.gateway, str(fleet.gateway.state_dir)
+    gateway.command("stop")
+    assert [each for each in psutil.process_iter(["cmdline"]) if run in str(each.info)] == []
+    words = ["--config", str(gateway.config), "--nodes-file", str(gateway.nodes_file), "--state-dir", run]
+    begun = subprocess.Popen([sys.executable, "-m", "deploy.gateway", "run", *words], cwd=ROOT)
+    time.sleep(moment_s)
+    # There may be none yet.
+    with suppress(StopIteration, OSError, ValueError, psutil.Error):
+        (psutil.Process(begun.pid) if name == "supervisor" else fleet.process(name)).kill()
+    if name in ("supervisor", "nothing"):
+        # Another one starts in the same folder: one of both is the gateway.
+        assert gateway.command("start").returncode == 0
+    fleet.wait_ready()
+    supervisor = int((gateway.state_dir / "gateway.pid").read_text())
+    assert begun.poll() in ((None,) if begun.pid == supervisor else (-9, 1))
+    begun.terminate()
+    begun.wait(READY_S)

@@ -1,25 +1,106 @@
 """Sweep: archive.sh builds a tiny checkpoint of every family as docs/model-families.json reports, or better.
 
+rows of a table -> save a checkpoint, stage it as archive.sh does -> engine, padding, largest error -> a cell
     .venv/bin/python -m tests.nightly.test_families             writes all tables of the file, row by row
     .venv/bin/python -m tests.nightly.test_families --missing   continues with the rows that the file lacks
     .venv/bin/python -m tests.nightly.test_families bert gpt2   writes these rows
 
-A further table is an entry of TABLES, and a further row one of tests.nightly.families.
+A further table is an entry of TABLES, and a further row one of tests.nightly.families. `make docs` then writes
+docs/reference/model-families.md.
 """
 
+import json
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
+from deploy.archives.exports import Exports
+from deploy.archives.sources import source
+from deploy.archives.staging import plan_comparisons, stage
+from deploy.models import ROOT, ModelEntry
+from handlers.errors import InvalidConfig
 from tests import tiny_seq2seq
 from tests.nightly import image_families
 from tests.nightly.families import FAMILIES, save
-from tests.nightly.sweep import MISSING, Build, Table, cell, is_worse
 from tests.nightly.test_sentence_layouts import LAYOUTS, layout
+
+FILE = ROOT / "docs" / "model-families.json"
+# The first words of a cell, the best first.
+RESULTS = ("OpenVINO", "CTranslate2", "OpenVINO, exact", "CTranslate2, greedy", "torch", "torch, exact", "refused", "")
+# Errors of fp32 below this differ by noise, and others by less than this factor.
+NOISE, FACTOR = 1e-5, 10
+MISSING = "not swept"
+
+
+class Build(NamedTuple):
+    """A cell's checkpoint: its task, what writes it to a folder or below it, and the archive's settings."""
+
+    task: str
+    save: Callable[[Path], Path | None]
+    settings: Mapping[str, Any] = {}
+
+
+class Table(NamedTuple):
+    """A table of the file: its name there, and its cells by row."""
+
+    name: str
+    rows: Mapping[str, Sequence[Build]]
+
+    def read(self) -> dict[str, list[str]]:
+        rows: dict[str, list[str]] = json.loads(FILE.read_text(encoding="utf-8"))[self.name]["rows"]
+        return rows
+
+    def write(self, row: str, cells: Sequence[str]) -> None:
+        """Put a row into the file, in the order of this table's rows."""
+        tables = json.loads(FILE.read_text(encoding="utf-8"))
+        found = {**tables[self.name]["rows"], row: [*cells]}
+        rows = {name: found.get(name, [MISSING] * len(self.rows[name])) for name in self.rows}
+        tables[self.name]["rows"] = rows
+        FILE.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+
+
+def cell(build: Build) -> str:
+    """Build one; say which engine it has, whether padding is left out or beams are, and the largest error."""
+    with tempfile.TemporaryDirectory() as work:
+        weights, own, staged = (Path(tempfile.mkdtemp(dir=work)) for _ in range(3))
+        (own / "model-config.yaml").write_text(yaml.safe_dump({"handler": dict(build.settings)}))
+        if build.task.startswith("image_"):
+            (own / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
+        saved = build.save(weights) or weights
+        is_layout = (saved / "modules.json").is_file()
+        model = ModelEntry("tiny", build.task, "1", own)
+        origin, exports = source(model, str(saved)), Exports(Path(work) / "exports")
+        try:
+            engine = stage(model, origin, "auto", plan_comparisons(), exports=exports, folder=staged)
+        except InvalidConfig as error:
+            assert "\n" not in str(error)
+            return "refused"
+        files = (staged / "fidelity.json", staged / "label.json")
+        said, label = (json.loads(path.read_text()) if path.is_file() else {} for path in files)
+    if build.task == "translation":
+        return ("CTranslate2, greedy" if "beams" in label else "CTranslate2") if label else "torch"
+    # Folders of sentence-transformers are compared with that library.
+    assert is_layout == ("of sentence-transformers" in said["said"])
+    exact = ", exact" if said["settings"] else ""
+    return f"{'torch' if engine == 'torch' else 'OpenVINO'}{exact}, {said['largest_error']:.0e}"
+
+
+def is_worse(new: str, old: str) -> bool:
+    """Whether a cell has a worse result than before, or an error that is larger by an order of magnitude."""
+
+    def parsed(said: str) -> tuple[int, float]:
+        result, _, error = said.rpartition(", ")
+        return (RESULTS.index(said), 0.0) if said in RESULTS else (RESULTS.index(result), float(error))
+
+    (rank, error), (old_rank, old_error) = parsed(new), parsed(old)
+    return rank > old_rank or error > max(NOISE, FACTOR * old_error)
+
 
 # A column's task, and the class of transformers that has its head.
 TASKS = {"text_classification": "AutoModelForSequenceClassification", "sentence_embedding": "AutoModel"}
@@ -44,12 +125,10 @@ TABLES = [
         {name: [Build(task, partial(save, name, head)) for task, head in TASKS.items()] for name in FAMILIES},
     ),
     Table(
-        "sentence-transformers",
-        {name: [Build("sentence_embedding", partial(layout, name=name))] for name in LAYOUTS},
+        "sentence-transformers", {name: [Build("sentence_embedding", partial(layout, name=name))] for name in LAYOUTS}
     ),
     Table(
-        "translation",
-        {name: [Build("translation", make, settings)] for name, (make, settings) in TRANSLATORS.items()},
+        "translation", {name: [Build("translation", make, settings)] for name, (make, settings) in TRANSLATORS.items()}
     ),
     Table(
         "images",

@@ -11,7 +11,7 @@ import yaml
 from deploy.gateway.metrics import METRICS
 from deploy.models import ROOT
 from handlers.metrics import COUNTERS
-from tests.nightly.prometheus import BIN, SHIPPED, panels
+from tests.nightly.test_observability import BIN, SHIPPED, panels
 from tests.pages import prose
 
 # Envoy's names of these metrics, as tests/nightly/test_observability.py finds them on a running one.

@@ -1,11 +1,10 @@
-"""The clients of other servers' APIs, in a separate environment, unchanged against the gateway."""
+"""The clients of other servers' APIs, in separate environments, unchanged against the gateway."""
 
 import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ import requests
 
 from deploy import sandbox
 from deploy.models import ROOT
-from load.bench.peer_process import build_environment
+from deploy.sandbox import Sandbox
+from load.bench.peer_process import PYTRITON, build_environment
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts
 from tests.waiting import until
@@ -37,10 +37,8 @@ def vocabulary() -> Path:
 
 @pytest.fixture
 def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Iterator[str]:
-    models = {
-        "sentence-embedding": archive("sentence-embedding"),
-        "reranking": archive("reranking", str(reranker(tmp_path / "reranker"))),
-    }
+    tiny = str(reranker(tmp_path / "reranker"))
+    models = {"sentence-embedding": archive("sentence-embedding"), "reranking": archive("reranking", tiny)}
     aliases = {"intfloat/alias": "sentence-embedding"}
     with ExitStack() as stack:
         hosts = stack.enter_context(run_hosts(*(model_store / file for file in models.values())))
@@ -48,18 +46,14 @@ def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Itera
         gateway = stack.enter_context(sandbox.run_gateway(nodes, aliases=aliases))
         listed = f"{gateway.http}/v1/models"
         until(lambda: len(requests.get(listed, timeout=60).json()["data"]) == len(models) + len(aliases))
-        until(partial(answers, gateway.http, "sentence-embedding"))
+        asked = {"model": "sentence-embedding", "input": "x"}
+        until(lambda: requests.post(f"{gateway.http}/v1/embeddings", json=asked, timeout=60).ok)
         yield gateway.http
 
 
-def answers(url: str, model: str) -> bool:
-    return requests.post(f"{url}/v1/embeddings", json={"model": model, "input": "x"}, timeout=60).ok
-
-
-def run(module: str, *arguments: str, vocabulary: Path) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIKTOKEN_CACHE_DIR": str(vocabulary)}
-    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # not from the network
-    command = [str(PYTHON), "-m", module, *arguments]
+def run(python: Path, module: str, *arguments: str, **variables: str) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [str(python), "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -68,13 +62,29 @@ def run(module: str, *arguments: str, vocabulary: Path) -> list[str]:
 def test_clients_examples_and_our_command_run_unchanged(
     url: str, vocabulary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("tests.nightly.retrieval.program", url, vocabulary=vocabulary) == NAMES
-    best, other, tokens = run("examples.client.openai_embeddings", f"{url}/v1", vocabulary=vocabulary)
-    assert float(best.split()[0]) > float(other.split()[0])
-    assert tokens == "30 tokens"
-    found = run("examples.client.langchain_search", f"{url}/v1", vocabulary=vocabulary)
+    # Nothing comes from the network.
+    offline = {"TIKTOKEN_CACHE_DIR": str(vocabulary), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    assert run(PYTHON, "tests.nightly.retrieval.program", url, **offline) == NAMES
+    best, other, tokens = run(PYTHON, "examples.client.openai_embeddings", f"{url}/v1", **offline)
+    assert (float(best.split()[0]) > float(other.split()[0]), tokens) == (True, "30 tokens")
+    found = run(PYTHON, "examples.client.langchain_search", f"{url}/v1", **offline)
     assert found == ["The last ferry leaves at seven in the evening."]
     assert main(["--url", url, "embed", "sentence-embedding", "A text."]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 384
     assert main(["--url", url, "rerank", "reranking", "When?", "At seven.", "Plum cake.", "--top-n", "1"]) == 0
     assert capsys.readouterr().out.endswith(("  At seven.\n", "  Plum cake.\n"))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_program_of_pytritons_client_runs_unchanged(
+    gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], protocol: str
+) -> None:
+    build_environment("pytriton")
+    serve(archive=archive("batch2"), name="batch2", max_batch_delay_ms=1)
+    # The gateway may not have seen yet that the model is there.
+    until(lambda: requests.get(f"{gateway.http}/v2/models/batch2", timeout=60).json().get("inputs"))
+    address = {"http": gateway.http, "grpc": f"grpc://{gateway.grpc}"}[protocol]
+    python = ROOT / ".extras" / "pytriton" / "bin" / "python"
+    too_many, *chunks = run(python, "examples.client.pytriton", address, **PYTRITON.variables)
+    assert chunks == ["[[0], [2]]", "[[4], [6]]", "[[8]]"]
+    assert "batch-size must be <= 2" in too_many

@@ -1,79 +1,87 @@
-"""The wheel in an empty environment outside the clone: a project in two commands, and the main job."""
+"""The wheel and the client's package, each in an empty environment outside the clone."""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-import urllib.request
+import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
+from tests.client.conftest import serving
 from tests.waiting import until
+from torchserve_client.version import VERSION
 
 UV = ROOT / ".uv" / "bin" / "uv"
+# Without those of this environment.
+DROPPED = ("PYTHON", "TORCHSERVE", "VIRTUAL")
+VARIABLES = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+
+
+def install(project: Path, folder: Path) -> Path:
+    """Install a project in a new environment; return the folder of its programs."""
+    subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, folder], env=VARIABLES, check=True)
+    subprocess.run([UV, "--quiet", "pip", "install", "--python", folder, project], env=VARIABLES, check=True)
+    return folder / "bin"
 
 
 class Installed:
-    """The distribution in its own environment, run without this one's."""
+    """The distribution in its own environment."""
 
-    def __init__(self, folder: Path) -> None:
-        self.bin = folder / "bin"
-        (self.package,) = folder.glob("lib/python*/site-packages")
-        dropped = ("PYTHON", "TORCHSERVE", "VIRTUAL")
-        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    def __init__(self, programs: Path) -> None:
+        self.bin = programs
+        (packages,) = programs.parent.glob("lib/python*/site-packages")
+        self.package = packages / "torchserve_batching"
 
     def run(self, *words: str, cwd: Path) -> str:
         command = [str(self.bin / "torchserve-batching"), *words]
-        done = subprocess.run(command, cwd=cwd, env=self.variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=cwd, env=VARIABLES, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", folder / "dist", ROOT], check=True)
-    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "environment"], check=True)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    python = folder / "environment" / "bin" / "python"
-    subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel], check=True)
-    return Installed(folder / "environment")
+    (built,) = (folder / "dist").glob("*.whl")
+    return Installed(install(built, folder / "environment"))
 
 
 @pytest.fixture
-def nothing_written(installed: Installed) -> Iterator[None]:
+def installed(wheel: Installed) -> Iterator[Installed]:
     """The installed package has the same files after the test."""
 
     def listed() -> set[Path]:
-        found = (installed.package / "torchserve_batching").rglob("*")
+        found = wheel.package.rglob("*")
         return {path for path in found if path.suffix != ".pyc" and path.name != "__pycache__"}
 
     before = listed()
-    yield
+    yield wheel
     assert listed() == before
 
 
-@pytest.mark.usefixtures("nothing_written")
 def test_two_commands_answer_a_request(installed: Installed, tmp_path: Path) -> None:
     installed.run("init", "demo", cwd=tmp_path)
     (port,) = free_ports(1)
     program = [str(installed.bin / "torchserve-batching"), "serve", "--port", str(port)]
-    server = subprocess.Popen(program, cwd=tmp_path / "demo", env=installed.variables)
+    server = subprocess.Popen(program, cwd=tmp_path / "demo", env=VARIABLES)
     try:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/predictions/colours", b"#00007a", {"Content-Type": "text/plain"}
-        )
+        url = f"http://127.0.0.1:{port}/predictions/colours"
 
         def is_answered() -> bool:
-            try:
-                with urllib.request.urlopen(request) as response:  # noqa: S310
-                    return bool(json.loads(response.read()) == {"names": ["navy"]})
-            except OSError:
-                return False
+            with suppress(requests.ConnectionError):
+                return bool(requests.post(url, "#00007a", timeout=60).json() == {"names": ["navy"]})
+            return False
 
         until(is_answered, 120)
     finally:
@@ -81,26 +89,60 @@ def test_two_commands_answer_a_request(installed: Installed, tmp_path: Path) -> 
         server.wait()
 
 
-@pytest.mark.usefixtures("nothing_written")
 def test_bench_with_environments_of_a_clone_is_refused(installed: Installed, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"bench: .extras/int8 is built only in a clone: "):
         installed.run("bench", "int8", cwd=tmp_path)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("nothing_written")
 def test_main_job_runs_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
     # Other ports, in the built-in configuration.
-    config = installed.package / "torchserve_batching" / "config.properties"
+    config = installed.package / "config.properties"
     names = [f"{api}_address" for api in ("inference", "management", "metrics")]
     names += ["grpc_inference_port", "grpc_management_port"]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     lines = [f"{name}={port if 'port' in name else f'http://127.0.0.1:{port}'}" for name, port in ports.items()]
     config.write_text("\n".join([config.read_text(), *lines, ""]))
     try:
-        assert '"espresso": 0.' in installed.run("start", cwd=tmp_path)
-        assert "READY" in installed.run("describe", cwd=tmp_path)
-        assert "process" in installed.run("status", cwd=tmp_path)
+        for command, words in (("start", '"espresso": 0.'), ("describe", "READY"), ("status", "process")):
+            assert words in installed.run(command, cwd=tmp_path)
     finally:
         installed.run("stop", cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"model_store", ".nodes"}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python where only the client is installed."""
+    folder = tmp_path_factory.mktemp("client")
+    # A build writes beside its sources, so it gets a copy of them.
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    project = shutil.copytree(ROOT / "client", folder / "client", ignore=ignored)
+    programs = install(project, folder / "environment")
+    shutil.rmtree(project)
+    return programs / "python"
+
+
+def printed(python: Path, program: str) -> Any:
+    return json.loads(subprocess.check_output([python, "-c", program], cwd=python.parent, env=VARIABLES))
+
+
+def test_client_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    source = project["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
+    assert found is not None and found["version"] == VERSION and "version" in project["project"]["dynamic"]
+
+
+def test_installed_client_brings_what_it_declares_and_no_torch_and_predicts(python: Path) -> None:
+    names = "[each.name.lower() for each in importlib.metadata.distributions()]"
+    brought = {*printed(python, f"import importlib.metadata, json; print(json.dumps({names}))")}
+    assert {"torchserve-batching-client", "urllib3", "certifi", "numpy", "orjson", "pyyaml", "rich"} <= brought
+    assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & brought
+    with serving(lambda path, _content_type, body: {"path": path, "text": body.decode()}) as url:
+        program = (
+            "import json; from torchserve_client import Client\n"
+            f"with Client({url!r}, timeout_s=10) as client:\n"
+            "    print(json.dumps(client.predict('m', 'a text', version='2.0')))"
+        )
+        assert printed(python, program) == {"path": "/predictions/m/2.0", "text": "a text"}

@@ -70,7 +70,7 @@ class AdaptiveWorker:
 
     def run(self) -> Simulated:
         for arrival in sorted(self._clients.arrivals, key=lambda arrival: arrival.at_s):
-            self._comes(Outcome(arrival))
+            self._at(arrival.at_s, "arrival", Outcome(arrival))
         while self._events:
             now_s, _, kind, subject = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(now_s, subject)
@@ -79,13 +79,8 @@ class AdaptiveWorker:
             raise RuntimeError("a request was forgotten")
         return self.simulated
 
-    # -- events ----------------------------------------------------------------------------------------------------
-
     def _at(self, when_s: float, kind: str, subject: object = None) -> None:
         heapq.heappush(self._events, (when_s, next(self._order), kind, subject))
-
-    def _comes(self, outcome: Outcome) -> None:
-        self._at(outcome.arrival.at_s, "arrival", outcome)
 
     def _arrival(self, now_s: float, outcome: Outcome) -> None:
         self.simulated.outcomes.append(outcome)
@@ -112,14 +107,9 @@ class AdaptiveWorker:
         lone = len(indices) == 1 and not self._running
         for index in indices:
             arrival = self.simulated.outcomes[index].arrival
-            request = _Request(
-                payloads=(),
-                slots=[Slot(None, cost=Cost(arrival.length)) for _ in range(arrival.items)],
-                arrived_s=arrived_s,
-                priority=arrival.priority,
-                timeout_s=arrival.timeout_s,
-                index=index,
-            )
+            slots = [Slot(None, cost=Cost(arrival.length)) for _ in range(arrival.items)]
+            request = _Request(payloads=(), slots=slots, arrived_s=arrived_s, index=index)
+            request.priority, request.timeout_s = arrival.priority, arrival.timeout_s
             for slot in request.slots:
                 slot.request = request
             self._in_flight[index] = request
@@ -165,8 +155,6 @@ class AdaptiveWorker:
 
     def _ask(self, now_s: float, _: object) -> None:
         """Look again."""
-
-    # -- reactions -------------------------------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
         expired = [request for request in self._scheduler.queue.expire(now_s) if isinstance(request, _Request)]
@@ -218,7 +206,7 @@ class AdaptiveWorker:
                 allowed_s = min(self._scheduler.policy.max_latency_s, outcome.arrival.timeout_s)
                 outcome.is_in_time = outcome.latency_s <= allowed_s
             for arrival in self._clients.after(outcome):
-                self._comes(Outcome(arrival))
+                self._at(arrival.at_s, "arrival", Outcome(arrival))
         return at_s
 
     def _read_state(self) -> WorkerState:

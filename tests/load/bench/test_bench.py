@@ -59,13 +59,9 @@ def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_b
     rows = list(compare_with_peers(Bench(tmp_path, rounds=1), {"network": contenders}, "rows/s"))
     loads = [*map(ClosedLoop, (1, 16, 48)), OpenLoop(Poisson(40.0, seed=1))]
     assert [cast(Fake, each).loads for each in contenders] == [loads, loads]
-    assert [row.cells()[0] for row in rows] == [
-        "network, 1 client, rows/s",
-        "network, 16 clients, rows/s",
-        "network, 48 clients, rows/s",
-        "network, Poisson at 80% of the best, p50 in ms",
-        "network, Poisson at 80% of the best, p99 in ms",
-    ]
+    clients = [f"network, {load}, rows/s" for load in ("1 client", "16 clients", "48 clients")]
+    poisson = [f"network, Poisson at 80% of the best, {each} in ms" for each in ("p50", "p99")]
+    assert [row.cells()[0] for row in rows] == [*clients, *poisson]
     assert [row.cells()[-1] for row in rows[:3]] == ["0.50", "2.00", "0.80"]
 
 
@@ -96,9 +92,8 @@ def broken(_bench: Bench) -> Iterator[Row]:
 
 def whole(bench: Bench) -> Iterator[Row]:
     assert 0 < bench.ends_s - bench.clock() <= 60
-    yield Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")}).row(
-        "1 client, images/s", "1 client", "a", "b"
-    )
+    results = Results({("1 client", name): [Figures(3.0, 1.0, 1.0)] for name in ("a", "b")})
+    yield results.row("1 client, images/s", "1 client", "a", "b")
 
 
 def test_every_part_names_a_function() -> None:

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +11,7 @@ import yaml
 from deploy.gateway.settings import read_settings
 from deploy.models import ROOT, model
 from deploy.run.properties import ServerSettings
-from tests.nightly.container.engine import SERVICES
+from tests.nightly.container.test_image import SERVICES
 from torchserve_client.version import VERSION
 
 COMPOSE, CONTAINER = ROOT / "compose.yaml", ROOT / "deploy" / "container"
@@ -30,10 +29,6 @@ def config(*files: Path) -> subprocess.CompletedProcess[str]:
 
 def seconds(service: str) -> float:
     return float(SERVICES[service]["stop_grace_period"].removesuffix("s"))
-
-
-def loaded(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("more", [[], [CONTAINER / "compose.gpu.yaml"]], ids=["cpu", "gpu"])
@@ -57,9 +52,8 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
     published = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert sorted(published) == [f"127.0.0.1:{port}:{port}" for port in (3000, 8000, 8001, 9090)]
     for name, service in SERVICES.items():
-        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
-        assert service["security_opt"] == ["no-new-privileges:true"], name
-        assert service["mem_limit"], name
+        rights = (service["read_only"], service["cap_drop"], service["security_opt"])
+        assert rights == (True, ["ALL"], ["no-new-privileges:true"]) and service["mem_limit"], name
         assert (service["restart"] == "unless-stopped") is (name in KEPT), name
         image, _, version = service["image"].rpartition(":")
         assert (image, version) == ("torchserve-batching", VERSION) if name in OURS else version[-1].isdigit()
@@ -68,7 +62,7 @@ def test_services_have_no_rights_publish_on_loopback_and_mount_what_is_there() -
             if source.startswith("./"):
                 assert ((ROOT / source).exists(), mode) == (True, ["ro"]), source
             else:
-                assert source in loaded(COMPOSE)["volumes"]
+                assert source in yaml.safe_load(COMPOSE.read_text())["volumes"]
         for other, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
                 assert SERVICES[other]["healthcheck"]["test"]

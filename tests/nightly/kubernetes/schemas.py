@@ -15,10 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
-import referencing
 from kubernetes_validate import utils
-from referencing.jsonschema import DRAFT202012
 
 from deploy.models import ROOT
 
@@ -42,61 +39,42 @@ def is_core(each: Object) -> bool:
 
 
 @functools.cache
-def _validator(name: str, version: str) -> Any:
-    folder = f"kubernetes-json-schema/v{version}.0-local-strict"
-    types = utils.schema_contents(f"{folder}/_definitions.json", version)
-    resource = referencing.Resource.from_contents(types, default_specification=DRAFT202012)
-    registry: referencing.Registry[Any] = referencing.Registry().with_resources(
-        [(name, resource) for name in ("_definitions.json", "file:///_definitions.json")]
-    )
-    return jsonschema.Draft202012Validator(utils.schema_contents(f"{folder}/{name}.json", version), registry=registry)
+def core_problem(text: str, version: str) -> str:
+    """A problem of an object, in JSON, for a release of Kubernetes; unknown fields are one."""
+    try:
+        utils.validate(json.loads(text), version, strict=True)
+    except utils.ValidationError as error:
+        return f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
+    return ""
 
 
-def core_problems(each: Object, version: str = NEWEST) -> list[str]:
-    """The problems of an object for a release of Kubernetes, unknown fields included."""
-    short = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", each["apiVersion"])
-    errors = _validator(f"{each['kind'].lower()}-{short}", version).iter_errors(each)
-    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in errors]
-
-
-def typed_problems(objects: Sequence[Object]) -> dict[int, str]:
-    """TypeScript's errors for objects of operators, by their positions."""
-
-    def line(number: int, each: Object) -> str:
+def typed_problems(objects: Sequence[Object]) -> list[str]:
+    """TypeScript's errors for objects of operators, a line of the file for each."""
+    lines = ["export {};"]
+    for number, each in enumerate(objects):
         module = f"{TYPES[group(each)]}/{each['apiVersion']}/{each['kind']}"
-        return f"const _{number}: import({json.dumps(module)}).I{each['kind']} = {json.dumps(each)};"
-
+        lines.append(f"const _{number}: import({json.dumps(module)}).I{each['kind']} = {json.dumps(each)};")
     with tempfile.TemporaryDirectory(dir=TOOLS / "kubernetes") as folder:
-        lines = [line(number, each) for number, each in enumerate(objects)]
-        (Path(folder) / "checked.ts").write_text("\n".join([*lines, "export {};"]))
-        modules = ["--target", "es2022", "--module", "nodenext", "--moduleResolution", "nodenext"]
+        (Path(folder) / "checked.ts").write_text("\n".join(lines))
         tsc = TOOLS / "kubernetes" / "node_modules/typescript/bin/tsc"
+        modules = ["--target", "es2022", "--module", "nodenext", "--moduleResolution", "nodenext"]
         words: list[str | Path] = [NODE, tsc, "--noEmit", "--strict", "--skipLibCheck", "--pretty", "false", *modules]
         done = subprocess.run([*words, "checked.ts"], cwd=folder, capture_output=True, text=True, check=False)
-    found = {
-        int(number) - 1: words for number, words in re.findall(r"^checked\.ts\((\d+),.*error (.*)$", done.stdout, re.M)
-    }
+    found = re.findall(r"^checked\.ts\(.*error .*$", done.stdout, re.M)
     assert done.returncode == 0 or found, done.stdout + done.stderr
     return found
 
 
 @functools.cache
-def _classes() -> dict[str, dict[str, tuple[str, str]]]:
-    """KServe's classes: name -> the field in YAML -> the field in Python, and its type."""
+def _classes() -> dict[str, dict[str, str]]:
+    """KServe's classes: name -> the field in YAML -> its type."""
     found = {}
-    for path in KSERVE_MODELS.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
-                named = {
-                    target.id: ast.literal_eval(each.value)
-                    for each in node.body
-                    if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name)
-                    and target.id in ("openapi_types", "attribute_map")
-                }  # fmt: skip
-                if len(named) == 2:
-                    fields = named["attribute_map"].items()
-                    found[node.name] = {yaml: (name, named["openapi_types"][name]) for name, yaml in fields}
+    texts = [path.read_text(encoding="utf-8") for path in KSERVE_MODELS.glob("*.py")]
+    for node in (each for text in texts for each in ast.parse(text).body if isinstance(each, ast.ClassDef)):
+        assigned = {ast.unparse(each.targets[0]): each.value for each in node.body if isinstance(each, ast.Assign)}
+        if {"openapi_types", "attribute_map"} <= assigned.keys():
+            types, fields = (ast.literal_eval(assigned[name]) for name in ("openapi_types", "attribute_map"))
+            found[node.name] = {yaml: types[name] for name, yaml in fields.items()}
     assert found, "make packages fetches KServe's models (tests/nightly/packages/kubernetes.sh)"
     return found
 
@@ -108,22 +86,16 @@ def kserve_problems(each: Object) -> list[str]:
 
 
 def _wrong(value: Any, kind: str, place: str) -> Iterator[str]:
-    if nested := re.fullmatch(r"(?:list\[|dict\(str, )(.*)[])]", kind):
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-        if inner is None:
-            yield f"{place}: no {kind}"
-        for key, each in inner or ():
-            yield from _wrong(each, nested[1], f"{place}.{key}")
-    elif kind in PLAIN:
-        if not isinstance(value, PLAIN[kind]) or (isinstance(value, bool) and kind != "bool"):
-            yield f"{place}: no {kind}"
-    elif kind in _classes():
-        fields = _classes()[kind]
-        if not isinstance(value, dict):
-            yield f"{place}: no {kind}"
-            return
-        for name, each in value.items():
-            if name in fields:
-                yield from _wrong(each, fields[name][1], f"{place}.{name}")
+    nested = re.fullmatch(r"(?:list\[|dict\(str, )(.*)[])]", kind)
+    if not nested and kind not in PLAIN and kind not in _classes():
+        return
+    expected: Any = PLAIN.get(kind, (dict, list) if nested else dict)
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "bool"):
+        yield f"{place}: no {kind}"
+    elif kind not in PLAIN:
+        pairs: Any = enumerate(value) if isinstance(value, list) else value.items()
+        for key, each in pairs:
+            if nested or key in _classes()[kind]:
+                yield from _wrong(each, nested[1] if nested else _classes()[kind][key], f"{place}.{key}")
             else:
-                yield f"{place}: no field {name}"
+                yield f"{place}: no field {key}"

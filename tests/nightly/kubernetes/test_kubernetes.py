@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,12 @@ from deploy.serve.process import LATE_S
 from deploy.serve.server import Limits
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
-from tests.nightly.kubernetes.schemas import (
-    NEWEST,
-    OLDEST,
-    TOOLS,
-    TYPES,
-    Object,
-    core_problems,
-    group,
-    is_core,
-    kserve_problems,
-    typed_problems,
-)
+from tests.nightly.kubernetes import schemas
+from tests.nightly.kubernetes.schemas import TOOLS, Object, group
 from torchserve_client.version import VERSION
 
 # One archive in one process; it is not part of an overlay.
-HOST = str(KUBERNETES / "host")
+HOST = KUBERNETES / "host"
 OVERLAYS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("overlays/*/kustomization.yaml")))
 COMPONENTS = tuple(sorted(path.parent.name for path in KUBERNETES.glob("components/*/kustomization.yaml")))
 # Bytes beside the heap and direct memory: Java's classes, threads and code; a node's Envoy and Python. Of a worker:
@@ -54,49 +44,32 @@ SLOWEST_S = max(float(model.config().get("responseTimeout", 120)) for model in m
 
 
 @functools.cache
-def rendered(folder: str) -> list[Object]:
+def rendered(folder: Path) -> list[Object]:
     assert (TOOLS / "kubectl").exists(), "make packages fetches kubectl (tests/nightly/packages/kubernetes.sh)"
-    words = [str(TOOLS / "kubectl"), "kustomize", folder]
+    words = [str(TOOLS / "kubectl"), "kustomize", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
 
 def overlay(name: str) -> list[Object]:
-    return rendered(str(KUBERNETES / "overlays" / name))
+    return rendered(KUBERNETES / "overlays" / name)
 
 
 @functools.cache
 def component(name: str) -> list[Object]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text).resolve()
-        document = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "namespace": "torchserve",
-            "resources": [os.path.relpath(KUBERNETES / "base", folder)],
-            "components": [os.path.relpath(KUBERNETES / "components" / name, folder)],
-        }
-        (folder / "kustomization.yaml").write_text(json.dumps(document))
-        return rendered(str(folder))
+        base, own = (os.path.relpath(KUBERNETES / place, folder) for place in ("base", f"components/{name}"))
+        head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: torchserve\n"
+        (folder / "kustomization.yaml").write_text(f"{head}resources: [{base}]\ncomponents: [{own}]\n")
+        return rendered(folder)
 
 
 def deployed() -> Iterator[tuple[str, list[Object]]]:
     yield from ((f"overlays/{name}", overlay(name)) for name in OVERLAYS if name != "kserve")
     yield from ((f"components/{name}", component(name)) for name in COMPONENTS)
-    yield "jobs", [*overlay("cpu"), *rendered(str(KUBERNETES / "jobs"))]
-
-
-def every() -> dict[str, Object]:
-    """Each object that is rendered, or applied as it stands, by its title and place."""
-    plain = [KUBERNETES / "jobs" / "claims.yaml", *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
-    folders = [*deployed(), ("overlays/kserve", overlay("kserve")), ("host", rendered(HOST))]
-    folders += [(path.name, list(yaml.safe_load_all(path.read_text()))) for path in plain]
-    return {f"{title(each)} of {where}": each for where, objects in folders for each in objects}
-
-
-def title(each: Object) -> str:
-    return f"{each['kind']}/{each['metadata']['name']}"
+    yield "jobs", [*overlay("cpu"), *rendered(KUBERNETES / "jobs")]
 
 
 def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
@@ -105,11 +78,8 @@ def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
 
 def one(objects: Sequence[Object], kind: str, name: str) -> Any:
     """The object of a kind and a name; a generated one by its name without the hash."""
-    (found,) = [
-        each
-        for each in of_kind(objects, kind)
-        if name in (each["metadata"]["name"], each["metadata"]["name"].rpartition("-")[0])
-    ]
+    named = [(each, each["metadata"]["name"]) for each in of_kind(objects, kind)]
+    (found,) = (each for each, own in named if name in (own, own.rpartition("-")[0]))
     return found
 
 
@@ -122,43 +92,26 @@ def container(objects: Sequence[Object], role: str) -> Any:
     return found
 
 
-def pods() -> Iterator[tuple[str, Mapping[str, str], Any]]:
-    for where, objects in [*deployed(), ("host", rendered(HOST))]:
-        for each in of_kind(objects, "Deployment", "Job"):
-            template = each["spec"]["template"]
-            yield f"{title(each)} of {where}", template["metadata"]["labels"], template["spec"]
-    (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
-    yield "overlays/kserve", runtime["metadata"]["labels"], runtime["spec"]
-
-
 def size(text: str) -> int:
     return int(text[:-2]) * {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}[text[-2:]]
 
 
-def node_settings(text: str, folder: Path) -> ServerSettings:
-    (folder / "config.properties").write_text(text)
-    return ServerSettings.read(folder / "config.properties")
-
-
-# -- valid -------------------------------------------------------------------------------------------------------------
-
-
 def test_every_object_is_valid() -> None:
-    objects = every()
-    core = {name: each for name, each in objects.items() if is_core(each)}
-    # Image volumes came with 1.31.
-    of_old = {name: each for name, each in core.items() if not name.endswith("models-image")}
-    assert {name: found for name, each in core.items() if (found := core_problems(each, NEWEST))} == {}
-    assert {name: found for name, each in of_old.items() if (found := core_problems(each, OLDEST))} == {}
-    typed = {name: each for name, each in objects.items() if group(each) in TYPES}
-    assert {each["kind"] for each in typed.values()} == {"PodMonitor", "PrometheusRule", "ScaledObject"}
-    assert typed_problems([*typed.values()]) == {}
-    served = {name: each for name, each in objects.items() if name not in core and name not in typed}
-    assert {each["kind"] for each in served.values()} == {"ServingRuntime", "InferenceService"}
-    assert {name: found for name, each in served.items() if (found := kserve_problems(each))} == {}
-
-
-# -- who finds whom, and at which port ---------------------------------------------------------------------------------
+    plain = [KUBERNETES / "jobs" / "claims.yaml", *sorted(KUBERNETES.glob("components/*/*.example.yaml"))]
+    folders = [*deployed(), ("overlays/kserve", overlay("kserve")), ("host", rendered(HOST))]
+    folders += [(path.name, list(yaml.safe_load_all(path.read_text()))) for path in plain]
+    typed, served = list[Object](), list[Object]()
+    for where, each in ((where, each) for where, objects in folders for each in objects):
+        if schemas.is_core(each):
+            # Image volumes came with 1.31.
+            for version in (schemas.NEWEST, *((schemas.OLDEST,) if "models-image" not in where else ())):
+                assert schemas.core_problem(json.dumps(each, sort_keys=True), version) == "", (where, each["metadata"])
+        else:
+            (typed if group(each) in schemas.TYPES else served).append(each)
+    assert {each["kind"] for each in typed} == {"PodMonitor", "PrometheusRule", "ScaledObject"}
+    assert schemas.typed_problems(typed) == []
+    assert {each["kind"] for each in served} == {"ServingRuntime", "InferenceService"}
+    assert [found for each in served for found in schemas.kserve_problems(each)] == []
 
 
 def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
@@ -171,28 +124,26 @@ def test_what_selects_pods_selects_one_deployment_and_names_its_ports() -> None:
             assert labels[ROLE] == each["metadata"]["labels"][ROLE]
             named = each["spec"].get("ports", []) + each["spec"].get("podMetricsEndpoints", [])
             ports = {port["name"] for port in container(objects, labels[ROLE])["ports"]}
-            assert {port.get("targetPort") or port["port"] for port in named} <= ports, f"{title(each)} of {where}"
+            assert {port.get("targetPort") or port["port"] for port in named} <= ports, (where, each["metadata"])
 
 
 def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
     ports = GatewaySettings().ports
     edge_ports = {name: getattr(ports, name) for name in ("http", "grpc", "metrics", "control", "probe")}
-    routes = [
-        route["match"]
-        for host in node_envoy.make_routes(node_envoy.NodeStatus())["virtual_hosts"]
-        for route in host["routes"]
-    ]
+    hosts = node_envoy.make_routes(node_envoy.NodeStatus())["virtual_hosts"]
+    answered = {route["match"].get("path") for host in hosts for route in host["routes"]}
     open_paths = {"/", "/v2/health/live", "/v2/health/ready"}
-    answered = {"node": {match["path"] for match in routes if "path" in match}, "edge": open_paths}
     for where, objects in deployed():
-        for role, wanted in (("node", {"node": PORT}), ("edge", edge_ports)):
+        # No client's load reaches an edge's probe.
+        for role, port, wanted, paths in (
+            ("node", "node", {"node": PORT}, answered),
+            ("edge", "probe", edge_ports, open_paths),
+        ):
             each = container(objects, role)
             assert {port["name"]: port["containerPort"] for port in each["ports"]} == wanted, where
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 asked = each[kind]["httpGet"]
-                # No client's load reaches an edge's.
-                assert asked["port"] == {"edge": "probe", "node": "node"}[role]
-                assert asked["path"] in {*answered[role], "/live"}
+                assert asked["port"] == port and asked["path"] in {*paths, "/live"}, where
         discover = yaml.safe_load(one(objects, "ConfigMap", "torchserve-edge")["data"]["gateway.yaml"])["discover"]
         service = one(objects, "Service", discover["host"])["spec"]
         assert service["clusterIP"] == "None"
@@ -204,17 +155,15 @@ def test_ports_probes_and_commands_are_those_of_the_programs() -> None:
 def test_host_is_asked_at_its_ports_and_scaled_by_a_metric_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(HOST)
     each = container(objects, "host")
-    ports = {port["name"]: port["containerPort"] for port in each["ports"]}
-    options = each["args"]
+    options, ports = each["args"], {port["name"]: port["containerPort"] for port in each["ports"]}
     assert ports == {"http": 8080, "grpc": int(options[options.index("--grpc-port") + 1])}
     monkeypatch.setattr("sys.argv", ["serve", *options, "--help"])
     with pytest.raises(SystemExit, match="0"):
         serve()
-    asked = {kind: each[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
-    assert {found["port"] for found in asked.values()} == {"http"}
+    asked = [each[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
     # While it ends it is not ready, and lives.
     paths = ("/v2/health/live", "/ping", "/v2/health/live")
-    assert tuple(found["path"] for found in asked.values()) == paths
+    assert [(found["port"], found["path"]) for found in asked] == [("http", path) for path in paths]
     assert pod(objects, "host")["terminationGracePeriodSeconds"] > Limits().drain_s + LATE_S
     (scaled,) = of_kind(objects, "ScaledObject")
     assert scaled["spec"]["scaleTargetRef"]["name"] == one(objects, "Deployment", "torchserve-host")["metadata"]["name"]
@@ -222,9 +171,6 @@ def test_host_is_asked_at_its_ports_and_scaled_by_a_metric_that_it_has(monkeypat
     assert {*re.findall(r"handler_\w+", trigger["metadata"]["query"])} == {QUEUE_DEPTH.sum.name, QUEUE_DEPTH.count.name}
     named = set(re.findall(r'ModelName="([^"]+)"', trigger["metadata"]["query"]))
     assert named == {Path(options[0]).stem} <= models().keys()
-
-
-# -- what pods have, and may do ----------------------------------------------------------------------------------------
 
 
 def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
@@ -247,12 +193,16 @@ def test_grace_covers_a_drain_and_an_update_takes_no_replica_away() -> None:
 
 def test_pods_mount_what_there_is_and_are_of_a_restricted_namespace() -> None:
     claims = {"bulk-inputs", "bulk-answers", "torchserve-models"}
-    for where, labels, spec in pods():
+    images = {f"torchserve-batching:{VERSION}", f"torchserve-batching-host:{VERSION}"}
+    images |= {"models:1.0", "rclone/rclone:1.69.1"}
+    (runtime,) = of_kind(overlay("kserve"), "ServingRuntime")
+    pods = [("overlays/kserve", runtime["metadata"]["labels"], runtime["spec"])]
+    for where, objects in [*deployed(), ("host", rendered(HOST))]:
+        templates = (each["spec"]["template"] for each in of_kind(objects, "Deployment", "Job"))
+        pods += [(where, each["metadata"]["labels"], each["spec"]) for each in templates]
+    for where, labels, spec in pods:
         containers = [*spec.get("initContainers", []), *spec["containers"]]
-        for each in containers:
-            image = each["image"].removesuffix("-gpu")
-            ours = (f"torchserve-batching:{VERSION}", f"torchserve-batching-host:{VERSION}")
-            assert image in (*ours, "models:1.0", "rclone/rclone:1.69.1")
+        assert {each["image"].removesuffix("-gpu") for each in containers} <= images, where
         if labels[ROLE] in ("node", "runtime", "host"):
             # Whole cores, and what is asked for is what there is.
             resources = spec["containers"][0]["resources"]
@@ -284,7 +234,8 @@ def test_nodes_and_edges_read_their_settings_and_have_their_memory(tmp_path: Pat
         data = one(overlay("kserve"), "ConfigMap", f"torchserve-{each['metadata']['name']}")["data"]
         found.append((each["metadata"]["name"], data, runtime["spec"]["containers"][0], overlay("kserve")))
     for where, data, its, objects in found:
-        settings = node_settings(data["config.properties"], tmp_path)
+        (tmp_path / "config.properties").write_text(data["config.properties"])
+        settings = ServerSettings.read(tmp_path / "config.properties")
         assert not settings.has_model_api, where
         assert {file.removesuffix(".mar") for file in settings.load_models} == set(settings.models), where
         entries = [(name, entry) for name, versions in settings.models.items() for entry in versions.values()]
@@ -314,12 +265,9 @@ def test_an_archive_is_fetched_only_with_its_own_sum(tmp_path: Path, content: by
     rclone = tmp_path / "bin" / "rclone"
     rclone.write_text('#!/bin/sh\nwhile read -r name; do cp "$STORE/$name" "$MODELS" || true; done < "$3"\n')
     rclone.chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
-        "STORE": f"{tmp_path}/store",
-        "MODELS": f"{tmp_path}/models",
-    }
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "STORE": f"{tmp_path}/store", "MODELS_FROM": "x:"}
+    environment["MODELS"] = f"{tmp_path}/models"
     script = KUBERNETES / "components" / "models-fetch" / "fetch.sh"
-    words = ["sh", str(script), str(tmp_path / "sums"), str(tmp_path / "models")]
-    done = subprocess.run(words, env={**environment, "MODELS_FROM": "x:"}, capture_output=True, check=False, timeout=60)
+    words = ["sh", str(script), f"{tmp_path}/sums", f"{tmp_path}/models"]
+    done = subprocess.run(words, env=environment, capture_output=True, check=False, timeout=60)
     assert done.returncode == status, done.stderr

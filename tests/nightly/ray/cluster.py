@@ -4,9 +4,7 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ import requests
 import yaml
 
 from deploy.models import ROOT
+from deploy.sandbox import free_ports
 from tests.waiting import until
 
 BIN = ROOT / ".extras" / "ray" / "bin"
@@ -25,64 +24,49 @@ ENV = ROOT / "deploy" / "ray" / "ray.env"
 START_S = 400
 
 
-def free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in taken]
-    for each in taken:
-        each.close()
-    return ports
-
-
 class Cluster:
     def __init__(self, folder: Path, home: Path, cpus: int) -> None:
-        """Prepare; `folder` has a short path, since sockets are in it."""
-        self.folder, self._cpus = folder, cpus
-        gcs, dashboard, client, self.metrics_port, http, rpc, *self._spare = free_ports(20)
+        """Start; `folder` has a short path, since sockets are in it."""
+        self.folder = folder
+        gcs, dashboard, client, metrics, http, rpc, haproxy_metrics, stats = free_ports(8)
         self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{rpc}"
         self._own_settings = {"host": "127.0.0.1", "port": http, "grpc_port": rpc}
-        self._gcs, self._dashboard = gcs, f"http://127.0.0.1:{dashboard}"
+        self.dashboard = f"http://127.0.0.1:{dashboard}"
         lines = [line.split("=", 1) for line in ENV.read_text().splitlines() if line and not line.startswith("#")]
-        hap = folder / "hap"
-        first = 31_000 + gcs % 5_000 * 4
+        hap, first = folder / "hap", 31_000 + gcs % 5_000 * 4
+        ray = {
+            "AUTH_TOKEN": secrets.token_urlsafe(24),
+            "raylet_start_wait_time_s": 300,
+            "SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 2,
+            "SERVE_HAPROXY_BINARY_PATH": ROOT / "deploy" / "ray" / "haproxy.sh",
+            "SERVE_HAPROXY_CONFIG_FILE_LOC": hap / "haproxy.cfg",
+            "SERVE_HAPROXY_SOCKET_PATH": hap / "admin.sock",
+            "SERVE_HAPROXY_SERVER_STATE_BASE": hap,
+            "SERVE_HAPROXY_SERVER_STATE_FILE": hap / "server-state",
+            "SERVE_HAPROXY_METRICS_SOCKET_PATH": hap / "metrics.sock",
+            "SERVE_HAPROXY_METRICS_PORT": haproxy_metrics,
+            "SERVE_HAPROXY_STATS_PORT": stats,
+        }
+        for number, bound in enumerate(("MIN_HTTP", "MAX_HTTP", "MIN_GRPC", "MAX_GRPC")):
+            ray[f"SERVE_DIRECT_INGRESS_{bound}_PORT"] = first + 1_000 * number
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
             **{name: value.strip('"') for name, value in lines},
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": "ignore",
-            "HOME": str(home),
-            "TMPDIR": str(folder),
-            "RAY_AUTH_TOKEN": secrets.token_urlsafe(24),
-            "RAY_raylet_start_wait_time_s": "300",
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "deploy" / "ray" / "haproxy.sh"),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(hap / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(hap / "admin.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(hap),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(hap / "server-state"),
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(hap / "metrics.sock"),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self._spare[0]),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(self._spare[1]),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 1_000),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first + 2_000),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 3_000),
+            **{f"RAY_{name}": str(value) for name, value in ray.items()},
+            **{"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+            **{"HOME": str(home), "TMPDIR": str(folder)},
         }
-        self._log = (folder / "cluster.log").open("w")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._client = client
-
-    def start(self) -> None:
-        dashboard = self._dashboard.rpartition(":")[2]
-        words = [str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={self._cpus}"]
+        words = [str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}"]
         words += ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
-        words += ["--head", f"--port={self._gcs}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
-        words += [f"--metrics-export-port={self.metrics_port}", f"--ray-client-server-port={self._client}"]
-        words += [f"--temp-dir={self.folder / 'r'}", "--include-dashboard=true"]
-        output = self._log
+        words += ["--head", f"--port={gcs}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+        words += [f"--metrics-export-port={metrics}", f"--ray-client-server-port={client}"]
+        words += [f"--temp-dir={folder / 'r'}", "--include-dashboard=true"]
+        self._log = (folder / "cluster.log").open("w")
         self._process = subprocess.Popen(
-            words, env=self.env, cwd=self.folder, stdout=output, stderr=output, start_new_session=True
+            words, env=self.env, cwd=folder, stdout=self._log, stderr=self._log, start_new_session=True
         )
+
+    def wait(self) -> None:
         until(self._is_up, timeout_s=START_S)
 
     def _is_up(self) -> bool:
@@ -92,7 +76,7 @@ class Cluster:
 
     def _ask(self, method: str, path: str, **named: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
-        return requests.request(method, self._dashboard + path, headers=headers, timeout=START_S, **named)
+        return requests.request(method, self.dashboard + path, headers=headers, timeout=START_S, **named)
 
     def deploy(self, **settings: Any) -> None:
         """Serve what models.yaml would have, with the command's own configuration, and wait until it runs."""
@@ -101,24 +85,22 @@ class Cluster:
         words = [str(BIN / "python"), "-m", "deploy.ray", "config", str(models)]
         config = yaml.safe_load(subprocess.run(words, env=self.env, check=True, capture_output=True, cwd=ROOT).stdout)
         until(lambda: self._ask("PUT", "/api/serve/applications/", json=config).ok, timeout_s=START_S)
-        until(
-            lambda: self.statuses() == {each["name"]: "RUNNING" for each in config["applications"]}, timeout_s=START_S
-        )
-        names = [each["name"] for each in config["applications"][:-1]]
-        until(lambda: all(self.is_routed(name) for name in names), timeout_s=START_S)
+        names = [each["name"] for each in config["applications"]]
+        until(lambda: self.statuses() == dict.fromkeys(names, "RUNNING"), timeout_s=START_S)
+        until(lambda: all(self.is_routed(name) for name in names[:-1]), timeout_s=START_S)
 
     def is_routed(self, name: str) -> bool:
-        headers = {"X-Model-Metadata": "1"}
-        answer = requests.get(f"{self.http}/predictions/{name}", headers=headers, timeout=60)
-        return answer.status_code == 200
+        return requests.get(f"{self.http}/predictions/{name}", headers={"X-Model-Metadata": "1"}, timeout=60).ok
+
+    def _applications(self) -> Any:
+        return self._ask("GET", "/api/serve/applications/").json()["applications"]
 
     def statuses(self) -> dict[str, str]:
-        found = self._ask("GET", "/api/serve/applications/").json()["applications"]
-        return {name: each["status"] for name, each in found.items()}
+        return {name: each["status"] for name, each in self._applications().items()}
 
     def replicas(self, name: str, deployment: str = "archive") -> list[int]:
         """The processes of an application's replicas that run."""
-        found = self._ask("GET", "/api/serve/applications/").json()["applications"][name]["deployments"][deployment]
+        found = self._applications()[name]["deployments"][deployment]
         return [each["pid"] for each in found["replicas"] if each["state"] == "RUNNING"]
 
     def listening(self) -> set[tuple[str, str]]:
@@ -130,31 +112,25 @@ class Cluster:
         return found
 
     def _own(self) -> list[psutil.Process]:
-        found = []
-        if self._process is not None:
-            with suppress(psutil.NoSuchProcess):
-                own = psutil.Process(self._process.pid)
-                found += [own, *own.children(recursive=True)]
-        marked = [
+        found = [
             p for p in psutil.process_iter(["cmdline"]) if any(str(self.folder) in w for w in p.info["cmdline"] or ())
         ]
-        return [*found, *marked]
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self._process.pid)
+            found += [own, *own.children(recursive=True)]
+        return found
 
     def stop(self) -> None:
         """End Serve, then every process of the cluster by its id."""
         with suppress(requests.RequestException):
             self._ask("DELETE", "/api/serve/applications/")
         own = self._own()
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and any(each.is_running() for each in own):
-            time.sleep(0.2)
+        self._process.send_signal(signal.SIGTERM)
+        psutil.wait_procs(own, timeout=20)
         for process in {*own, *self._own()}:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        if self._process is not None:
-            self._process.wait(30)
+        self._process.wait(30)
         self._log.close()
 
 
@@ -166,7 +142,7 @@ def cluster(home: Path, cpus: int = 2) -> Iterator[Cluster]:
     home.mkdir(exist_ok=True)
     running = Cluster(folder, home, cpus)
     try:
-        running.start()
+        running.wait()
         yield running
     finally:
         running.stop()

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -25,16 +25,17 @@ from hypothesis import HealthCheck, given, settings
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.run.server import Server
+from deploy.sandbox import run_server
 from tests.e2e import echo
-from tests.e2e.conftest import ADAPTIVE, vary
-from tests.e2e.test_conformance import (
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, vary
+
+# The conformance tables of tests/e2e, which find `lab` and `server` here.
+from tests.e2e.test_conformance import (  # noqa: F401
     EMBEDDING,
     LANGUAGES,
     Clients,
     test_inference_is_that_of_predictions_by_every_client_in_either_mode,
-    test_malformed_request_is_an_error_in_the_protocols_form,
     test_media_type_selects_the_reader_of_a_body,
-    test_priority_and_timeout_are_taken_from_the_request,
     test_row_that_fails_leaves_the_others_their_answers,
     test_tensors_and_embeddings_are_json_whatever_their_type,
     test_tensors_of_every_datatype_come_back_as_they_were_sent,
@@ -47,27 +48,12 @@ from tests.nightly.ray.cluster import BIN, Cluster, cluster
 from tests.photographs import MOBILENET_TOP_1, photograph
 from tests.waiting import until
 
-# The conformance tables of tests/e2e, which find `lab` and `server` here.
-__all__ = [
-    "test_inference_is_that_of_predictions_by_every_client_in_either_mode",
-    "test_malformed_request_is_an_error_in_the_protocols_form",
-    "test_media_type_selects_the_reader_of_a_body",
-    "test_priority_and_timeout_are_taken_from_the_request",
-    "test_row_that_fails_leaves_the_others_their_answers",
-    "test_tensors_and_embeddings_are_json_whatever_their_type",
-    "test_tensors_of_every_datatype_come_back_as_they_were_sent",
-    "test_wrong_request_is_an_error_that_names_what_is_wrong",
-    "which",
-]
 pytestmark = pytest.mark.timeout(1200)
 
-MOBILENET = "mobilenet-v2"
-SLOW = "slow"
+SLOW, SLOW_S = "slow", 0.3
 LANGUAGES_ADAPTIVE = "language-id-adaptive"
-SLOW_S = 0.3
 # Folder of the model store with the next version of it.
 NEXT = "next"
-METADATA = {"X-Model-Metadata": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +67,11 @@ def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pyte
     archive(EMBEDDING)
     archive(LANGUAGES)
     # For TorchServe: Ray Serve schedules every model as adaptive mode does, and classic mode ignores X-Priority.
-    vary(
-        model_store,
-        LANGUAGES_ADAPTIVE,
-        archive(LANGUAGES, archive_format="no-archive"),
-        {"scheduling": {"mode": "adaptive"}},
-        ADAPTIVE,
-    )
+    adaptive = {"scheduling": {"mode": "adaptive"}}
+    vary(model_store, LANGUAGES_ADAPTIVE, archive(LANGUAGES, archive_format="no-archive"), adaptive, ADAPTIVE)
     archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
-    archive(ModelEntry(SLOW, "tensors", "1", folder, {"path": "infer.py"}), engine="auto")
-    Recipe(ModelEntry(SLOW, "tensors", "2", folder, {"path": "infer.py"}), export_path=model_store / NEXT).build()
+    for version, place in (("1", model_store), ("2", model_store / NEXT)):
+        Recipe(ModelEntry(SLOW, "tensors", version, folder, {"path": "infer.py"}), export_path=place).build()
     return model_store
 
 
@@ -116,20 +97,14 @@ def lab(ray: Cluster) -> Clients:
     return Clients(ray.http, ray.grpc)
 
 
-def as_server(running: Cluster) -> Any:
+@pytest.fixture
+def server(ray: Cluster) -> Any:
     """Return the part of a TorchServe that the tables use: the URL of its predictions."""
-    return SimpleNamespace(settings=SimpleNamespace(inference_url=running.http))
+    return SimpleNamespace(settings=SimpleNamespace(inference_url=ray.http))
 
 
-@pytest.fixture(name="server")
-def ray_as_server(ray: Cluster) -> Any:
-    return as_server(ray)
-
-
-@pytest.fixture(scope="module", name="torchserve")
-def torchserve_with_the_same_archives(request: pytest.FixtureRequest, store: Path) -> Iterator[Server]:
-    from deploy.sandbox import run_server  # noqa: PLC0415
-
+@pytest.fixture(scope="module")
+def torchserve(store: Path) -> Iterator[Server]:
     with run_server(store) as found:
         for name, archive in ((MOBILENET, f"{MOBILENET}.mar"), (LANGUAGES, LANGUAGES_ADAPTIVE)):
             found.management.register(archive, model_name=name, batch_size=8, max_batch_delay_ms=1, initial_workers=1)
@@ -161,12 +136,11 @@ def test_hostile_request_gets_torchserves_status(ray: Cluster, torchserve: Serve
         part, *more = request.parts
         headers = {"Content-Type": part.content_type, **request.headers}
         encoded = {name: value.encode("utf-8", "replace").decode("latin-1") for name, value in headers.items()}
+        sent: dict[str, Any] = {"data": part.value}
         if more:
-            files = [(each.name, (None, each.value)) for each in request.parts if each.name]
+            sent = {"files": [(each.name, (None, each.value)) for each in request.parts if each.name]}
             encoded.pop("Content-Type")
-            theirs, ours = both(ray, torchserve, f"/predictions/{LANGUAGES}", files=files, headers=encoded)
-        else:
-            theirs, ours = both(ray, torchserve, f"/predictions/{LANGUAGES}", data=part.value, headers=encoded)
+        theirs, ours = both(ray, torchserve, f"/predictions/{LANGUAGES}", headers=encoded, **sent)
         # A form that Netty cannot decode is the client's fault.
         expected = 400 if "ErrorDataDecoderException" in theirs.text else theirs.status_code
         assert ours.status_code == expected, (theirs.text, ours.text)
@@ -178,7 +152,7 @@ def test_every_port_is_on_loopback_and_the_dashboard_wants_a_token(ray: Cluster)
     # HAProxy may start again for a change.
     until(lambda: {name for name, _ in ray.listening()} >= {"gcs_server", "haproxy", "raylet"})
     assert [each for each in ray.listening() if each[1] not in ("127.0.0.1", "::ffff:127.0.0.1")] == []
-    assert requests.get(f"{ray._dashboard}/api/serve/applications/", timeout=60).status_code == 401
+    assert requests.get(f"{ray.dashboard}/api/serve/applications/", timeout=60).status_code == 401
 
 
 def test_host_on_loopback_is_refused_if_ray_listens_elsewhere(running: Cluster) -> None:
@@ -227,72 +201,43 @@ def test_request_that_does_not_come_is_closed(ray: Cluster) -> None:
         assert all(each.startswith(b"HTTP/1.1 408 ") for each in threads.map(send, parts))
 
 
-class Response(NamedTuple):
-    """A response to a client of `load`, and when it came."""
-
-    at_s: float
-    status: int
-    is_right: bool  # its own answer, or an error that names a retry
-    version: str
-
-
-def load(running: Cluster, clients: int, done: threading.Event) -> list[Response]:
-    """Send numbers until it is done."""
-    found: list[Response] = []
+@contextmanager
+def loaded(running: Cluster, clients: int) -> Iterator[list[str]]:
+    """Send numbers while the block runs; yield the versions that answered. Every answer is the request's own."""
+    done, versions = threading.Event(), list[str]()
 
     def send(number: int) -> None:
         while not done.is_set():
             answer = requests.post(f"{running.http}/predictions/{SLOW}", json={"x": number}, timeout=60)
-            is_right = answer.json() == {"y": 2 * number} if answer.ok else "Retry-After" in answer.headers
-            version = answer.headers.get("X-Model-Version", "")
-            found.append(Response(time.monotonic(), answer.status_code, is_right, version))
+            assert (answer.status_code, answer.json()) == (200, {"y": 2 * number})
+            versions.append(answer.headers["X-Model-Version"])
 
     with ThreadPoolExecutor(clients) as threads:
-        list(threads.map(send, range(clients)))
-    return found
-
-
-@contextmanager
-def loaded(running: Cluster, clients: int) -> Iterator[list[Response]]:
-    """Send while the block runs; the responses are complete after it."""
-    done, found = threading.Event(), list[Response]()
-    with ThreadPoolExecutor(1) as thread:
-        sending = thread.submit(load, running, clients, done)
+        sending = [threads.submit(send, number) for number in range(clients)]
         try:
-            yield found
+            yield versions
         finally:
             done.set()
-            found += sending.result()
-    assert found
-    assert all(each.is_right for each in found)
+        assert [each.result() for each in sending] == [None] * clients
 
 
 def test_replica_that_is_killed_under_load_loses_and_crosses_no_answer(running: Cluster, store: Path) -> None:
     running.deploy(models=archives(store, SLOW, replicas=2, cpus=0.5))
     until(lambda: len(running.replicas(SLOW)) == 2, timeout_s=300)
-    with loaded(running, 8) as found:
+    with loaded(running, 8):
         time.sleep(2)
+        # HAProxy repeats the requests that the dead replica held.
         os.kill(running.replicas(SLOW)[0], signal.SIGKILL)
         time.sleep(5)
-    # HAProxy repeats the requests that the dead replica held.
-    assert {each.status for each in found} == {200}
     until(lambda: len(running.replicas(SLOW)) == 2, timeout_s=300)
 
 
 def test_rolling_update_between_versions_loses_no_request(running: Cluster, store: Path) -> None:
     running.deploy(models=archives(store, SLOW, cpus=0.5))
-
-    def version() -> str:
-        return requests.get(f"{running.http}/predictions/{SLOW}", headers=METADATA, timeout=60).headers[
-            "X-Model-Version"
-        ]
-
-    before = version()
-    with loaded(running, 2) as found:
+    with loaded(running, 2) as versions:
+        until(lambda: versions)
         running.deploy(models=archives(store / NEXT, SLOW, cpus=0.5))
-        until(lambda: version() != before, timeout_s=300)
+        until(lambda: versions[-1] != versions[0], timeout_s=300)
         # The old replica still drains.
         time.sleep(15)
-    assert {each.status for each in found} == {200}
-    assert {each.version for each in found} == {before, found[-1].version}
-    assert found[-1].version not in ("", before)
+    assert {versions[0], versions[-1]} == {*versions} and versions[0] != versions[-1]

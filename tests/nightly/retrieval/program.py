@@ -11,6 +11,7 @@ import struct
 import sys
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cohere
@@ -32,6 +33,15 @@ CLOSE = 2e-2
 
 def near(first: Any, second: Any) -> bool:
     return len(first) == len(second) and max(abs(a - b) for a, b in zip(first, second, strict=True)) < CLOSE
+
+
+def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> Any:
+    """Return the error that a call must raise."""
+    try:
+        call(*arguments, **named)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}: {named}")
 
 
 class Clients:
@@ -60,12 +70,8 @@ class Clients:
             (openai.NotFoundError, "model", {"model": "text-embedding-3-small"}),
             (openai.BadRequestError, "model", {"model": RERANKING}),
         ):
-            try:
-                self.openai.embeddings.create(**{"model": MODEL, "input": TEXTS, **asked})
-            except kind as error:
-                assert (error.param, bool(error.message)) == (param, True)
-            else:
-                raise AssertionError(asked)
+            error = raised(kind, self.openai.embeddings.create, **{"model": MODEL, "input": TEXTS, **asked})
+            assert (error.param, bool(error.message)) == (param, True)
 
     def openai_async(self) -> None:
         async def ask() -> None:
@@ -77,19 +83,13 @@ class Clients:
         asyncio.run(ask())
 
     def langchain(self) -> None:
-        own = self._langchain(MODEL, check_embedding_ctx_length=False)
+        make = partial(OpenAIEmbeddings, model=MODEL, base_url=self.v1, api_key=SecretStr("none"))
+        own = make(check_embedding_ctx_length=False)
         assert all(map(near, own.embed_documents(TEXTS), self.vectors))
         assert near(own.embed_query(TEXTS[0]), self.vectors[0])
         # Its default sends token ids.
-        try:
-            self._langchain(MODEL).embed_documents(TEXTS)
-        except openai.BadRequestError as error:
-            assert "check_embedding_ctx_length=False" in error.message
-        else:
-            raise AssertionError("token ids were taken")
-
-    def _langchain(self, model: str, **settings: Any) -> OpenAIEmbeddings:
-        return OpenAIEmbeddings(model=model, base_url=self.v1, api_key=SecretStr("none"), **settings)
+        error = raised(openai.BadRequestError, make().embed_documents, TEXTS)
+        assert "check_embedding_ctx_length=False" in error.message
 
     def llama_index(self) -> None:
         model = OpenAILikeEmbedding(model_name=MODEL, api_base=self.v1, api_key="none")
@@ -100,12 +100,8 @@ class Clients:
         two = cohere.ClientV2(api_key="none", base_url=self.root)
         ranked = two.rerank(model=RERANKING, query=QUERY, documents=[*TEXTS, QUERY], top_n=2).results
         assert [each.relevance_score for each in ranked] == sorted((e.relevance_score for e in ranked), reverse=True)
-        try:
-            two.rerank(model="no", query=QUERY, documents=TEXTS)
-        except cohere.NotFoundError as error:
-            assert "model_not_found" in str(error.body)
-        else:
-            raise AssertionError("an unknown model answered")
+        error = raised(cohere.NotFoundError, two.rerank, model="no", query=QUERY, documents=TEXTS)
+        assert "model_not_found" in str(error.body)
 
     def jina(self) -> None:
         asked = {"query": QUERY, "documents": [{"text": each} for each in TEXTS], "top_n": 1, "return_documents": True}
@@ -121,55 +117,32 @@ class Clients:
         found = two.embed(model=MODEL, embedding_types=types, truncate="NONE", **asked)
         assert all(map(near, found.embeddings.float_, self.vectors))
         bits = [[number > 0 for number in vector] for vector in found.embeddings.float_]
-        assert [
-            [bool(byte >> place & 1) for byte in row for place in range(7, -1, -1)] for row in found.embeddings.ubinary
-        ] == bits
-        assert [[byte + 128 for byte in row] for row in found.embeddings.binary] == found.embeddings.ubinary
-        packed = [
-            struct.unpack(f"<{len(self.vectors[0])}f", base64.b64decode(each)) for each in found.embeddings.base64
-        ]
+        places, rows = range(7, -1, -1), found.embeddings.ubinary
+        assert [[bool(byte >> place & 1) for byte in row for place in places] for row in rows] == bits
+        assert [[byte + 128 for byte in row] for row in found.embeddings.binary] == rows
+        size = len(self.vectors[0])
+        packed = [struct.unpack(f"<{size}f", base64.b64decode(each)) for each in found.embeddings.base64]
         assert all(map(near, packed, self.vectors))
         assert found.meta.billed_units.input_tokens == 21
         # The first version has no model, and its client sends at most 96 texts at once.
         many = one.embed(texts=TEXTS * 60, input_type="search_query", truncate="END").embeddings
         assert all(map(near, many, self.vectors * 60))
         for kind, more in ((cohere.NotFoundError, {"model": "no"}), (cohere.BadRequestError, {"output_dimension": 8})):
-            try:
-                two.embed(**{"model": MODEL, "embedding_types": ["float"], **asked, **more})
-            except kind as error:
-                assert error.body.keys() == {"message"}
-            else:
-                raise AssertionError(more)
+            error = raised(kind, two.embed, **{"model": MODEL, "embedding_types": ["float"], **asked, **more})
+            assert error.body.keys() == {"message"}
 
     def litellm(self) -> None:
-        for provider, path in (
-            ("cohere", "/v2/embed"),
-            ("jina_ai", "/v1"),
-            ("voyage", "/v1/embeddings"),
-            ("hosted_vllm", "/v1"),
-        ):
-            found = litellm.embedding(
-                f"{provider}/{MODEL}", input=TEXTS, api_base=self.root + path, api_key="none"
-            ).data
-            assert all(near(each["embedding"], vector) for each, vector in zip(found, self.vectors, strict=True)), (
-                provider
-            )
-        for provider, path in (
-            ("cohere", "/v2/rerank"),
-            ("jina_ai", "/v1/rerank"),
-            ("infinity", ""),
-            ("hosted_vllm", "/v1"),
-            ("voyage", "/v1/rerank"),
-        ):
-            ranked = litellm.rerank(
-                f"{provider}/{RERANKING}",
-                query=QUERY,
-                documents=[*TEXTS, QUERY],
-                top_n=2,
-                return_documents=provider != "infinity",
-                api_base=self.root + path,
-                api_key="none",
-            ).results
+        embedders = {"cohere": "/v2/embed", "jina_ai": "/v1", "voyage": "/v1/embeddings", "hosted_vllm": "/v1"}
+        for provider, path in embedders.items():
+            place = {"api_base": self.root + path, "api_key": "none"}
+            found = litellm.embedding(f"{provider}/{MODEL}", input=TEXTS, **place).data
+            pairs = zip(found, self.vectors, strict=True)
+            assert all(near(each["embedding"], vector) for each, vector in pairs), provider
+        rerankers = {"cohere": "/v2/rerank", "infinity": "", "hosted_vllm": "/v1"}
+        for provider, path in {**rerankers, **dict.fromkeys(("jina_ai", "voyage"), "/v1/rerank")}.items():
+            asked: Any = {"query": QUERY, "documents": [*TEXTS, QUERY], "top_n": 2, "api_base": self.root + path}
+            asked |= {"return_documents": provider != "infinity", "api_key": "none"}
+            ranked = litellm.rerank(f"{provider}/{RERANKING}", **asked).results
             scores = [each["relevance_score"] for each in ranked]
             assert (len(scores), scores) == (2, sorted(scores, reverse=True)), provider
 
@@ -203,28 +176,9 @@ class Clients:
             return json.load(answer)
 
 
-CHECKS: tuple[Callable[[Clients], None], ...] = (
-    Clients.openai_python,
-    Clients.openai_errors,
-    Clients.openai_async,
-    Clients.langchain,
-    Clients.llama_index,
-    Clients.cohere,
-    Clients.jina,
-    Clients.cohere_embeddings,
-    Clients.litellm,
-    Clients.voyage,
-    Clients.text_embeddings_inference,
-    Clients.hugging_face,
-)
-
-
-def main(root: str) -> None:
-    clients = Clients(root)
-    for check in CHECKS:
-        check(clients)
-        print(check.__name__)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    clients = Clients(sys.argv[1])
+    for name, check in vars(Clients).items():
+        if not name.startswith("_"):
+            check(clients)
+            print(name)
