@@ -123,6 +123,8 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
     other.steps[1] = invalid(other).steps[1]
     assert report.ratios(run("a", 50, 60), other)[0]["ratio"] == "2.000"
     assert report.ratios(other, run("a", 50, 60))[0]["ratio"] == "0.500"
+    # 25.149 and 40.28 are written as 25.1 and 40.3, of which it is the quotient.
+    assert report.ratios(run("a", 25.149), run("b", 40.28))[0]["ratio"] == "1.606"
     assert "no valid load in common" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
 
 
