@@ -192,7 +192,7 @@ def test_image_has_what_serves_in_the_versions_of_the_lock_and_nothing_else(imag
     code = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
     installed = {plain(pin) for pin in image.within("python", "-c", code).stdout.split()}
     locked = {plain(pin) for pin in blocks((ROOT / "requirements-server.lock").read_text())}
-    assert installed - locked == {f"torchserve-client=={VERSION}"}
+    assert installed - locked == {f"torchserve-batching-client=={VERSION}"}
     names = {path.name for path in (image.root / "app").iterdir()}
     assert names >= {"handlers", "deploy", "client", "examples"}
     assert names & {".git", ".venv", ".uv", "tests", "model_store", "build", "key_file.json", "logs"} == set()
