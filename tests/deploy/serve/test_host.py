@@ -224,6 +224,15 @@ def test_signal_while_the_archive_loads_ends_cleanly(archive: Path, tmp_path: Pa
     assert (process.returncode, written, [*tmp_path.iterdir()]) == (0, b"", [])
 
 
+def test_measurements_outlive_the_process_in_the_users_cache(archive: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CACHE_DIR"} | {"HOME": str(tmp_path)}
+    with subprocess.Popen(command(archive, "--port", 0), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: [*tmp_path.glob(".cache/torchserve-batching/measured-*.json")])
+        finally:
+            process.kill()
+
+
 def test_failure_is_one_line(archive: Path, tmp_path: Path) -> None:
     (wrong := tmp_path / "bad.mar").write_bytes(b"x")
     (limits := tmp_path / "limits.yaml").write_text("head_s: -1\nother: 1\n")
