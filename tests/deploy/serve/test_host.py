@@ -226,7 +226,8 @@ def test_signal_while_the_archive_loads_ends_cleanly(archive: Path, tmp_path: Pa
 
 def test_measurements_outlive_the_process_in_the_users_cache(archive: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CACHE_DIR"} | {"HOME": str(tmp_path)}
-    with subprocess.Popen(command(archive, "--port", 0), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+    line = command(archive, "--port", 0)
+    with subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             until(lambda: [*tmp_path.glob(".cache/torchserve-batching/measured-*.json")])
         finally:
