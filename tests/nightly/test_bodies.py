@@ -1,6 +1,7 @@
 """Bodies as large and as many as the limits let in, at once: the configuration's heap holds them."""
 
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from deploy.models import ROOT
 from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
 from deploy.sandbox import run_server
-from tests.e2e.conftest import MOBILENET, send, vary, worker_pid
+from tests.e2e.conftest import MOBILENET, send, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until
 
@@ -29,10 +31,14 @@ LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
 
 @pytest.fixture(scope="module")
 def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A worker that is held for a test must not be replaced meanwhile.
-    made = vary(model_store, "large-bodies", MOBILENET, {"max_body_bytes": 32 * MIB}, {"responseTimeout": 250})
     folder = tmp_path_factory.mktemp("model_store")
-    made.rename(folder / MOBILENET)
+    shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
+    path = folder / MOBILENET / "model-config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["handler"]["max_body_bytes"] = 32 * MIB
+    # A worker that is held for a test must not be replaced meanwhile.
+    config["responseTimeout"] = 250
+    path.write_text(yaml.safe_dump(config))
     return folder
 
 
