@@ -122,7 +122,8 @@ class Scene:
         """Send until it is counted: a counter is there with its first event, and has a rate from the second on."""
         ratio, query = f'model:error_ratio:rate3d{{model="{name}"}}', self.prometheus.query
         rate = f'rate(handler_items_total{{ModelName="{name}"}}[5m]) > 0'
-        until(lambda: self.send(name) == 200 and query(ratio) and query(rate))
+        # Few requests, since those of the last second are not counted yet.
+        until(lambda: self.send(name) == 200 and query(ratio) and query(rate), every_s=0.2)
 
     def counted(self, name: str) -> tuple[float, float]:
         """Items and requests of the last five minutes, as the handler counted, and as Envoy did and a rule recorded."""
@@ -217,6 +218,7 @@ def test_every_recording_rule_gives_something(scene: Scene) -> None:
     assert [rule for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
 
 
+@pytest.mark.skipif(not SCALED.exists(), reason="no overlay of KEDA in this checkout")
 def test_every_query_of_keda_has_an_answer(scene: Scene) -> None:
     triggers = [each for document in yaml.safe_load_all(SCALED.read_text()) for each in document["spec"]["triggers"]]
     queries = [each["metadata"]["query"] for each in triggers if each["type"] == "prometheus"]
