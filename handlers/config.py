@@ -6,7 +6,6 @@ fields of a request             -> parse_options(cls, ...) -> options, or one In
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from difflib import get_close_matches
-from functools import cache
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -240,18 +239,12 @@ def parse(cls: Callable[..., T], values: Any) -> T:
         raise InvalidConfig(f"handler: {_problems(error, cls=cls)}") from None
 
 
-@cache
-def _defaults(cls: Callable[..., T]) -> T:
-    # Options are frozen, so that requests may share them.
-    return cls()
-
-
 def parse_options(cls: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Parse the fields beside an input; InvalidOption lists the first problems, and the known options."""
     if len(values) > MOST_OPTIONS:
         raise InvalidOption(TOO_MANY.format(len(values)))
     try:
-        return cls(**values) if values else _defaults(cls)
+        return cls(**values)
     except ValidationError as error:
         known = ", ".join(signature(cls).parameters)
         problems = _problems(error, MOST_PROBLEMS)

@@ -17,7 +17,7 @@ MOST_HEAD_BYTES = 1024  # bytes of a part's head
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
-_CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # netty's, of the name of a field
+_CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # Netty's, of the name of a field
 
 
 class MalformedForm(Exception):

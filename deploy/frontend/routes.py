@@ -97,12 +97,9 @@ class Models:
             return {"ready": not self.is_draining and bool(document)}
         if not document:
             raise not_ready(name, version)
-        is_config = method == "ModelConfig"
-        return (
-            {"config": description.configuration(name, document)}
-            if is_config
-            else description.metadata(name, [own], document)
-        )
+        if method == "ModelConfig":
+            return {"config": description.configuration(name, document)}
+        return description.metadata(name, [own], document)
 
     async def _metadata(self, name: str) -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""

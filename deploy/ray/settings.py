@@ -47,7 +47,7 @@ class Settings:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return Serve's configuration; paths of archives in models.yaml are relative to its folder."""
+    """Return Serve's configuration of models.yaml, whose paths are relative to it; InvalidConfig names all problems."""
     if not path.is_file():
         raise InvalidConfig(f"no file {path}; docs/how-to/ray-serve.md describes it")
     settings = read_settings(Settings, path, read_yaml(path))

@@ -96,7 +96,8 @@ def stop(config: Path, folder: Path) -> None:
 
 def _stop(local: LocalNode) -> str:
     death = local.server.describe_death()
-    line = f"{local.title}: {'stopped' if stop_node(local, is_for_good=True) else 'not running'}"
+    was_running = stop_node(local, is_for_good=True)
+    line = f"{local.title}: {'stopped' if was_running else 'not running'}"
     if death is not None:
         local.server.clean_up()
         line += f", {death}"

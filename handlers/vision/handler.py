@@ -7,6 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -69,9 +70,13 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
 
     def decode(self, payload: Payload) -> DecodedImage:
         """Decode an image, bytes, {"b64": ...} or pixels, and read its options."""
-        options = parse_options(self.options_class, payload.options)
+        options = parse_options(self.options_class, payload.options) if payload.options else self._no_options
         pixels, size = decode_image(payload.value, self.config, self.preprocessing, payload.allowance)
         return DecodedImage(pixels, options, size)
+
+    @cached_property
+    def _no_options(self) -> Any:
+        return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
         return stack_pixels(items)
