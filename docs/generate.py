@@ -229,8 +229,10 @@ def read_results(part: str) -> list[dict[str, Any]]:
 
 
 def write_figure(figures: Mapping[str, float]) -> str:
-    """Return a median with three digits."""
-    return f"{float(format(figures['median'], '.3g')):g}" if figures else ""
+    """Return a median with three digits; "-" for infinity, null in JSON."""
+    if not figures:
+        return ""
+    return "-" if figures["median"] is None else f"{float(format(figures['median'], '.3g')):g}"
 
 
 def _baseline(row: Mapping[str, Any]) -> str:

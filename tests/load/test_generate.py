@@ -232,7 +232,7 @@ def test_run_reports_the_first_refusal_as_it_came(
 
     with serving(answer) as url:
         assert main(["run", *call(url, tmp_path, "--concurrency", "1", "-l", "60000")]) == 0
-    # On a machine that stalls the run is not valid, and says so in one more line.
+    # On a machine that stalls the run is not valid, and one more line warns of it.
     target = r"target (NOT MET|unknown, the step is NOT VALID): m, 1 client, 60000 ms: in time .*"
     refusal = r"first refusal: m, 1 client: 429 Refusal[24], Retry-After 7, after [\d.]+ ms"
     assert re.search(f"^{target}\n{refusal}$", capsys.readouterr().out, re.MULTILINE)

@@ -140,6 +140,13 @@ def test_readme_shows_figures_of_results_json() -> None:
         assert shown == pytest.approx(medians, rel=0.02)
 
 
+def test_readme_compares_with_peers_as_the_results_do() -> None:
+    results = pages.table(pages.read("docs/reference/results.md").partition("## Peers")[2])
+    small, real, (texts, _, best) = (row[1:] for row in results if row[0].endswith(" clients"))
+    shown = pages.table(pages.read("README.md").partition("## Comparison")[2].partition("## ")[0])
+    assert [row[1:] for row in shown] == [[*small, ""], [*real, ""], [texts, "not measured", "", "", "", best]]
+
+
 @pytest.mark.parametrize("arguments", [["adaptive"], ["--rounds", "0"], ["--seconds", "0"], ["--minutes", "0"]])
 def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
