@@ -1,19 +1,19 @@
-"""Images, texts and translation on a GPU: ours over HTTP, in bf16, against loops in process and TorchServe's handler.
+"""Images, texts and translation on a GPU: ours over HTTP, in bf16, against loops in process.
 
-The loops, of load.bench.gpu_loops, have no server: an application's own code in bf16 and in fp32.
+Ours is one process of deploy.serve: it needs no Java. The loops, of load.bench.gpu_loops, have no server: an
+application's own code, eager, compiled and on CUDA graphs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import torch
 
-from deploy.sandbox import run_server
 from load.bench import archives, samples
-from load.bench.archives import STOCK, WINDOW
-from load.bench.contender import Contender, Loop, register, start_loop
-from load.bench.gpu_loops import IMAGE_WAYS, TEXT_WAYS, TRANSLATION_WAYS
+from load.bench.archives import WINDOW
+from load.bench.contender import Contender, Endpoint, Loop, start_loop
+from load.bench.gpu_loops import COMPILED, EAGER, GRAPH, SORTED
+from load.bench.hosts import serve_one
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import CHECKPOINT, EMBEDDING, LIST, NO_CHECKPOINT, TRANSLATION
@@ -23,7 +23,6 @@ from load.inputs import Inputs
 
 OURS = "ours"
 RESNET = "resnet-152"
-WAYS = {RESNET: IMAGE_WAYS, EMBEDDING: TEXT_WAYS, TRANSLATION: TRANSLATION_WAYS}
 CLIENTS = (1, 16, 64)
 
 
@@ -31,28 +30,33 @@ def measure(bench: Bench) -> Iterator[Row]:
     """Measure 1, 16 and 64 clients; the loops have as many items in a batch."""
     if not torch.cuda.is_available():
         raise LoadError("PyTorch finds no GPU")
-    yield from _compare(bench, RESNET, samples.images())
-    yield from _compare(bench, EMBEDDING, samples.singles(samples.texts()))
+    yield from _compare(bench, RESNET, samples.images(), [EAGER, GRAPH])
+    yield from _compare(bench, EMBEDDING, samples.singles(samples.texts()), [EAGER])
     if CHECKPOINT.is_dir():
-        yield from _compare(bench, TRANSLATION, samples.singles(samples.paragraphs(WINDOW)), str(CHECKPOINT))
+        paragraphs = samples.singles(samples.paragraphs(WINDOW))
+        yield from _compare(bench, TRANSLATION, paragraphs, [EAGER], str(CHECKPOINT))
     else:
         bench.remark(NO_CHECKPOINT)
 
 
-def _compare(bench: Bench, name: str, inputs: Inputs, weights: str | None = None) -> Iterator[Row]:
+def _compare(bench: Bench, name: str, inputs: Inputs, ways: Sequence[str], weights: str | None = None) -> Iterator[Row]:
     built = archives.build(bench, name, bench.work / name, weights=weights, engine="torch")
-    with run_server(built.parent) as server, start_loop(f"{name} on a GPU", built) as process:
-        ours = register(server, name, OURS, inputs, WINDOW)
-        contenders: list[Contender] = [ours, *(Loop(way, process, way, WINDOW) for way in WAYS[name])]
-        if name == RESNET:
-            stock = archives.build_stock(built, archives.CLASSIFIERS[name], "image_classifier")
-            contenders.append(register(server, stock, STOCK, inputs, WINDOW))
-        loads = [ClosedLoop(clients) for clients in CLIENTS]
-        bench.settle(contenders, loads[-1])
-        comparisons = [Comparison(load, contenders) for load in loads]
-        if name == EMBEDDING:
+    with serve_one(built, inputs, gpu=0) as server, start_loop(f"{name} on a GPU", built) as process:
+        ours = Endpoint(OURS, server.url, inputs, process=server)
+        loops = {way: Loop(way, process, way, WINDOW) for way in (*ways, SORTED, COMPILED)}
+        every: list[Contender] = [ours, *(loops[way] for way in ways)]
+        bench.settle(every, ClosedLoop(CLIENTS[-1]))
+        yield from _rows(bench, name, [Comparison(ClosedLoop(clients), every) for clients in CLIENTS])
+        for way in (SORTED, COMPILED) if name == EMBEDDING else ():
             lists = replace(ours, inputs=samples.lists(samples.texts(), LIST), items=LIST)
-            comparisons.append(Comparison(ClosedLoop(LIST), [lists, *contenders[1:]], f"lists of {LIST}"))
-        results = bench.measure(comparisons)
-    for comparison, theirs in product(comparisons, contenders[1:]):
-        yield results.row(f"{name}, {comparison}, per s", comparison, OURS, theirs.name)
+            bench.settle([lists, loops[way]], ClosedLoop(LIST))
+            yield from _rows(
+                bench, name, [Comparison(ClosedLoop(LIST), [lists, loops[way]], f"lists of {LIST}, {way}")]
+            )
+
+
+def _rows(bench: Bench, name: str, comparisons: Sequence[Comparison]) -> Iterator[Row]:
+    results = bench.measure(comparisons)
+    for comparison in comparisons:
+        for theirs in comparison.contenders[1:]:
+            yield results.row(f"{name}, {comparison}, per s", comparison, OURS, theirs.name)

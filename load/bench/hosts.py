@@ -37,8 +37,11 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def serve_one(folder: Path, inputs: Inputs, headers: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
-    command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), "--port")
+def serve_one(
+    folder: Path, inputs: Inputs, headers: Mapping[str, str] | None = None, gpu: int | None = None
+) -> Iterator[PeerProcess]:
+    device = () if gpu is None else ("--gpu", str(gpu))
+    command = ("python", "-W", "ignore", "-m", "deploy.serve", str(folder), *device, "--port")
     peer = Peer(ONE, sys.prefix, command, f"predictions/{folder.name}", headers=headers or {})
     with peer_process.start(peer, inputs.items[0].body) as running:
         yield running

@@ -55,6 +55,7 @@ JSON, PREPARED = Path("build/gpu.json"), Path("build/gpu-archives")
 TOTAL_S, SLOWER = 570.0, 10 if IS_DRY else 1
 # Micro-batches of texts of random lengths; items of others, and how often these run.
 SHAPES, ROWS, WARM_UPS, REPEATS = (2, (1, 3), 1, 2) if IS_DRY else (24, (1, 16, 64), 3, 50)
+GPU_TESTS = ("tests/handlers/engines", "tests/handlers/tasks/test_encoders.py")
 CHANCE = np.random.default_rng(0)
 Figures = Iterator[tuple[str, Any]]
 
@@ -114,32 +115,33 @@ def write_weights(folder: Path) -> None:
 
 def tests(_: Path) -> Figures:
     """Run the tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/handlers"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *GPU_TESTS]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     yield "exit code and end", [done.returncode, done.stdout.splitlines()[-3:]]
     assert done.returncode == (5 if IS_DRY else 0)
 
 
-def attention(store: Path) -> Figures:
-    """Time new and known shapes of texts: with cuDNN's attention, without it, and with graphs."""
-    for way, setting in (("cudnn", "off"), ("eager", "off"), ("graphs", "auto")):
-        handler = load(store, TEXTS, setting)
+def speed(store: Path) -> Figures:
+    """Time loading, micro-batches, and new and known shapes of texts: with cuDNN's attention, eagerly, on graphs."""
+    for name, way in ((TEXTS, "cudnn"), *product(MODELS, ("eager", "graphs"))):
+        started_s = time.monotonic()
+        handler = load(store, name, "auto" if way == "graphs" else "off")
+        yield f"{name}, {way}, s to load", time.monotonic() - started_s
         torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
-        most = (handler.config.max_batch_items + 1, handler.max_length + 1)
-        tried = [texts(handler, *CHANCE.integers(1, most)) for _ in range(SHAPES)]
-        for kind in ("new", "known"):
-            times = [time_ms(handler.engine.run, each) for each in tried]
-            yield f"{way}, {kind} shapes, ms p50, most", [median(times), max(times)]
-        with torch.profiler.profile() as profile:
-            handler.engine.run(tried[0])
-        found = {each.key[:60] for each in profile.key_averages() if "ttention" in each.key or "mha" in each.key}
-        yield f"{way}, kernels", sorted(found)
-
-
-def recording(store: Path) -> Figures:
-    """Time loading without and with graphs; the log has their memory."""
-    for name, setting in product(MODELS, ("off", "auto")):
-        yield f"{name}, graphs {setting}, s", time_ms(load, store, name, setting) / 1000
+        if name == TEXTS:
+            most = (handler.config.max_batch_items + 1, handler.max_length + 1)
+            tried = [texts(handler, *CHANCE.integers(1, most)) for _ in range(SHAPES)]
+            for kind in ("new", "known"):
+                times = [time_ms(handler.engine.run, each) for each in tried]
+                yield f"{name}, {way}, {kind} shapes, ms p50, most", [median(times), max(times)]
+            with torch.profiler.profile() as profile:
+                handler.engine.run(tried[0])
+            found = {each.key[:60] for each in profile.key_averages() if "ttention" in each.key or "mha" in each.key}
+            yield f"{name}, {way}, kernels", sorted(found)
+        for rows in ROWS:
+            arrays = handler.collate(decode_items(handler, [handler.sample()]) * rows)
+            times = [time_ms(handler.engine.run, arrays) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+            yield f"{name}, {way}, {rows} items, ms", median(times)
 
 
 def images(store: Path) -> Figures:
@@ -184,21 +186,14 @@ def http(store: Path) -> Figures:
     archives.build = lambda _, name, *others, **more: store / name  # noqa: ARG005
     bench = Bench(store, rounds=2, seconds=1.0, ends_s=time.monotonic() + 180.0)
     for row in () if IS_DRY else gpu.measure(bench):
-        yield f"{row.what}, over {row.against}", median(ratios(row.ours, row.theirs))
-
-
-def rates(store: Path) -> Figures:
-    """Time micro-batches in process, eagerly and on graphs."""
-    for name, setting in product(MODELS, ("off", "auto")):
-        handler = load(store, name, setting)
-        for rows in ROWS:
-            arrays = handler.collate(decode_items(handler, [handler.sample()]) * rows)
-            times = [time_ms(handler.engine.run, arrays) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
-            yield f"{name}, graphs {setting}, {rows} items, ms", median(times)
+        yield (
+            f"{row.what}, over {row.against}",
+            [median(ratios(row.ours, row.theirs)), *map(median, (row.ours, row.theirs))],
+        )
 
 
 # Each step and its limit in seconds.
-STEPS = {build: 60, tests: 90, attention: 60, recording: 90, rates: 60, images: 40, translation: 60, http: 240}
+STEPS = {build: 60, tests: 90, speed: 150, images: 40, translation: 60, http: 240}
 
 
 def run_step(name: str, limit_s: float, store: str) -> dict[str, Any]:
