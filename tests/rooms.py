@@ -59,9 +59,10 @@ ROOMS = {
         (("docs/generate.py", r', "ray"'),),
     ),
     "serve": Room(
-        ("deploy/serve/", "load/bench/hosts.py", "docs/how-to/one-process.md"),
+        ("deploy/serve/", "load/bench/hosts.py", "load/bench/gpu.py", "docs/how-to/one-process.md"),
         (
             ("load/bench/__main__.py", line('"hosts"')),
+            ("load/bench/__main__.py", line('"gpu"')),
             ("load/bench/peers.py", r"(?<=embeddings, )hosts, "),
             ("load/bench/peers.py", r"@contextmanager\ndef serve_process\((?:.*\n)+?\n\n(?=def )"),
             ("load/bench/peers.py", r"stack\.enter_context\(serve_process\(bench, network\)\), "),
