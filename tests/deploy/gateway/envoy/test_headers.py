@@ -166,8 +166,9 @@ def test_invocations_go_to_the_only_model_or_to_the_one_of_the_settings(tmp_path
         assert [gateway.ask("GET", path).status_code for path in ("/ping", "/invocations")] == [503, 404]
         gateway.nodes[0].models = models_of(["m/1.0", "n/1.0"])
         gateway.serve(models={"m": ["1.0"], "n": ["1.0"]}, is_up=True)
-        wait(lambda: gateway.received("POST", "/invocations")["by"] == "control")
+        wait(lambda: gateway.ask("POST", "/invocations").json().get("by") == "control")
         assert gateway.ask("GET", "/ping").status_code == 200
+        wait(lambda: gateway.status("/predictions/n") == 200)
         gateway.settings = replace(gateway.settings, invocations="n")
         gateway.serve(models={"m": ["1.0"], "n": ["1.0"]})
         wait(lambda: gateway.received("POST", "/invocations")["by"] != "control")
