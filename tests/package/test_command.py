@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import torchserve_batching.__main__ as command
+from deploy.archives import __main__ as archives
 from deploy.models import ROOT
 from tests.tables import table
 from torchserve_client.version import VERSION
@@ -23,11 +24,18 @@ def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["init", "archive", "serve", "start", "status", "gateway", "ray", "describe", "load"])
-def test_help_of_a_command_names_it_and_ends_with_two_examples(name: str) -> None:
-    done = run(name, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: torchserve-batching {name}")
-    examples = done.stdout.rpartition("examples:\n")[2].strip().splitlines()
+def test_help_of_a_command_names_it_and_ends_with_two_examples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(command.PLACE, str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    # It would fork the process of the tests.
+    monkeypatch.setattr(archives, "run_in_child", archives.main)
+    with pytest.raises(SystemExit, match="0"):
+        raise SystemExit(command.main([name, "--help"]))
+    out, err = capfd.readouterr()
+    assert (out.startswith(f"usage: torchserve-batching {name}"), err) == (True, "")
+    examples = out.rpartition("examples:\n")[2].strip().splitlines()
     assert len(examples) == 2 and f"torchserve-batching {name}" in examples[0]
 
 
