@@ -45,7 +45,8 @@ def test_core_is_small_and_no_room() -> None:
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[str]]:
-    copies = {name: tmp_path_factory.mktemp("rooms") / name for name in (*ROOMS, ALL)}
+    folder = tmp_path_factory.mktemp("rooms")
+    copies = {name: folder / name for name in (*ROOMS, ALL)}
     for name, copy in copies.items():
         leave_out(rooms_of(name), copy)
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "room_check.py"), *map(str, copies.values())]
