@@ -1,6 +1,7 @@
 """Languages are identified with fastText's own labels and scores, and texts tokenised with the tokenizer's own ids."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,31 @@ BAD: list[Bad] = [
 ]
 
 
+# Of public bug reports.
+ODD_TEXTS = (
+    *("שלום עולם، مرحبا بالعالم \u202eabc\u202c", "👩‍👩‍👧‍👦 family 🏳️‍🌈", "\ufeffBonjour tout le monde", "a\x01b\x7fc"),
+    *(unicodedata.normalize(form, "Ångström café 한국은행") for form in ("NFC", "NFD")),
+    *("Bonjour\ttout\nle\r\nmonde", "Bonjour\u2028tout\u2029le monde\x0b\x0c\x85", "   hello   "),
+    "Hello world </s> Das ist ein deutscher Satz und noch einer",
+    "__label__de Hello my friend, how are you",
+    *("ＡＢＣ　１２３", "a" + "\u0301" * 200, "a" * 1999, "\U0010ffff"),
+)
+ODD_JSON = {
+    **dict.fromkeys((b'{"text": "a\\ud800b"}', b'{"text": "a\\u0000b"}', '{"text": "Déjà"}'.encode("latin-1")), 400),
+    **dict.fromkeys(('{"text": "hi"}'.encode("utf-16"), b'{"a":' * 2000 + b"1" + b"}" * 2000, b'{"text":"a"} x'), 400),
+    **{b'{"text": "a", "top_k": %s}' % each: 400 for each in (b"NaN", b"1e999", b"9" * 23)},
+    **{b'{"text": ["a","b"]}': 400, b'"Bonjour tout le monde"': 200, b'\xef\xbb\xbf{"text": "Bonjour"}': 200},
+    b'{"instances": ["Bonjour tout le monde", "", null, {"text": "Hello"}, {"txt": "a"}, 5]}': 200,
+}
+
+
+def test_odd_json_has_its_status_and_a_message(identifier: LanguageIdHandler) -> None:
+    answers = serve(identifier, [*ODD_JSON], [{"body": {"content-type": "application/json"}}] * len(ODD_JSON))
+    for answer, (document, status) in zip(answers, ODD_JSON.items(), strict=True):
+        assert answer.status == status, document
+        assert status == 200 or answer.body["message"]
+
+
 def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_alone(identifier: Any) -> None:
     oracle = fasttext.load_model(str(identifier.model_dir / "model.ftz"))
     good = []
@@ -47,6 +73,10 @@ def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_a
         score = pytest.approx(min(1.0, oracle.predict(text)[1][0]), abs=1e-6)
         # fastText ends a text at a line break.
         good += [(each.encode(), [{"label": language, "score": score}]) for each in (text, text.replace(" ", "\n"))]
+    for text in ODD_TEXTS:
+        ((label,), (score,)) = oracle.predict(" ".join(text.split()))
+        wanted = [{"label": label.removeprefix("__label__"), "score": pytest.approx(min(1.0, score), abs=1e-6)}]
+        good += [(each, wanted) for each in (text.encode(), {"body": {"text": text}})]
     assert_own_answers(identifier, good, BAD)
     (every,) = serve(identifier, [b'{"text": "a", "top_k": 10000}'])
     assert every.status == 200
