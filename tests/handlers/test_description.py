@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from handlers.archive_files import BUILD, Build
 from handlers.tasks.question_answering import QuestionAnsweringHandler
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from tests import tiny_models
-from tests.handlers.serving import DoublingHandler, Made, Patch, columns, inquiry, serve, started
+from tests.handlers.cpu_graphs import GPU
+from tests.handlers.serving import DoublingHandler, Patch, serve, started
+from tests.handlers.tensor_models.models import columns, inquiry
+from tests.hostile.target import STAGED
 
 ASKED = {"X-Model-Metadata": "1", "host": "localhost"}
 
@@ -39,11 +38,11 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
     assert handler.module.batches == [[2.0]]
 
 
-@pytest.mark.builds
-def test_device_is_the_engines_and_not_the_workers(staged_example: Made, monkeypatch: Patch) -> None:
+def test_device_is_the_engines_and_not_the_workers(tmp_path: Path, monkeypatch: Patch) -> None:
     """OpenVINO runs on the CPU of a worker that has a GPU."""
-    monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
-    handler = started(SentenceEmbeddingHandler(), staged_example("sentence-embedding"), {"engine": "openvino"})
+    monkeypatch.setattr("handlers.base._device", lambda _: GPU)
+    task, folder, settings = STAGED["image_classification"](tmp_path)
+    handler = started(task, folder, {**settings, "engine": "openvino"})
     assert serve(handler, [{}], [ASKED])[0].body["device"] == "cpu"
 
 
