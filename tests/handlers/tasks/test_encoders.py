@@ -1,7 +1,5 @@
 """Embeddings, classification and tokens: a text in any company is answered as transformers answers it alone."""
 
-import re
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -226,16 +224,6 @@ def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_a
     for answer, (_, words) in zip(serve(handler, [{"body": body} for body, _ in bad]), bad, strict=True):
         assert answer.status == 400
         assert answer.body.get("error", answer.body.get("message")).startswith(words)
-
-
-def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Made) -> None:
-    text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
-    (answer,) = serve(start(tiny_archive, "words"), [of_text(text, aggregation="none")])
-    words = [entity for entity in answer.body if re.fullmatch(r"(##)?[a-z]+", entity["word"])]
-    assert words
-    for entity in words:
-        letters = unicodedata.normalize("NFD", text[entity["start"] : entity["end"]]).lower()
-        assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
 
 
 def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Made) -> None:
