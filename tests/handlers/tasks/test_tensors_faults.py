@@ -44,20 +44,17 @@ def test_row_at_fault_fails_alone_and_says_why(what: str, mode: dict[str, Any], 
     _, kind, message = POISON[what]
     code = 507 if kind == "OutOfMemory" else 500
     bodies = (instances(1, 2), as_json({"x": 666}), instances(3, 666, 5), inputs(x=[7, 666]), instances(4))
-    good, alone, mixed, third, last = models.plainly(handler, *bodies)
+    x = {"x": np.array([1, 666, 3], np.float32)}
+    sent = [*((body, {}) for body in bodies), inference(x), inference(x, True)]
+    good, alone, mixed, third, last, *tensors = answers(handler, sent)
     assert (good.body, last.body) == ({"predictions": [2, 4]}, {"predictions": [8]})
     assert (alone.status, alone.body["type"], alone.body["code"]) == (code, kind, code)
     assert message in alone.body["message"] and "666" not in str(alone.body)
     assert mixed.body["predictions"] == [6, {"error": alone.body}, 10]
     assert (third.status, third.body) == (200, {"outputs": {"y": [14, None]}, "errors": [None, alone.body]})
-
-
-def test_failed_rows_have_their_place_in_every_form(tmp_path: Path) -> None:
-    handler, x = function(tmp_path, poisoned("datatype"), **DECLARED), np.array([1, 666, 3], np.float32)
-    for arrays in map(columns, answers(handler, [inference({"x": x}), inference({"x": x}, True)])):
+    for arrays in map(columns, tensors):
         np.testing.assert_array_equal(arrays["y"], np.array([2, np.nan, 6], np.float32))
-        first, error, last = arrays["error"].tolist()
-        assert (first, last) == ("", "") and "FP64 was returned" in error
+        assert [text and json.loads(text) for text in arrays["error"].tolist()] == ["", alone.body, ""]
 
 
 def test_numbers_that_json_has_not_are_null_in_it_and_themselves_elsewhere(tmp_path: Path) -> None:
@@ -178,23 +175,32 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
 
 @pytest.mark.builds
 def test_whole_number_that_openvino_computes_otherwise_or_has_no_place_for_fails_its_row_alone(tmp_path: Path) -> None:
-    whole, mod = (TensorProto.INT64, ["rows"]), helper.make_node("Mod", ["user", "thousand"], ["bucket"])
+    """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
+    whole, names = (TensorProto.INT64, ["rows"]), ("user", "at", "x")
+    nodes = (("Mod", "user", "thousand", "bucket"), ("Gather", "table", "at", "y"), ("Mul", "x", "two", "doubled"))
     path = onnx_file(
         tmp_path / "m.onnx",
-        [mod, helper.make_node("Gather", ["table", "at"], ["y"])],
-        {"user": whole, "at": whole},
-        {"bucket": whole, "y": (TensorProto.FLOAT, ["rows"])},
-        {"thousand": np.array([1000]), "table": np.arange(10, dtype=np.float32)},
+        [helper.make_node(kind, operands, [output]) for kind, *operands, output in nodes],
+        dict.fromkeys(names, whole),
+        {"bucket": whole, "y": (TensorProto.FLOAT, ["rows"]), "doubled": whole},
+        {"thousand": np.array([1000]), "two": np.array([2]), "table": np.arange(10, dtype=np.float32)},
     )
     # Of the file itself, ONNX Runtime would run it.
     openvino.save_model(openvino.convert_model(path), tmp_path / "m.xml")
     handler = models.loaded(staged(tmp_path / "m.xml"), {})
-    run = onnxruntime.InferenceSession(str(path)).run
-    rows = [(2**24, 9), (5, -10), (123456789, 0), (7, 10), (-7, -11)]
-    told = models.plainly(handler, *(instances({"user": user, "at": at}) for user, at in rows))
-    for (user, at), answer in zip(rows[:2], told, strict=False):
-        bucket, y = run(None, {"user": np.array([user]), "at": np.array([at])})
-        assert answer.body == {"predictions": [{"bucket": bucket[0], "y": y[0]}]}
-    for name, answer in zip(("user", "at", "at"), told[2:], strict=True):
-        (error,) = answer.body["predictions"]
-        assert f"{name}: the model computes with whole numbers from " in error["error"]["message"]
+    run, good = onnxruntime.InferenceSession(str(path)).run, [(2**24, 9, 2**30 - 1), (5, -10, -(2**30))]
+    within, beyond = (
+        "the model computes with whole numbers from ",
+        "contains a value that INT32, the engine's datatype, ",
+    )
+    bad = {(123456789, 0, 1): f"user: {within}", (7, 10, 1): f"at: {within}", (-7, -11, 1): f"at: {within}"}
+    bad |= dict.fromkeys(((1, 1, 2**40 + 3), (1, 1, -(2**31) - 1)), f"x: {beyond}cannot represent.")
+    answer = ask(handler, instances(*(dict(zip(names, row, strict=True)) for row in (*good, *bad))))
+    for row, prediction in zip((*good, *bad), answer.body["predictions"], strict=True):
+        given = {name: np.array([value]) for name, value in zip(names, row, strict=True)}
+        if row in bad:
+            assert prediction["error"]["message"].startswith(bad[row])
+        else:
+            assert [*prediction.values()] == [each[0] for each in run([*prediction], given)]
+    whole_request = ask(handler, *inference(given))
+    assert (whole_request.status, whole_request.body) == (400, {"error": f"x: {beyond}cannot represent."})
