@@ -5,14 +5,12 @@ import pytest
 
 from deploy.archives.precision.answers import make_proof
 from handlers.proofs import Proof, read_proofs
+from tests.tables import table
 
 
-@pytest.mark.parametrize(
-    ("measure", "agreement", "samples", "holds", "is_refuted"),
-    [
-        *(("top-1", 0.99, 100, True, False), ("top-1", 0.95, 20, False, False), ("labels", 0.9, 20, False, True)),
-        *(("top-1", 0.98, 100, False, True), ("vectors", 0.98, 20, False, True)),
-    ],
+@table(
+    *(("top-1", 0.99, 100, True, False), ("top-1", 0.95, 20, False, False), ("labels", 0.9, 20, False, True)),
+    *(("top-1", 0.98, 100, False, True), ("vectors", 0.98, 20, False, True)),
 )
 def test_answers_refute_a_precision(measure: Any, agreement: float, samples: int, holds: bool, is_refuted: Any) -> None:
     found = Proof(measure, agreement, None, samples, 0.99)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulated.cases import EMBEDDING, RESNET, Case
 from tests.simulated.traffic import Arrival, Clients, closed_loop, poisson
+from tests.tables import table
 
 # Of one run each, with the same arrivals: a few per cent are chance.
 CHANCE = 0.03
@@ -54,13 +55,10 @@ def test_exchanges_of_a_lone_client_are_one_a_request_and_of_many_shared(case: C
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-@pytest.mark.parametrize(
-    ("case", "load", "per_s", "mean_s"),
+@table(
     # Closed loops of so many clients, and Poisson arrivals at a share of what the machine can do.
-    [
-        *((RESNET, 1, 27.7, 0.0357), (RESNET, 64, 37.6, 1.6660), (RESNET, 0.9, 34.9, 0.2714)),
-        *((EMBEDDING, 1, 159.2, 0.0060), (EMBEDDING, 64, 389.0, 0.1623), (EMBEDDING, 0.9, 401.6, 0.3998)),
-    ],
+    *((RESNET, 1, 27.7, 0.0357), (RESNET, 64, 37.6, 1.6660), (RESNET, 0.9, 34.9, 0.2714)),
+    *((EMBEDDING, 1, 159.2, 0.0060), (EMBEDDING, 64, 389.0, 0.1623), (EMBEDDING, 0.9, 401.6, 0.3998)),
 )
 def test_speed_is_classic_modes(case: Any, load: float, per_s: float, mean_s: float, streams: int) -> None:
     """Classic mode's figures are of the better of batches of 16 and 32, one in flight, nothing overlapped."""

@@ -18,6 +18,7 @@ from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import Reply
 from handlers.protocol.rows import Shape
 from tests.handlers.protocol.test_requests import unpack
+from tests.tables import table
 
 FIELDS = Fields(frozenset({"text"}), max_request_items=3, options=frozenset({"top_k", "tgt_lang", "threshold"}))
 TEXT = Shape(FIELDS, max_body_bytes=1000, model=Model("classifier", "1.0", rankings(LABELS)))
@@ -101,18 +102,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 WRITTEN = json.dumps({"inputs": [GOOD]}).encode()
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "type_"),
-    [
-        *((document, {}, type_) for document, type_ in WRONG),
-        *((b"{}", {"Inference-Header-Content-Length": each}, "MalformedTensor") for each in ("3", "²", "9" * 5000)),
-        (b"{}", {"Inference-Header-Content-Length": "1"}, "MalformedJson"),
-        (b"[]", {"inference-header-content-length": "2"}, "InvalidBody"),
-        (WRITTEN + b"x", {"inference-header-content-length": str(len(WRITTEN))}, "MalformedTensor"),
-        (b"", {"inference-header-content-length": "0"}, "EmptyInput"),
-        (b"{}" * 501, {"inference-header-content-length": "2"}, "BodyTooLarge"),
-        (b"{}", {"inference-header-content-length": "2", "content-encoding": "gzip"}, "UnsupportedMedia"),
-    ],
+@table(
+    *((document, {}, type_) for document, type_ in WRONG),
+    *((b"{}", {"Inference-Header-Content-Length": each}, "MalformedTensor") for each in ("3", "²", "9" * 5000)),
+    (b"{}", {"Inference-Header-Content-Length": "1"}, "MalformedJson"),
+    (b"[]", {"inference-header-content-length": "2"}, "InvalidBody"),
+    (WRITTEN + b"x", {"inference-header-content-length": str(len(WRITTEN))}, "MalformedTensor"),
+    (b"", {"inference-header-content-length": "0"}, "EmptyInput"),
+    (b"{}" * 501, {"inference-header-content-length": "2"}, "BodyTooLarge"),
+    (b"{}", {"inference-header-content-length": "2", "content-encoding": "gzip"}, "UnsupportedMedia"),
 )
 def test_request_wrong_as_a_whole_is_one_error_in_tritons_form(body: Any, headers: Any, type_: str) -> None:
     error = failed(unpack({"body": body}, headers, TEXT))
@@ -149,13 +147,10 @@ def test_item_that_failed_has_its_error_beside_the_outputs_that_a_client_names()
     assert (json.loads(error), len(first), len(last)) == (broken.to_json(), 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "result", "name"),
-    [
-        (vectors("embedding"), np.array([np.nan], np.float32), "embedding"),
-        (rankings(LABELS), [{"label": "a", "score": float("inf")}], "score"),
-        (documents(), [{"places": [{"score": float("nan")}]}], "score"),
-    ],
+@table(
+    (vectors("embedding"), np.array([np.nan], np.float32), "embedding"),
+    (rankings(LABELS), [{"label": "a", "score": float("inf")}], "score"),
+    (documents(), [{"places": [{"score": float("nan")}]}], "score"),
 )
 def test_result_that_is_not_finite_is_an_error_that_names_it(outputs: OutputTensors, result: Any, name: str) -> None:
     with pytest.raises(WrongOutput, match=f"^{name}: the model returned NaN or infinity"):

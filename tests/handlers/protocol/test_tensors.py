@@ -16,6 +16,7 @@ from handlers.errors import MalformedTensor
 from handlers.protocol import tensors
 from handlers.protocol.tensors import DTYPES, from_binary, from_json, read_dtype, read_shape, to_bfloat16
 from tests.handlers.protocol.test_open_inference import tensor
+from tests.tables import table
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BF16")])
@@ -80,18 +81,15 @@ def test_every_bf16_is_what_tritonclient_sends_and_fp32_is_rounded_to_the_neares
 HUGE = [2**62, 2**62]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "shape", "data"),
-    [
-        *(("FP8", [1], b"\0"), ("BF16", [1], [1.0]), ("UINT8", None, b"\0"), ("UINT8", [-1], b"")),
-        *(("UINT8", [1] * 17, b"\0"), ("UINT8", HUGE, [1])),
-        # Sizes that numpy cannot multiply, beside a 0.
-        *(("UINT8", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""), ("FP32", [2], b"\0" * 7), ("BYTES", [1], b"\0\0\0")),
-        *(("BYTES", [1], b"\xff\xff\xff\xffa"), ("BYTES", [1], b"\1\0\0\0a\1\0\0\0b"), ("UINT8", [2], [1, 256])),
-        *(("UINT8", [2], [1, True]), ("UINT8", [2, 1], [[1, 2]]), ("FP32", [1], [1e39]), ("FP64", [1], [10**400])),
-        # numpy's default dtype would need 4 TB.
-        ("INT64", [10**6 + 1], [*[0] * 10**6, "a" * 10**6]),
-    ],
+@table(
+    *(("FP8", [1], b"\0"), ("BF16", [1], [1.0]), ("UINT8", None, b"\0"), ("UINT8", [-1], b"")),
+    *(("UINT8", [1] * 17, b"\0"), ("UINT8", HUGE, [1])),
+    # Sizes that numpy cannot multiply, beside a 0.
+    *(("UINT8", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""), ("FP32", [2], b"\0" * 7), ("BYTES", [1], b"\0\0\0")),
+    *(("BYTES", [1], b"\xff\xff\xff\xffa"), ("BYTES", [1], b"\1\0\0\0a\1\0\0\0b"), ("UINT8", [2], [1, 256])),
+    *(("UINT8", [2], [1, True]), ("UINT8", [2, 1], [[1, 2]]), ("FP32", [1], [1e39]), ("FP64", [1], [10**400])),
+    # numpy's default dtype would need 4 TB.
+    ("INT64", [10**6 + 1], [*[0] * 10**6, "a" * 10**6]),
 )
 def test_tensor_whose_parts_disagree_is_malformed(datatype: Any, shape: Any, data: Any) -> None:
     with pytest.raises(MalformedTensor, match=r"\.$"):

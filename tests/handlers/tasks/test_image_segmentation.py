@@ -23,6 +23,7 @@ from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import tiny_segmenter
 from tests.handlers.serving import Bad, Made, assert_own_answers, serve, started
 from tests.photographs import encoded, path, photograph
+from tests.tables import table
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
 COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
@@ -95,15 +96,12 @@ LONG = (encoded(Image.new("RGB", (900, 30)), "PNG"), 413, "ImageTooLarge", "max_
 BUILT = pytest.mark.builds
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"),
-    [
-        *(pytest.param(kind, each, marks=BUILT) for kind in ("torchvision", "beit") for each in ("openvino", "torch")),
-        pytest.param("transformers", "openvino", marks=BUILT),
-        ("transformers", "torch"),
-    ],
+@table(
+    *(pytest.param(kind, each, marks=BUILT) for kind in ("torchvision", "beit") for each in ("openvino", "torch")),
+    pytest.param("transformers", "openvino", marks=BUILT),
+    ("transformers", "torch"),
 )
-def test_maps_in_any_company_are_those_of_the_network_on_each_image(archived: Made, kind: str, engine: Engine) -> None:
+def test_maps_in_any_company_are_those_of_the_network_on_each_image(kind: str, engine: Engine, archived: Made) -> None:
     handler = start(archived, kind, engine)
     expected_of = (by_torchvision if kind == "torchvision" else by_transformers)(archive_of(archived, kind))
 
