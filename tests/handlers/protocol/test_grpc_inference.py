@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.grpc._utils import _get_inference_request
-from tritonclient.utils import np_to_triton_dtype
 
 from deploy.protocol import messages_pb2
 from handlers.errors import ItemError
@@ -23,6 +23,7 @@ from handlers.protocol.grpc_inference import MOST_FIELDS, read
 from handlers.protocol.output_tensors import Model, vectors
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import PROTOBUF, code_of, error_headers
+from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
 from tests.handlers.protocol.test_requests import unpack
 from tests.tables import table
@@ -30,9 +31,7 @@ from tests.tables import table
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
 
 
-def tensor(name: str, array: Any) -> triton.InferInput:
-    array = np.asarray(array)
-    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+tensor = partial(test_open_inference.tensor, client=triton)
 
 
 def message(*tensors: triton.InferInput, **more: Any) -> bytes:

@@ -26,10 +26,11 @@ IMAGE = Shape(Fields(frozenset({"b64"}), 3, frozenset({"top_k"}), item_dimension
 KOREAN = np.array(["기준금리를 동결했다.".encode(), "비가 온다.".encode()], object)
 
 
-def tensor(name: str, array: Any, *, is_binary: bool = True) -> triton.InferInput:
+def tensor(name: str, array: Any, client: Any = triton, **how: bool) -> Any:
+    """A tensor of a client, HTTP's or gRPC's; `binary_data=False` is HTTP's JSON."""
     array = np.asarray(array)
-    datatype = np_to_triton_dtype(array.dtype)
-    return triton.InferInput(name, list(array.shape), datatype).set_data_from_numpy(array, binary_data=is_binary)
+    made = client.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    return made.set_data_from_numpy(array, **how)
 
 
 def sent(shape: Shape, *tensors: triton.InferInput, **more: Any) -> Request:
@@ -56,7 +57,7 @@ def failed(request: Request) -> ItemError:
 @pytest.mark.parametrize(("is_binary", "name", "shape"), [(True, "text", (2,)), (False, "INPUT0", (2, 1))])
 def test_texts_in_one_tensor_become_items_with_options_of_their_own(name: str, shape: Any, is_binary: bool) -> None:
     arrays = {name: KOREAN.reshape(shape), "top_k": [[1], [2]], "threshold": np.array([0.5, 0.25], np.float32)}
-    tensors = [tensor(name, array, is_binary=is_binary) for name, array in arrays.items()]
+    tensors = [tensor(name, array, binary_data=is_binary) for name, array in arrays.items()]
     # The protocol's own parameters are not options.
     own = {"request_id": "7", "sequence_id": 5, "sequence_start": True, "priority": 1, "timeout": 9}
     request = sent(TEXT, *tensors, parameters={"tgt_lang": "de", "top_k": 9}, **own)

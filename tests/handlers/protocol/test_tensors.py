@@ -37,7 +37,7 @@ def arrays(draw: st.DrawFn, *, is_json: bool = False) -> NDArray[Any]:
 
 def sent(array: NDArray[Any], *, is_binary: bool) -> tuple[dict[str, Any], bytes]:
     """Return the tensor in the JSON document of tritonclient's request, and the bytes behind the document."""
-    body, length = triton.InferenceServerClient.generate_request_body([tensor("x", array, is_binary=is_binary)])
+    body, length = triton.InferenceServerClient.generate_request_body([tensor("x", array, binary_data=is_binary)])
     (written,) = json.loads(body[:length])["inputs"]
     return written, b"" if length is None else body[length:]
 

@@ -135,37 +135,34 @@ IN_ARRAYS: list[tuple[str, Any, str]] = [
     ("x", np.ones((3, 2), F32), "All inputs must have the same number of rows; x has 3, ids has 2"),
     ("mask", np.ones((2, 4), bool), "mask: [3] positions a row are expected, as in seq."),
     ("z", np.ones(2), "z: the model has no such input; it has x, ids, text, seq, mask."),
-    ("seq", None, "seq: FP64 [-1, -1] is expected; nothing was sent."),
 ]
-
-
-@pytest.mark.parametrize(("name", "array", "message"), IN_ARRAYS)
-def test_wrong_array_fails_its_request_alone(name: str, array: Any, message: str, handler: TensorsHandler) -> None:
-    wrong = {key: value for key, value in {**ARRAYS, name: array}.items() if value is not None}
-    sent = [inference(wrong), inference(wrong, True)]
-    if array is None:
-        sent += [(as_json({key: ROW[key] for key in wrong}), {}), (inputs(**{key: [ROW[key]] for key in wrong}), {})]
-    for body, headers in sent:
-        answer = ask(handler, body, headers)
-        assert answer.status == 400 and message in str(answer.body)
 
 
 NPY = {"body": {"content-type": "application/x-npy"}}
-WHOLE: list[tuple[str, models.Body, dict[str, Any], int, str, str]] = [
-    ("no rows", inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
-    ("bare row", instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
-    ("five rows", instances(*[ROW] * 5), {}, 400, "BatchTooLarge", "5 rows; batch-size must be <= 4 for 'model'."),
-    ("option", as_json({"instances": [ROW], "top_k": 1}), {}, 400, "", "top_k: Unexpected"),
-    ("deep", {"body": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}"}, {}, 400, "TensorMismatch", "x: FP32 [2] is expected"),
-    ("npy", {"body": b"\x93NUMPY"}, NPY, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference"),
-    ("text", {"body": "hello"}, {}, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference request."),
-    ("packed", {"body": b"x"}, {"Content-Encoding": "gzip"}, 415, "UnsupportedMedia", "Content-Encoding"),
+ROW_WITHOUT, ARRAYS_WITHOUT = ({name: each for name, each in all_.items() if name != "seq"} for all_ in (ROW, ARRAYS))
+WITHOUT = (inference(ARRAYS_WITHOUT), inference(ARRAYS_WITHOUT, True), (as_json(ROW_WITHOUT), {}))
+WHOLE: list[tuple[models.Body, dict[str, Any], int, str, str]] = [
+    (inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
+    (instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
+    (instances(*[ROW] * 5), {}, 400, "BatchTooLarge", "5 rows; batch-size must be <= 4 for 'model'."),
+    (as_json({"instances": [ROW], "top_k": 1}), {}, 400, "", "top_k: Unexpected"),
+    ({"body": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}"}, {}, 400, "TensorMismatch", "x: FP32 [2] is expected"),
+    ({"body": b"\x93NUMPY"}, NPY, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference"),
+    ({"body": "hello"}, {}, 415, "UnsupportedMedia", "The body is neither JSON nor an Open Inference request."),
+    ({"body": b"x"}, {"Content-Encoding": "gzip"}, 415, "UnsupportedMedia", "Content-Encoding"),
+    *(
+        (*inference({**ARRAYS, name: array}, is_binary), 400, "", message)
+        for name, array, message in IN_ARRAYS
+        for is_binary in (False, True)
+    ),
+    *((*each, 400, "", "seq: FP64 [-1, -1] is expected; nothing was sent.") for each in WITHOUT),
+    (inputs(**{name: [each] for name, each in ROW_WITHOUT.items()}), {}, 400, "", "seq: FP64 [-1, -1] is expected;"),
 ]
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=[case[0] for case in WHOLE])
+@pytest.mark.parametrize("case", WHOLE)
 def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: TensorsHandler) -> None:
-    _, body, headers, status, kind, message = case
+    body, headers, status, kind, message = case
     wrong, good = ask(handler, body, headers), ask(handler, as_json(ROW))
     assert wrong.status == status
     assert message in json.dumps(wrong.body).replace('\\"', '"')

@@ -41,7 +41,7 @@ def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: 
     assert find_token_limit(tmp_path) == limit
 
 
-SETTINGS, PROMPTS = "sentence_bert_config.json", {"prompts": {"query": "query: "}}
+SETTINGS, PROMPTS, TEMPLATE = "sentence_bert_config.json", {"prompts": {"query": "query: "}}, "{{ messages }}"
 SWISH = {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}
 
 
@@ -50,44 +50,45 @@ def module(kind: str, path: str) -> dict[str, str]:
 
 
 FIRST, POOLING = module("Transformer", ""), module("Pooling", "1")
-UNPROMPTED = {"1/config.json": {"include_prompt": False}, "config_sentence_transformers.json": PROMPTS}
+
+
+def of(*modules: Any, **files: Any) -> dict[str, Any]:
+    """Files of a model of these modules; `one` and `two` are the configurations of the second and third."""
+    named = {"one": "1/config.json", "two": "2/config.json", "settings": SETTINGS}
+    return {"1/config.json": {}, "modules.json": [*modules], **{named[name]: files[name] for name in files}}
+
+
+UNPROMPTED = {**of(FIRST, POOLING, one={"include_prompt": False}), "config_sentence_transformers.json": PROMPTS}
+DENSE = [FIRST, POOLING, module("Dense", "2")]
 
 
 @table(
-    ([FIRST, module("CNN", "1")], {}, "sentence_transformers.models.CNN is not supported"),
-    ([FIRST, {"type": "custom_st.Pooling", "path": "1"}], {}, "custom_st.Pooling is not supported"),
-    ([module("StaticEmbedding", "")], {}, "StaticEmbedding, must be a Transformer"),
-    ([module("Transformer", "0"), POOLING], {}, "Transformer, must be a Transformer in the folder"),
-    ([FIRST], {}, "one Pooling must follow"),
-    ([FIRST, module("Pooling", "")], {}, "Pooling needs a folder/config.json"),
-    ([FIRST, POOLING], {"1/config.json": {"pooling_mode": "median"}}, "median is not supported"),
-    ([FIRST, POOLING], UNPROMPTED, "include_prompt: false is not supported"),
-    ([FIRST, POOLING], {SETTINGS: {"transformer_task": "fill-mask"}}, "fill-mask"),
-    ([FIRST, POOLING], {SETTINGS: {"query_length": 8}}, "query_length is not supported"),
-    ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": {}}, "in_features"),
-    ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": SWISH}, "mine.Swish is not a module of torch.nn"),
-    ([FIRST, POOLING, module("LayerNorm", "2")], {"2/config.json": {"dimension": 4}}, "2 lacks"),
+    (SentenceModules, of(FIRST, module("CNN", "1")), "sentence_transformers.models.CNN is not supported"),
+    (SentenceModules, of(FIRST, {"type": "custom_st.Pooling", "path": "1"}), "custom_st.Pooling is not supported"),
+    (SentenceModules, of(module("StaticEmbedding", "")), "StaticEmbedding, must be a Transformer"),
+    (SentenceModules, of(module("Transformer", "0"), POOLING), "Transformer, must be a Transformer in the folder"),
+    (SentenceModules, of(FIRST), "one Pooling must follow"),
+    (SentenceModules, of(FIRST, module("Pooling", "")), "Pooling needs a folder/config.json"),
+    (SentenceModules, of(FIRST, POOLING, one={"pooling_mode": "median"}), "median is not supported"),
+    (SentenceModules, UNPROMPTED, "include_prompt: false is not supported"),
+    (SentenceModules, of(FIRST, POOLING, settings={"transformer_task": "fill-mask"}), "fill-mask"),
+    (SentenceModules, of(FIRST, POOLING, settings={"query_length": 8}), "query_length is not supported"),
+    (SentenceModules, of(*DENSE, two={}), "in_features"),
+    (SentenceModules, of(*DENSE, two=SWISH), "mine.Swish is not a module of torch.nn"),
+    (SentenceModules, of(FIRST, POOLING, module("LayerNorm", "2"), two={"dimension": 4}), "2 lacks"),
+    (check_reranker, of(FIRST, module("LogitScore", "2")), "LogitScore is not supported for a reranker"),
+    (check_reranker, {"chat_template.jinja": TEMPLATE}, "chat template renders its pairs, and is not supported"),
+    (check_reranker, {"additional_chat_templates/rerank.jinja": TEMPLATE}, "chat template renders its pairs"),
+    (check_reranker, {"tokenizer_config.json": {"chat_template": TEMPLATE}}, "chat template renders its pairs"),
+    (check_reranker, {SETTINGS: {"do_lower_case": True}}, "do_lower_case: True is not supported"),
+    (check_reranker, {SETTINGS: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "text: padding is not"),
+    (check_reranker, {SETTINGS: {"processing_kwargs": {"chat_template": {"x": 1}}}}, "chat_template: x is not"),
 )
-def test_modules_that_are_not_served_are_refused_by_name(modules: Any, files: Any, words: str, tmp_path: Path) -> None:
-    write(tmp_path, {"1/config.json": {}, "modules.json": modules, **files})
-    with pytest.raises(InvalidConfig, match=words):
-        SentenceModules(tmp_path)
-
-
-@table(
-    ("modules.json", [FIRST, module("LogitScore", "2")], "LogitScore is not supported for a reranker"),
-    ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
-    ("additional_chat_templates/rerank.jinja", "{{ messages }}", "chat template renders its pairs"),
-    ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
-    (SETTINGS, {"do_lower_case": True}, "do_lower_case: True is not supported"),
-    (SETTINGS, {"processing_kwargs": {"text": {"padding": "max_length"}}}, "text: padding is not"),
-    (SETTINGS, {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
-)
-def test_reranker_whose_pairs_are_made_otherwise_is_refused(file: str, content: Any, words: str, tmp_path: Any) -> None:
+def test_files_that_are_not_served_are_refused_by_name(read: Any, files: Any, words: str, tmp_path: Path) -> None:
     check_reranker(tmp_path)
-    write(tmp_path, {file: content})
+    write(tmp_path, files)
     with pytest.raises(InvalidConfig, match=words):
-        check_reranker(tmp_path)
+        read(tmp_path)
 
 
 NAMES = ["input_ids", "attention_mask"]
