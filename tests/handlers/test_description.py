@@ -1,15 +1,21 @@
-"""A model's metadata, as a worker returns it."""
+"""A model's metadata, as a worker returns it, and the proofs in it."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+from deploy.archives.precision.answers import make_proof
 from handlers.archive_files import BUILD, Build
+from handlers.proofs import Proof, read_proofs
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests import tiny_models
 from tests.handlers.cpu_graphs import GPU
 from tests.handlers.serving import DoublingHandler, Patch, serve, started
 from tests.handlers.tensor_models.models import columns, inquiry
 from tests.hostile.target import STAGED
+from tests.tables import table
 
 ASKED = {"X-Model-Metadata": "1", "host": "localhost"}
 
@@ -60,3 +66,25 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
     assert list(columns(good)) == list(outputs)
     words = "The inputs must be named QUESTION, passage; options: align_to_words, max_answer_tokens, top_k."
     assert (former.status, former.body) == (400, {"error": words})
+
+
+@table(
+    *(("top-1", 0.99, 100, True, False), ("top-1", 0.95, 20, False, False), ("labels", 0.9, 20, False, True)),
+    *(("top-1", 0.98, 100, False, True), ("vectors", 0.98, 20, False, True)),
+)
+def test_answers_refute_a_precision(measure: Any, agreement: float, samples: int, holds: bool, is_refuted: Any) -> None:
+    found = Proof(measure, agreement, None, samples, 0.99)
+    assert (found.holds, found.is_refuted) == (holds, is_refuted)
+    assert read_proofs({"bf16": found.to_json()}) == {"bf16": found}
+
+
+def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken() -> None:
+    nothing = Proof("top-1", 0.0, 0.01, 0, 0.99, "20 near ties left out")
+    assert str(nothing).startswith("top-1: nothing compared, since no answer in fp32 is clear, largest change 0.0100")
+    assert "show 0.85 at most; --validate with 300 or more" in Proof("top-1", 1.0, 0.01, 20, 0.99).weakness
+    assert not Proof("top-1", 1.0, 0.01, 300, 0.99).weakness
+    rows = [np.array([[0.9, 0.1]])] * 2
+    broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
+    assert (broken.holds, broken.is_refuted, broken.broken) == (False, True, 1)
+    with pytest.raises(ValueError, match="other fields"):
+        read_proofs({"bf16": {"agreement": 1.0}})

@@ -18,8 +18,7 @@ from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN, Scheduler
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
-from tests.simulated.adaptive import AdaptiveWorker, Simulated
-from tests.simulated.traffic import Arrival, Clients, Machine, poisson
+from tests.handlers.batching.simulated import AdaptiveWorker, Arrival, Clients, Machine, Simulated, poisson
 from tests.tables import table
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
