@@ -67,7 +67,6 @@ def uri(name: str) -> str:
 
 @table(
     *(("siglip", "torch"), ("vit", "torch")),
-    *(pytest.param(kind, "torch", marks=BUILT) for kind in ("clip", "chinese_clip", "dinov2", "dinov3_vit")),
     *(pytest.param(kind, "openvino", marks=BUILT) for kind in tiny_image_text.PROCESSORS),
 )
 def test_any_mix_in_a_batch_gets_the_models_own_vectors(kind: str, engine: Engine, archived: Made) -> None:
