@@ -4,7 +4,6 @@ NNCF's environment is built where it is not there; a build with it takes half a 
 """
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificat
 from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
 from handlers.vision.preprocessing import Preprocessing, to_levels
+from load.bench.peer_process import build_environment
 from tests import held_out, trained
 from tests.e2e.conftest import alone
 
@@ -40,7 +40,7 @@ SEEN = Preprocessing(256, (224, 224), "bilinear", to_levels(IMAGENET_MEAN), to_l
 @pytest.fixture(scope="module", autouse=True)
 def nncf() -> None:
     """NNCF's environment; done in a second where an earlier run has built it."""
-    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "int8"], cwd=ROOT, check=True, timeout=600)
+    build_environment("int8")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import yaml
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
+from load.bench.peer_process import build_environment
 from tests.waiting import until
 
 BIN = ROOT / ".extras" / "ray" / "bin"
@@ -136,7 +137,7 @@ class Cluster:
 
 @contextmanager
 def cluster(home: Path, cpus: int = 2) -> Iterator[Cluster]:
-    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
+    build_environment("ray")
     folder = Path(f"/tmp/ray-{os.getpid()}-{secrets.token_hex(3)}")  # noqa: S108
     folder.mkdir()
     home.mkdir(exist_ok=True)

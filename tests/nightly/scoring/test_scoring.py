@@ -13,6 +13,7 @@ import pytest
 
 from deploy.models import ROOT
 from deploy.run.server import Server
+from load.bench.peer_process import build_environment
 from tests.e2e.conftest import MOBILENET, Registrations
 from tests.photographs import crops, photograph
 from torchserve_client import Client, ClientError
@@ -43,7 +44,7 @@ class Ray:
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
-    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
+    build_environment("ray")
     home = tmp_path_factory.mktemp("ray")
     # Ray keeps a token in the home folder, and its workers find the project here.
     own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
