@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
 from deploy.models import ROOT
@@ -23,6 +24,11 @@ def with_lines(text: str, replaced: Mapping[str, str]) -> str:
         assert before in text
         text = text.replace(before, after)
     return text
+
+
+def control_of(gateway: Sandbox) -> psutil.Process | None:
+    supervisor = psutil.Process(int((gateway.state_dir / "gateway.pid").read_text()))
+    return next((child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline()), None)
 
 
 class Machine:
