@@ -52,7 +52,7 @@ def test_archives_that_cannot_load_say_why_and_are_unregistered_and_the_others_s
     reasons = {
         variant("mobilenet-cut"): "the archive's files differ from its build: changed: model.bin; copy it again",
         variant("mobilenet-import"): "No module named 'a_module_nobody_has'",
-        variant("mobilenet-silent", startupTimeout=15): "no ready worker after startupTimeout, 15 s",
+        variant("mobilenet-silent", startupTimeout=5): "no ready worker after startupTimeout, 5 s",
     }
     os.truncate(model_store / "mobilenet-cut" / "model.bin", 10_000_000)
     for name, first in (("import", "import a_module_nobody_has"), ("silent", "import os; os._exit(3)")):
