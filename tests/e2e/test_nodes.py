@@ -1,6 +1,6 @@
 """Two nodes of one machine behind the gateway: killed, restarted and stopped under load, they lose no request.
 
-One site for the module, in the order of its tests: started together, killed, supervised, restarted, stopped.
+One site for the module, in the order of its tests: started together, killed, restarted, supervised, stopped.
 """
 
 import json
@@ -18,9 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.gateway.drain import undrain_local
 from deploy.models import ROOT
-from deploy.run.lifecycle import find_watcher, start_node, stop_node
+from deploy.run.lifecycle import find_watcher, start_node
 from deploy.run.machine import LocalNode
 from deploy.run.restore import Record
 from tests.e2e.clients import Clients, assert_all_answered
@@ -150,9 +149,21 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
     assert_all_answered(clients)
 
 
+def test_rolling_restart_and_drain_under_load_lose_nothing(site: Site) -> None:
+    pids = [node.server.pid() for node in site.nodes]
+    with site.clients() as clients:
+        restarted = site.python("restart")
+        assert restarted.returncode == 0, restarted.stderr
+        assert all(node.server.pid() not in pids for node in site.nodes)
+        drained = site.python("drain", "node-2")
+        assert drained.returncode == 0, drained.stderr
+        assert site.nodes[1].server.pid() is None
+    assert_all_answered(clients)
+
+
 def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(site: Site) -> None:
     node = site.nodes[1]
-    stop_node(node, is_for_good=False)
+    assert site.python("drain", "node-2", "--undo").returncode == 0
     out = site.folder / "supervisor.out"
 
     def run() -> subprocess.Popen[bytes]:
@@ -182,20 +193,11 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
     finally:
         supervisor.kill()
         supervisor.wait()
-    assert start(node) == [MODEL]
-    undrain_local(node, site.gateway.config)
-    site.wait_ready()
 
 
-def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site: Site) -> None:
-    pids = [node.server.pid() for node in site.nodes]
+def test_make_stop_under_load_cuts_off_nothing_and_is_for_good(site: Site) -> None:
     with site.clients() as clients:
-        restarted = site.python("restart")
-        assert restarted.returncode == 0, restarted.stderr
-        assert all(node.server.pid() not in pids for node in site.nodes)
-        drained = site.python("drain", "node-2")
-        assert drained.returncode == 0, drained.stderr
-        assert site.nodes[1].server.pid() is None
+        clients.wait_for(8)
         # The last node is in use: make stop's first half, and its second.
         before = clients.statuses[200]
         site.command("stop")
@@ -203,7 +205,4 @@ def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site:
         stopped = site.python("stop")
         assert stopped.stdout.splitlines() == ["node-1: stopped"]
     assert_all_answered(clients)
-
-
-def test_stop_is_for_good(site: Site) -> None:
     assert start(site.nodes[0]) == []
