@@ -93,13 +93,11 @@ class Layout:
 
     def write(self, arrays: Arrays, block: torch.Tensor) -> None:
         """Write arrays into a block, (size,) uint8; padding repeats the first row, which any model accepts."""
-        is_there = any(isinstance(array, torch.Tensor) for array in arrays.values())
-        own = block if is_there else _host_memory(block.shape, block)
+        own = _host_memory(block.shape, block)
         for name, space in self.tensors(own).items():
             rows = torch.as_tensor(arrays[name])
             space[: len(rows)], space[len(rows) :] = rows, rows[:1]
-        if own is not block:
-            block.copy_(own, non_blocking=True)
+        block.copy_(own, non_blocking=True)
 
     def tensors(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors in a block, which share its memory."""

@@ -100,15 +100,11 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Arrays) -> Outputs:
-        given: dict[str, Any] = {name: inputs[name] for name in self.input_names}
-        # Images that the GPU has resized are tensors.
-        arrays: dict[str, Any] = {
-            n: each if isinstance(each, torch.Tensor) else np.asarray(each, order="C") for n, each in given.items()
-        }
+        arrays = {name: np.asarray(inputs[name], order="C") for name in self.input_names}
         with memory_errors(self._device):
             if self._graphs and (outputs := self._run_graph(self._graphs, arrays)) is not None:
                 return outputs
-            tensors = {n: torch.as_tensor(each).to(self._device, non_blocking=True) for n, each in arrays.items()}
+            tensors = {n: torch.from_numpy(each).to(self._device, non_blocking=True) for n, each in arrays.items()}
             return {name: self._array(result) for name, result in self._results(tensors).items()}
 
     def _run_graph(self, recorded: graphs.Graphs, arrays: Arrays) -> Outputs | None:

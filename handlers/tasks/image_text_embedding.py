@@ -19,8 +19,9 @@ from handlers.protocol.requests import Payload
 from handlers.text.handler import TextHandler
 from handlers.text.sentence_files import Dimensions
 from handlers.vision.encoding import make_grey_jpeg
-from handlers.vision.handler import IMAGE_TENSORS, DecodedImage, read_preprocessing, stack_pixels
+from handlers.vision.handler import IMAGE_TENSORS, DecodedImage
 from handlers.vision.images import decode_image
+from handlers.vision.preprocessing import Preprocessing
 
 
 class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
@@ -43,7 +44,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def load(self) -> Engine:
         self.tokenizer, model = read_family(self.checkpoint_dir)
-        self.preprocessing = read_preprocessing(self)
+        self.preprocessing = Preprocessing.read(self.model_dir)
         vision = getattr(model, "vision_config", model)
         width, height = self.preprocessing.size or (0, 0)
         self.patches = (width // vision.patch_size) * (height // vision.patch_size)
@@ -130,7 +131,8 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
 
     def collate(self, items: Sequence[Any]) -> Arrays:
         """Stack images, `pixels`, (B, H, W, 3) uint8; or texts, see `TextHandler.stack`."""
-        return stack_pixels(items) if isinstance(items[0], DecodedImage) else self.stack(items)
+        is_images = isinstance(items[0], DecodedImage)
+        return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
 
     def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
         image, *texts = items

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict, model_validator
 from pydantic.dataclasses import dataclass
 
-from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side, Switch, doc
+from handlers.config import SETTINGS, Channels, Count, Deviations, HandlerConfig, Share, Side, doc
 
 # Statistics of the ImageNet training set, per channel, as torchvision's transforms have them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -34,9 +34,6 @@ class PixelsConfig(HandlerConfig):
     scaled_decode: bool = doc(
         True,
         "Whether libjpeg may decode large JPEGs at 1/2, 1/4 or 1/8, never below twice the size that the model gets.",
-    )
-    gpu_resize: Switch = doc(
-        "auto", "Whether a GPU resizes images, into the same pixels, if that is faster than the decoding threads."
     )
 
 

@@ -16,7 +16,7 @@ from handlers.archive_files import GRAPH
 from handlers.base import BatchHandler
 from handlers.checkpoints import check_labels
 from handlers.config import parse_options
-from handlers.engines import Arrays, Engine, available_threads
+from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.protocol.metadata import TensorMetadata
 from handlers.protocol.requests import Payload
@@ -50,7 +50,7 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
     def load(self) -> Engine:
         names = json.loads((self.model_dir / "index_to_name.json").read_text(encoding="utf-8"))
         self.labels = [names[str(index)] for index in range(len(names))]
-        self.preprocessing = read_preprocessing(self)
+        self.preprocessing = Preprocessing.read(self.model_dir)
         config = self.config
         if not self.uses_torch:
             graph = OpenVinoEngine(self.model_dir / GRAPH, precision=config.precision, threads=config.threads)
@@ -79,25 +79,4 @@ class ImageHandler(BatchHandler[Config, DecodedImage], Generic[Config]):
         return parse_options(self.options_class, {})
 
     def collate(self, items: Sequence[DecodedImage]) -> Arrays:
-        return stack_pixels(items)
-
-
-def read_preprocessing(task: BatchHandler[Any, Any]) -> Preprocessing:
-    """Read the preprocessing of a task's archive, for the GPU if that is faster."""
-    own = Preprocessing.read(task.model_dir)
-    if not task.uses_torch or task.device.type == "cpu" or task.config.gpu_resize == "off":
-        return own
-    from handlers.vision.device_resizing import choose  # noqa: PLC0415
-
-    return choose(own, task.device, available_threads(task.config.decode_threads))
-
-
-def stack_pixels(items: Sequence[DecodedImage]) -> Arrays:
-    """Stack images of one size: `pixels`, (B, H, W, 3), on the device that they are on."""
-    pixels: list[Any] = [item.pixels for item in items]
-    if isinstance(pixels[0], np.ndarray):
-        return {"pixels": np.stack(pixels)}
-    import torch  # noqa: PLC0415
-
-    stacked: Any = torch.stack(pixels)
-    return {"pixels": stacked}
+        return {"pixels": np.stack([item.pixels for item in items])}

@@ -18,7 +18,6 @@ PREPROCESSING = "preprocessing.json"
 LONG = 8
 
 Levels = tuple[float, float, float]
-Box = tuple[int, int, int, int]  # left, top, right, bottom
 # uint8, or float32 for a model whose library resizes without antialiasing.
 Pixels = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -75,15 +74,12 @@ class Preprocessing:
         whole = round if self.is_rounded else int
         left, top = (whole((new - side) / 2) for new, side in zip(resized, size, strict=True))
         box = (left, top, left + size[0], top + size[1])
+        resample = Image.Resampling[self.interpolation.upper()]
         if max(resized) <= LONG * min(resized):
-            return self.cut(image, resized, box)
+            return np.asarray(image.resize(resized, resample).crop(box))
         across, down = (side / new for side, new in zip(image.size, resized, strict=True))
         part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-        return np.asarray(image.resize(size, Image.Resampling[self.interpolation.upper()], part))
-
-    def cut(self, image: Image.Image, resized: tuple[int, int], box: Box) -> Pixels:
-        """Resize an image, and cut out a box."""
-        return np.asarray(image.resize(resized, Image.Resampling[self.interpolation.upper()]).crop(box))
+        return np.asarray(image.resize(size, resample, part))
 
 
 def to_levels(values: Any) -> Levels:

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,8 +37,6 @@ from deploy.archives.tasks import task_class
 from handlers.archive_files import BUILD
 from handlers.engines import available_threads
 from handlers.protocol.requests import Payload
-from handlers.vision.device_resizing import DevicePreprocessing
-from handlers.vision.preprocessing import Preprocessing
 from handlers.warm_up import decode_items
 from load.bench import archives, gpu, samples
 from load.bench.rounds import Bench
@@ -144,14 +141,12 @@ def speed(store: Path) -> Figures:
 
 
 def images(store: Path) -> Figures:
-    """Time decoding with either resizing, and nvJPEG; compare its pixels with Pillow's."""
+    """Time decoding on threads, whose rate shows where these wait for each other, and nvJPEG, whose pixels differ."""
     handler, bodies = load(store, IMAGES, "off"), samples.photographs() * (1 if IS_DRY else 50)
-    own = Preprocessing.read(handler.model_dir)
-    with ThreadPoolExecutor(available_threads(0)) as pool:
-        for way in (own, DevicePreprocessing(**asdict(own), device=handler.device)):
-            handler.preprocessing = way
+    for threads in sorted({1, 4, available_threads(0)}):
+        with ThreadPoolExecutor(threads) as pool:
             took_s = rate_s(lambda: list(pool.map(handler.decode, map(Payload, bodies))))
-            yield f"decoding with {type(way).__name__}, images/s", len(bodies) / took_s
+        yield f"decoding on {threads} threads, images/s", len(bodies) / took_s
     files = [torch.frombuffer(bytearray(body), dtype=torch.uint8) for body in bodies]
     decode = partial(torchvision.io.decode_jpeg, files, device=str(handler.device))
     yield "nvJPEG without resizing, images/s", len(bodies) / rate_s(decode)

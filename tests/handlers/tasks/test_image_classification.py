@@ -16,7 +16,6 @@ from torchvision.transforms import functional
 
 from deploy.models import Engine
 from handlers.tasks.image_classification import ImageClassificationHandler
-from handlers.vision.device_resizing import DevicePreprocessing
 from tests import exports
 from tests.handlers.cpu_graphs import use_cpu_graphs
 from tests.handlers.serving import ENGINES, Bad, Made, Patch, assert_own_answers, serve, started
@@ -101,17 +100,14 @@ def test_every_way_to_send_an_image_is_answered_as_torchvision(archived: Made, o
     assert min(deviation(oracle["chelsea"], oracle[name]) for name in NAMES if name != "chelsea") > 100 * SAME
 
 
-@pytest.mark.parametrize("graphs", ["auto", "off"])
-def test_images_that_a_gpu_resizes_are_answered_as_a_processors(graphs: str, archive: Path, monkeypatch: Patch) -> None:
+def test_images_on_graphs_are_answered_as_a_processors(archive: Path, monkeypatch: Patch) -> None:
     rows = list(map(photograph, NAMES))
     wanted = [answer.body for answer in serve(classifier(archive), rows)]
-    recorder, seconds = use_cpu_graphs(monkeypatch), iter((1.0, 2.0))
-    monkeypatch.setattr("handlers.vision.device_resizing._time_s", lambda *_: next(seconds))
-    handler = classifier(archive, cuda_graphs=graphs, max_batch_items=4)
-    assert isinstance(handler.preprocessing, DevicePreprocessing)
+    recorder = use_cpu_graphs(monkeypatch)
+    handler = classifier(archive, max_batch_items=4)
     recorder.replays = 0
     assert [answer.body for answer in serve(handler, rows)] == [pytest.approx(each, rel=1e-4) for each in wanted]
-    assert bool(recorder.replays) == (graphs == "auto")
+    assert recorder.replays
 
 
 @pytest.mark.parametrize(
