@@ -1,6 +1,6 @@
 """The gateway in front of a real TorchServe: what it finds by itself, what it outlives, and what it loses: nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,24 @@ PHOTOGRAPH = photograph("coffee")
 END = b"\r\n\r\nx\r\n--b--\r\n"
 
 
-@pytest.fixture
-def session() -> Iterator[requests.Session]:
-    with requests.Session() as made:
-        made.trust_env = False
-        yield made
+def get(gateway: Sandbox, path: str = "") -> requests.Response:
+    return requests.get(f"{gateway.http}/v2/models/{MOBILENET}{path}", timeout=30)
 
 
-def status(session: requests.Session, url: str) -> int:
-    try:
-        return session.get(url, timeout=30).status_code
-    except requests.ConnectionError:
-        return 0
-
-
-def predict(session: requests.Session, gateway: Sandbox, path: str = MOBILENET) -> int:
-    return session.put(f"{gateway.http}/predictions/{path}", data=PHOTOGRAPH, timeout=60).status_code
+def predict(gateway: Sandbox) -> int:
+    return requests.put(f"{gateway.http}/predictions/{MOBILENET}", data=PHOTOGRAPH, timeout=60).status_code
 
 
 @pytest.fixture
-def served(serve: Callable[..., str], gateway: Sandbox, session: requests.Session) -> Sandbox:
+def served(serve: Callable[..., str], gateway: Sandbox) -> Sandbox:
     """The gateway, with mobilenet-v2 READY behind it and described; a batch waits for half a second."""
     serve(max_batch_delay_ms=500)
-    url = f"{gateway.http}/v2/models/{MOBILENET}"
-    until(lambda: status(session, f"{url}/ready") == 200 and session.get(url, timeout=30).json()["inputs"])
-    until(lambda: predict(session, gateway) == 200)
+    until(lambda: get(gateway, "/ready").ok and get(gateway).json()["inputs"])
+    until(lambda: predict(gateway) == 200)
     return gateway
 
 
-def test_torchserves_own_errors_have_our_form(served: Sandbox, session: requests.Session) -> None:
+def test_torchserves_own_errors_have_our_form(served: Sandbox) -> None:
     form = {"Content-Type": "multipart/form-data; boundary=b"}
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\nContent-Type: text/plain; charset=%s'
     for body, headers, expected in (
@@ -58,15 +47,13 @@ def test_torchserves_own_errors_have_our_form(served: Sandbox, session: requests
         (part % (b"data", b"nonsense") + END, form, (400, "MalformedForm")),
         (bytes(9 << 20), {}, (413, "BodyTooLarge")),
     ):
-        answer = session.post(f"{served.http}/predictions/{MOBILENET}", data=body, headers=headers, timeout=60)
+        answer = requests.post(f"{served.http}/predictions/{MOBILENET}", data=body, headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["type"]) == expected
 
 
-def test_control_process_that_is_killed_leaves_inference_and_remembers_counts(
-    served: Sandbox, server: Server, session: requests.Session
-) -> None:
+def test_control_process_that_is_killed_leaves_inference_and_remembers_counts(served: Sandbox, server: Server) -> None:
     def statistics() -> Any:
-        (found,) = session.get(f"{served.http}/v2/models/{MOBILENET}/stats", timeout=30).json()["model_stats"]
+        (found,) = get(served, "/stats").json()["model_stats"]
         return found
 
     def succeeded() -> int:
@@ -78,7 +65,7 @@ def test_control_process_that_is_killed_leaves_inference_and_remembers_counts(
         return sum(value for name, value in series.items() if all(label in name for label in wanted))
 
     before = succeeded()
-    assert [predict(session, served) for _ in range(5)] == [200] * 5
+    assert [predict(served) for _ in range(5)] == [200] * 5
     until(lambda: before + 5 <= succeeded() == counted())
     sizes = statistics()["batch_stats"]
     assert sum(size["compute_infer"]["count"] for size in sizes) == statistics()["execution_count"]
@@ -86,8 +73,8 @@ def test_control_process_that_is_killed_leaves_inference_and_remembers_counts(
     assert control is not None
     control.kill()
     control.wait(10)
-    assert predict(session, served) == 200
-    until(lambda: status(session, f"{served.http}/v2/models/{MOBILENET}/ready") == 200)
+    assert predict(served) == 200
+    until(lambda: get(served, "/ready").ok)
     assert succeeded() >= before + 5
 
 
