@@ -226,11 +226,15 @@ def logged(server: Server) -> str:
     return "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
 
 
+def printed(*words: str | Path, **how: Any) -> str:
+    """Run a command and return what it prints; its errors are the assertion's."""
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **how)
+    assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
 def curl(*arguments: str) -> str:
-    words = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments]
-    finished = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return printed("curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments)
 
 
 def metrics(server: Server) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from deploy import sandbox
 from deploy.models import ROOT
 from deploy.sandbox import Sandbox
 from load.bench.peer_process import PYTRITON, build_environment
+from tests.e2e.conftest import printed
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts
 from tests.waiting import until
@@ -53,10 +53,7 @@ def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Itera
 
 def run(python: Path, module: str, *arguments: str, **variables: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [str(python), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return printed(python, "-m", module, *arguments, cwd=ROOT, env=environment, timeout=300).splitlines()
 
 
 def test_clients_examples_and_our_command_run_unchanged(

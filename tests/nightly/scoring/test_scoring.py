@@ -14,7 +14,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.server import Server
 from load.bench.peer_process import build_environment
-from tests.e2e.conftest import MOBILENET, Registrations
+from tests.e2e.conftest import MOBILENET, Registrations, printed
 from tests.photographs import crops, photograph
 from torchserve_client import Client, ClientError
 
@@ -141,9 +141,7 @@ print(json.dumps([[each.status, each.body.decode()] for each in answers]))
 
 
 def test_archive_answers_in_its_own_process_with_its_own_handlers(store: Path) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, str(store / "language-id.mar")]
-    finished = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert finished.returncode == 0, finished.stderr
-    german, french, empty = json.loads(finished.stdout.splitlines()[-1])
+    words = [sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, store / "language-id.mar"]
+    german, french, empty = json.loads(printed(*words, cwd=ROOT, timeout=120).splitlines()[-1])
     assert (german[0], french[0], empty[0]) == (200, 200, 400)
     assert ('"de"' in german[1], '"fr"' in french[1], '"EmptyInput"' in empty[1]) == (True, True, True)
