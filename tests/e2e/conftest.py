@@ -72,8 +72,7 @@ def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
     def build(name: str | ModelEntry, weights: str | None = None, **options: Any) -> str:
         entry = model(name) if isinstance(name, str) else name
-        given: dict[str, Any] = {"engine": "openvino", "archive_format": "zip-store", **options}
-        recipe = Recipe(entry, weights, export_path=model_store, **given)
+        recipe = Recipe(entry, weights, export_path=model_store, **options)
         with alone(tmp_path_factory):
             return (recipe.find() or recipe.build()).path.name
 

@@ -130,7 +130,7 @@ def models(archive: Callable[..., str], registrations: Registrations) -> tuple[s
 def hosts(
     archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Host]]:
-    names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
+    names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")))
     with run_hosts(*(model_store / name for name in names)) as running:
         yield running
 

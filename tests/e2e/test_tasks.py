@@ -197,7 +197,7 @@ def built(archive: Callable[..., str], task: str, folder: Path) -> str:
     """Build a task's archive as a folder of the model store; returns its name."""
     case = CASES[task]
     weights = None if case.checkpoint is None else str(case.checkpoint(folder))
-    return archive(case.model, weights, engine="auto", archive_format="no-archive")
+    return archive(case.model, weights, archive_format="no-archive")
 
 
 def fp32(task: str) -> dict[str, Any]:

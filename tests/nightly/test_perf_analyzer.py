@@ -42,7 +42,7 @@ def gateway(
     server: Server, archive: Callable[..., str], registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sandbox]:
     """In front of a model of texts, and of one with an input and an output of every datatype."""
-    files = {MODEL: archive(MODEL), echo.NAME: archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")}
+    files = {MODEL: archive(MODEL), echo.NAME: archive(echo.entry(tmp_path_factory.mktemp("echo")))}
     for name, file in files.items():
         registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     with sandbox.run_gateway([sandbox.make_node(server)]) as running:

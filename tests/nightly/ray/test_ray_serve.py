@@ -69,7 +69,7 @@ def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pyte
     # For TorchServe: Ray Serve schedules every model as adaptive mode does, and classic mode ignores X-Priority.
     adaptive = {"scheduling": {"mode": "adaptive"}}
     vary(model_store, LANGUAGES_ADAPTIVE, archive(LANGUAGES, archive_format="no-archive"), adaptive, ADAPTIVE)
-    archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
+    archive(echo.entry(tmp_path_factory.mktemp("echo")))
     for version, place in (("1", model_store), ("2", model_store / NEXT)):
         Recipe(ModelEntry(SLOW, "tensors", version, folder, {"path": "infer.py"}), export_path=place).build()
     return model_store
