@@ -58,22 +58,21 @@ class Answer(NamedTuple):
 
 
 @contextmanager
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let one process of xdist at a time build archives, so that each export is made once."""
-    base = tmp_path_factory.getbasetemp()
-    with (base.parent if base.name.startswith("popen-") else base).joinpath("exports.lock").open("w") as lock:
+def alone() -> Iterator[None]:
+    """Let one process at a time build archives, so that each export is made once."""
+    with (shared() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @pytest.fixture(scope="session")
-def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def archive(model_store: Path) -> Callable[..., str]:
     """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
     def build(name: str | ModelEntry, weights: str | None = None, **options: Any) -> str:
         entry = model(name) if isinstance(name, str) else name
         recipe = Recipe(entry, weights, export_path=model_store, **options)
-        with alone(tmp_path_factory):
+        with alone():
             return (recipe.find() or recipe.build()).path.name
 
     return build
@@ -85,7 +84,7 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("model_store")
     # Where a recipe of this store looks for what it would have to export.
     (store / ".exports").symlink_to(shared())
-    with alone(tmp_path_factory):
+    with alone():
         for archive_format in ("zip-store", "no-archive"):
             Recipe(model(MOBILENET), archive_format=archive_format, export_path=store).build()
     return store

@@ -29,7 +29,6 @@ from handlers.vision.pixel_classifier import PixelClassifier
 from handlers.vision.preprocessing import Preprocessing, to_levels
 from load.bench.peer_process import build_environment
 from tests import held_out, trained
-from tests.e2e.conftest import alone
 
 NAME, CROPS = "mobilenet-int8", 60
 MOBILENET = ROOT / "examples" / "mobilenet-v2"
@@ -56,8 +55,7 @@ def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / NAME / "model-config.yaml").write_text(yaml.safe_dump(settings))
     places = ["--models", folder / "models.yaml", "--export-path", model_store, "--archive-format", "no-archive"]
     inputs = ["--calibrate", calibration, "--validate", validation, "--min-agreement", "0.95"]
-    with alone(tmp_path_factory):
-        assert main([NAME, "--precision", "int8", *map(str, [*places, *inputs])]) == 0
+    assert main([NAME, "--precision", "int8", *map(str, [*places, *inputs])]) == 0
     yield model_store / NAME
     shutil.rmtree(model_store / NAME)
 
