@@ -30,8 +30,7 @@ from deploy.run.server import Server
 from deploy.sandbox import free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
-from tests.e2e.machine import with_lines
-from tests.photographs import photograph
+from tests.e2e.machine import BODIES, QUEUE, SHARE, with_lines
 from tests.waiting import until
 
 HOST = "torchserve-nodes"
@@ -39,11 +38,7 @@ HOST = "torchserve-nodes"
 START_S, END_S = 180.0, 120.0
 VERSION = {"defaultVersion": True, "marName": f"{MOBILENET}.mar", "batchSize": 8, "maxBatchDelay": 5}
 MODELS: dict[str, object] = {MOBILENET: {"1.0": {**VERSION, "minWorkers": 1, "maxWorkers": 1}}}
-# While one node is away, the other's excess requests wait in memory that fewer and larger bodies would need.
-QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
 REGISTERS = {**QUEUE, "enable_model_api=false": "enable_model_api=true"}
-BODIES = [photograph("chelsea"), photograph("coffee")]
-SHARE = 0.6
 
 
 def config_of(folder: Path, store: Path, models: dict[str, object], replaced: dict[str, str]) -> Path:
