@@ -34,7 +34,7 @@ ADAPTIVE = {"continuousBatching": True, "maxBatchDelay": 1, "minWorkers": 1, "ma
 
 
 # Modules that take longest, in this order: processes that run modules side by side end together if these come first.
-LONGEST = ("tasks", "nodes", "readme", "conformance", "gateway", "rollout")
+LONGEST = ("readme", "tasks", "nodes", "gateway", "conformance", "failures", "rollout", "gateway_processes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -108,19 +108,16 @@ def gateway(server: Server) -> Iterator[Sandbox]:
 
 class Registrations:
     def __init__(self, server: Server) -> None:
-        self._server = server
         # Name -> what was asked for, and the versions and workers that came of it.
-        self._known: dict[str, tuple[object, object]] = {}
+        self._server, self._known = server, dict[str, object]()
 
     def serve(self, name: str, archive: str, parameters: dict[str, int]) -> None:
-        """Serve exactly this, by workers that no test has used."""
-        asked = (archive, sorted(parameters.items()))
-        if name in self._known and self._known[name] == (asked, self._state(name)):
-            return
-        if name in self._server.management.models():
-            self._server.management.unregister(name)
-        self._server.register(name, archive, **parameters)
-        self._known[name] = (asked, self._state(name))
+        """Serve exactly this, by workers that no test has changed."""
+        if self._known.get(name) != (archive, parameters, self._state(name)):
+            with suppress(ManagementError):
+                self._server.management.unregister(name)
+            self._server.register(name, archive, **parameters)
+            self._known[name] = archive, parameters, self._state(name)
 
     def _state(self, name: str) -> object:
         """Versions and settings of a model, and its workers' processes; None while it is not ready."""
