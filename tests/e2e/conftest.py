@@ -47,6 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+# Builds, varies or serves an archive, and returns its name.
+Make = Callable[..., str]
+
+
 class Answer(NamedTuple):
     status: int
     body: Any
@@ -66,7 +70,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def archive(model_store: Path) -> Callable[..., str]:
+def archive(model_store: Path) -> Make:
     """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
     def build(name: str | ModelEntry, weights: str | None = None, **options: Any) -> str:
@@ -145,7 +149,7 @@ def registrations(server: Server) -> Iterator[Registrations]:
 
 
 @pytest.fixture
-def serve(registrations: Registrations) -> Callable[..., str]:
+def serve(registrations: Registrations) -> Make:
     """Have an archive served, by a worker that tests before may have used; returns the model's name."""
 
     def register(archive: str = f"{MOBILENET}.mar", name: str = MOBILENET, **parameters: int) -> str:
@@ -171,7 +175,7 @@ def vary(store: Path, name: str, of: str, handler: Mapping[str, Any], settings: 
 
 
 @pytest.fixture
-def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
+def variant(model_store: Path, server: Server) -> Iterator[Make]:
     """Copy a folder of the model store under another name, with other settings; returns the name."""
     made: list[Path] = []
 

@@ -1,12 +1,10 @@
 """A plain archive, registered as people do: adaptive, and what that means on a real TorchServe."""
 
-from collections.abc import Callable
-
 import pytest
 import requests
 
 from deploy.run.server import Server
-from tests.e2e.conftest import STARTUP_TIMEOUT_S, Registrations, metrics, send_together, url
+from tests.e2e.conftest import STARTUP_TIMEOUT_S, Make, Registrations, metrics, send_together, url
 from tests.e2e.test_conformance import assert_grpc_answers_like_http
 from tests.waiting import until
 from torchserve_client.errors import InvalidPayload
@@ -24,7 +22,7 @@ SERIES = (
 
 
 def test_plain_registration_has_one_adaptive_worker_that_answers_everybody_as_headers_allow_and_is_counted(
-    server: Server, registrations: Registrations, archive: Callable[..., str]
+    server: Server, registrations: Registrations, archive: Make
 ) -> None:
     models, file = f"{server.settings.management_url}/models", archive(NAME)
 

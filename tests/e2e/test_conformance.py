@@ -34,7 +34,7 @@ from deploy import sandbox
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e import echo
-from tests.e2e.conftest import Registrations, send, worker_pid
+from tests.e2e.conftest import Make, Registrations, send, worker_pid
 from tests.hosts import Host, run_hosts
 from tests.waiting import until
 from torchserve_client import Client
@@ -121,15 +121,13 @@ def texts(*sent: str) -> NDArray[np.object_]:
 
 
 @pytest.fixture(scope="module")
-def models(archive: Callable[..., str], registrations: Registrations) -> tuple[str, ...]:
+def models(archive: Make, registrations: Registrations) -> tuple[str, ...]:
     registrations.serve(LANGUAGES, archive(LANGUAGES), {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     return MODELS
 
 
 @pytest.fixture(scope="module")
-def hosts(
-    archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Host]]:
+def hosts(archive: Make, model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")))
     with run_hosts(*(model_store / name for name in names)) as running:
         yield running

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from deploy.run.properties import relocate_config
 from deploy.run.server import Server
 from deploy.sandbox import make_settings, run_server
 from tests.e2e.clients import Clients
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, send, url, worker_pid
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, send, url, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until
 from torchserve_client.errors import LoadFailed
@@ -27,7 +26,7 @@ CLIENTS = 12
 
 @pytest.mark.parametrize("settings", [{}, {"handler": {"scheduling": {"mode": "adaptive"}}, **ADAPTIVE}])
 def test_worker_killed_under_load_answers_everybody_it_had_and_comes_back(
-    server: Server, serve: Callable[..., str], variant: Callable[..., str], settings: dict[str, object]
+    server: Server, serve: Make, variant: Make, settings: dict[str, object]
 ) -> None:
     """Without a latency target: an adaptive worker refuses no request for lack of time, however slow the processor."""
     name = serve(archive=variant("mobilenet-killed", **settings), name="mobilenet-killed", batch_size=4)
@@ -46,7 +45,7 @@ def test_worker_killed_under_load_answers_everybody_it_had_and_comes_back(
 
 
 def test_archives_that_cannot_load_say_why_and_are_unregistered_and_the_others_serve_on(
-    server: Server, model_store: Path, serve: Callable[..., str], variant: Callable[..., str]
+    server: Server, model_store: Path, serve: Make, variant: Make
 ) -> None:
     serve()
     reasons = {

@@ -1,6 +1,5 @@
 """The gateway in front of a real TorchServe: what it finds by itself, what it outlives, and what it loses: nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import requests
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e.clients import Clients
-from tests.e2e.conftest import MOBILENET, metrics
+from tests.e2e.conftest import MOBILENET, Make, metrics
 from tests.e2e.machine import control_of
 from tests.photographs import photograph
 from tests.waiting import until
@@ -31,7 +30,7 @@ def predict(gateway: Sandbox) -> int:
 
 
 @pytest.fixture
-def served(serve: Callable[..., str], gateway: Sandbox) -> Sandbox:
+def served(serve: Make, gateway: Sandbox) -> Sandbox:
     """The gateway, with mobilenet-v2 READY behind it and described; a batch waits for half a second."""
     serve(max_batch_delay_ms=500)
     until(lambda: get(gateway, "/ready").ok and get(gateway).json()["inputs"])

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from deploy.run.lifecycle import find_watcher, start_node
 from deploy.run.machine import LocalNode
 from deploy.run.restore import Record
 from tests.e2e.clients import Clients, assert_all_answered
-from tests.e2e.conftest import send
+from tests.e2e.conftest import Make, send
 from tests.e2e.machine import READY_S, Machine
 from tests.waiting import until
 from torchserve_client.cli import main as client
@@ -55,7 +55,7 @@ def start(node: LocalNode) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def site(archive: Callable[[str], str], model_store: Path) -> Iterator[Site]:
+def site(archive: Make, model_store: Path) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-"))
     made = Site(folder, model_store / archive(MODEL), MODEL, {})
     try:

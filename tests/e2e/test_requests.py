@@ -6,7 +6,6 @@ One worker of mobilenet-v2 for all but the last test, whose batches wait longer.
 import base64
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,14 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.server import Server
 from load.__main__ import main
-from tests.e2e.conftest import MOBILENET, curl, logged, metrics, send, send_together, url
+from tests.e2e.conftest import MOBILENET, Make, curl, logged, metrics, send, send_together, url
 from tests.photographs import path, photograph
 from tests.waiting import until
 
 EXAMPLE = ROOT / "examples" / MOBILENET
 
 
-def test_curl_every_way_to_send_an_image_gives_the_same_answer(
-    server: Server, serve: Callable[..., str], tmp_path: Path
-) -> None:
+def test_curl_every_way_to_send_an_image_gives_the_same_answer(server: Server, serve: Make, tmp_path: Path) -> None:
     address = url(server, serve())
     cat, document = path("chelsea"), tmp_path / "cat.json"
     document.write_text(json.dumps({"b64": base64.b64encode(cat.read_bytes()).decode()}))
@@ -39,7 +36,7 @@ def test_curl_every_way_to_send_an_image_gives_the_same_answer(
 
 
 def test_load_on_torchserve_measures_throughput_batches_and_right_answers(
-    server: Server, serve: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, serve: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, out, page = serve(), tmp_path / "run.json", tmp_path / "page.html"
     addresses = ["-u", server.settings.inference_url, "--management-url", server.settings.management_url]
@@ -77,7 +74,7 @@ BAD_BODIES = [
 
 
 def test_bad_body_has_its_own_error_and_nothing_of_it_is_logged_or_left_for_the_next(
-    server: Server, serve: Callable[..., str]
+    server: Server, serve: Make
 ) -> None:
     name = serve()
     for body, content_type, status, type_ in BAD_BODIES:
@@ -95,9 +92,7 @@ def test_bad_body_has_its_own_error_and_nothing_of_it_is_logged_or_left_for_the_
     assert "canary" not in written
 
 
-def test_requests_at_once_share_full_batches_and_the_metrics_count_them(
-    server: Server, serve: Callable[..., str]
-) -> None:
+def test_requests_at_once_share_full_batches_and_the_metrics_count_them(server: Server, serve: Make) -> None:
     # A batch goes as soon as its eight requests are there; a machine that stalls has this long for them.
     name = serve(max_batch_delay_ms=5000)
     before = handler_metrics(server, name)

@@ -8,13 +8,12 @@ import pytest
 
 from deploy.run.server import Server
 from tests.e2e.clients import Clients
-from tests.e2e.conftest import ADAPTIVE, Registrations, url
+from tests.e2e.conftest import ADAPTIVE, Make, Registrations, url
 from tests.photographs import photograph
 from torchserve_client import Client, Nodes, archives
 from torchserve_client.cli import main
 from torchserve_client.rollout import Registration, Rollout
 
-Make = Callable[..., str]
 PHOTOGRAPHS = [photograph("chelsea")]
 # Seconds between the requests of a client: the new version's worker has something of the cores that it starts on.
 INTERVAL_S = 0.2

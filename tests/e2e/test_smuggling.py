@@ -5,7 +5,6 @@ What reaches a node by HTTP/2 and gRPC is in tests/deploy/gateway/envoy/test_hea
 
 import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,6 +13,7 @@ import requests
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
+from tests.e2e.conftest import Make
 from tests.waiting import until
 
 PATH = "/predictions/colours"
@@ -63,9 +63,7 @@ def send(url: str, attack: bytes) -> int:
     return received.count(b"HTTP/1.1 ")
 
 
-def test_smuggled_requests_reach_no_node(
-    server: Server, gateway: Sandbox, serve: Callable[..., str], archive: Callable[..., str]
-) -> None:
+def test_smuggled_requests_reach_no_node(server: Server, gateway: Sandbox, serve: Make, archive: Make) -> None:
     serve(archive(model("colours", ROOT / "examples" / "custom-task" / "models.yaml")), "colours", max_batch_delay_ms=1)
     until(lambda: requests.post(gateway.http + PATH, data="#ff0000", timeout=60).status_code == 200)
     attacks, is_over = [attack for attack, _ in ATTACKS.values()], threading.Event()

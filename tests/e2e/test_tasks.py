@@ -19,7 +19,7 @@ from sklearn.linear_model import LinearRegression
 from deploy.run.server import Server
 from load.expect import matches
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url, vary
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, logged, send, send_together, url, vary
 from tests.hosts import run_hosts
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
@@ -155,7 +155,7 @@ CASES = {
 
 @pytest.mark.parametrize("task", IN_ONE_PROCESS)
 def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
-    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+    archive: Make, model_store: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = vary(model_store, f"{task}-one-process", built(archive, task, tmp_path), fp32(task), ADAPTIVE)
     # Python logs each module that it imports.
@@ -173,7 +173,7 @@ def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
 
 @pytest.mark.parametrize("task", ON_TORCHSERVE)
 def test_task_on_torchserve_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
-    server: Server, archive: Callable[..., str], variant: Callable[..., str], tmp_path: Path, task: str
+    server: Server, archive: Make, variant: Make, tmp_path: Path, task: str
 ) -> None:
     case, folder = CASES[task], built(archive, task, tmp_path)
     modes: dict[str, dict[str, Any]] = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
@@ -193,7 +193,7 @@ def test_task_on_torchserve_in_both_modes_gives_each_its_own_answer_and_bad_item
     assert "canary" not in logged(server)
 
 
-def built(archive: Callable[..., str], task: str, folder: Path) -> str:
+def built(archive: Make, task: str, folder: Path) -> str:
     """Build a task's archive as a folder of the model store; returns its name."""
     case = CASES[task]
     weights = None if case.checkpoint is None else str(case.checkpoint(folder))
@@ -230,7 +230,7 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
             assert together[index].body["code"] == status
 
 
-def test_archive_of_an_infer_py_answers_as_its_library(archive: Callable[..., str], model_store: Path) -> None:
+def test_archive_of_an_infer_py_answers_as_its_library(archive: Make, model_store: Path) -> None:
     """An .onnx is in the tutorial, which tests/nightly/test_readme.py runs."""
     data = load_diabetes(scaled=False)
     rows = ((int(age), f"{sex:.0f}", bmi, pressure) for age, sex, bmi, pressure in data.data[:8, :4].tolist())

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from deploy import sandbox
 from deploy.models import ROOT
 from deploy.sandbox import Sandbox
 from load.bench.peer_process import PYTRITON, build_environment
-from tests.e2e.conftest import printed
+from tests.e2e.conftest import Make, printed
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts
 from tests.waiting import until
@@ -36,7 +36,7 @@ def vocabulary() -> Path:
 
 
 @pytest.fixture
-def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Iterator[str]:
+def url(archive: Make, model_store: Path, tmp_path: Path) -> Iterator[str]:
     tiny = str(reranker(tmp_path / "reranker"))
     models = {"sentence-embedding": archive("sentence-embedding"), "reranking": archive("reranking", tiny)}
     aliases = {"intfloat/alias": "sentence-embedding"}
@@ -74,7 +74,7 @@ def test_clients_examples_and_our_command_run_unchanged(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_program_of_pytritons_client_runs_unchanged(
-    gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], protocol: str
+    gateway: Sandbox, archive: Make, serve: Make, protocol: str
 ) -> None:
     build_environment("pytriton")
     serve(archive=archive("batch2"), name="batch2", max_batch_delay_ms=1)

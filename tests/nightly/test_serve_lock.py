@@ -1,7 +1,6 @@
 """The environment of serve.lock serves each task's archive as the main environment does, and has no PyTorch."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from deploy.models import ROOT
 from load.bench.peer_process import build_environment
 from load.expect import matches
-from tests.e2e.conftest import ADAPTIVE, send, vary
+from tests.e2e.conftest import ADAPTIVE, Make, send, vary
 from tests.e2e.test_tasks import CASES, built, check, fp32
 from tests.hosts import is_ready, start
 from tests.waiting import until
@@ -33,7 +32,7 @@ def test_environment_is_small_and_has_no_torch() -> None:
 
 @pytest.mark.parametrize("task", CASES)
 def test_each_task_answers_any_batch_without_torch_and_as_in_the_main_environment(
-    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str
+    archive: Make, model_store: Path, tmp_path: Path, task: str
 ) -> None:
     plain, log = model_store / built(archive, task, tmp_path), tmp_path / "log"
     exact = vary(model_store, f"{task}-one-process", plain.name, fp32(task), ADAPTIVE)

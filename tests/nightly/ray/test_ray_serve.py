@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,7 @@ from deploy.models import ModelEntry
 from deploy.run.server import Server
 from deploy.sandbox import run_server
 from tests.e2e import echo
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, vary
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, vary
 
 # The conformance tables of tests/e2e, which find `lab` and `server` here.
 from tests.e2e.test_conformance import (  # noqa: F401
@@ -57,7 +57,7 @@ NEXT = "next"
 
 
 @pytest.fixture(scope="module")
-def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(archive: Make, model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Archives of a trained model of images, of texts, of every datatype, and of a slow function."""
     folder = tmp_path_factory.mktemp("slow")
     (folder / "infer.py").write_text(

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.server import Server
 from load.bench.peer_process import build_environment
-from tests.e2e.conftest import MOBILENET, Registrations, printed
+from tests.e2e.conftest import MOBILENET, Make, Registrations, printed
 from tests.photographs import crops, photograph
 from torchserve_client import Client, ClientError
 
@@ -35,7 +34,7 @@ def scored(folder: Path, *orders: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def store(archive: Callable[[str], str], model_store: Path, registrations: Registrations) -> Path:
+def store(archive: Make, model_store: Path, registrations: Registrations) -> Path:
     """Archives, two of which the server serves."""
     for name in (MOBILENET, EMBEDDING):
         registrations.serve(name, archive(name), {"batch_size": 8, "max_batch_delay_ms": 20, "workers": 1})
