@@ -116,7 +116,7 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
     node = site.nodes[0]
     management, store = node.server.management, Path(node.server.settings.model_store)
     management.register(f"{MODEL}.mar", initial_workers=1, batch_size=3, max_batch_delay_ms=9, model_name="by-curl")
-    management.register(f"{MODEL}.mar", initial_workers=1, model_name="unregistered")
+    management.register(f"{MODEL}.mar", initial_workers=0, model_name="unregistered")
     management.unregister("unregistered")
     management.scale("by-curl", 1, most=2)
     before = described(node)
