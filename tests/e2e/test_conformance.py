@@ -1,8 +1,8 @@
 """The Open Inference Protocol through the gateway, as docs/reference/open-inference.md has it row by row.
 
 tritonclient http, http.aio, grpc, grpc.aio; bodies by hand where a client would not send them
-    -> Envoy -> a real TorchServe with a model of languages
-             -> processes of deploy.serve: an encoder, and a model of every datatype
+    -> Envoy -> a real TorchServe with a model in classic mode
+             -> processes of deploy.serve, which are adaptive: an encoder, and a model of every datatype
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from torchserve_client.gateway import Gateway
 
 TEXTS = ("Good morning, how are you?", "기준금리를 동결했다.")
 TIMEOUT_S = 60
-# Under names that its owner has given its tensors, version 1; and version 1.0.
+# Adaptive, under names that its owner has given its tensors, version 1; and classic, version 1.0.
 EMBEDDING, LANGUAGES = "embedding", "language-id"
 MODELS = (EMBEDDING, LANGUAGES, echo.NAME)
 SIZE = 384
@@ -311,7 +311,7 @@ DOCUMENT = json.dumps({"text": FRENCH}).encode()
 FORM = "multipart/form-data; boundary=b"
 URL_ENCODED = "application/x-www-form-urlencoded"
 JSON_PART = b"\r\nContent-Type: application/json"
-# Bodies for a model of texts, and the label or error of each, at TorchServe and through the gateway.
+# Bodies for a classic model of texts, and the label or error of each, at TorchServe and through the gateway.
 BODIES: list[tuple[str | None, bytes, str]] = [
     *[(kind, DOCUMENT, "fr") for kind in ("TEXT/Json", "application/vnd.api+json; v=1", None)],
     ("application/octet-stream", DOCUMENT, "fr"),
@@ -451,7 +451,7 @@ def test_host_that_drains_or_dies_takes_only_its_model_away(lab: Clients, hosts:
     def statuses() -> list[int]:
         return [lab.post(f"/predictions/{name}", DOCUMENT).status_code for name in (EMBEDDING, LANGUAGES)]
 
-    # A host counts what a worker of TorchServe counts.
+    # Adaptive hosts count what the classic worker counts, and more.
     until(lambda: len(counted(EMBEDDING)) > 30 and counted(EMBEDDING) >= counted(LANGUAGES))
     with contextlib.closing(Gateway(edge.control)) as control:
         for is_draining, status in ((True, 503), (False, 200)):
