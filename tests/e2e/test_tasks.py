@@ -28,7 +28,7 @@ from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 ALIKE = 2e-3
 # tests/handlers/tasks has each task in any batch, and tests/nightly/test_serve_lock.py each in one process.
 ON_TORCHSERVE = ("image_classification", "sentence_embedding", "tensors")
-IN_ONE_PROCESS = ("image_classification", "image_text_embedding", "translation")
+IN_ONE_PROCESS = ("image_text_embedding", "translation")
 # Bounds of examples/tabular/model/bands.json.
 BANDS = (120, 200)
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
