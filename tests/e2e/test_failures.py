@@ -1,12 +1,12 @@
 """Failures of a worker, an archive or a server: every request gets a response, and one line states the reason."""
 
 import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.models import ROOT
@@ -33,7 +33,7 @@ def test_worker_killed_under_load_answers_everybody_it_had_and_comes_back(
     with Clients(url(server, name), CLIENTS, [photograph("chelsea")]) as clients:
         clients.wait_for(2 * CLIENTS)
         killed = worker_pid(server, name)
-        os.kill(killed, signal.SIGKILL)
+        psutil.Process(killed).kill()
         until(lambda: worker_pid(server, name) != killed)
         clients.wait_for(2 * CLIENTS)
     assert clients.lost == []

@@ -6,7 +6,6 @@ One site for the module, in the order of its tests: started together, killed, re
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -86,9 +85,7 @@ def described(node: LocalNode) -> dict[str, Any]:
 
 
 def kill(node: LocalNode) -> None:
-    pid = node.server.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    psutil.Process(node.server.pid() or 0).kill()
     until(lambda: node.server.pid() is None)
 
 
