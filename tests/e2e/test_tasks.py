@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import requests
 from PIL import Image
-from sklearn.datasets import load_diabetes
-from sklearn.linear_model import LinearRegression
 
 from deploy.run.server import Server
 from load.expect import matches
@@ -232,6 +230,9 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
 
 def test_archive_of_an_infer_py_answers_as_its_library(archive: Make, model_store: Path) -> None:
     """An .onnx is in the tutorial, which tests/nightly/test_readme.py runs."""
+    from sklearn.datasets import load_diabetes  # noqa: PLC0415 - a second, in each process that collects tests
+    from sklearn.linear_model import LinearRegression  # noqa: PLC0415
+
     data = load_diabetes(scaled=False)
     rows = ((int(age), f"{sex:.0f}", bmi, pressure) for age, sex, bmi, pressure in data.data[:8, :4].tolist())
     people = [dict(zip(("age", "sex", "bmi", "blood_pressure"), row, strict=True)) for row in rows]
