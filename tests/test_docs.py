@@ -1,5 +1,6 @@
-"""The pages' claims about the repository: links have targets, tests run the commands, examples are complete."""
+"""What the pages claim: links have targets, tests run the commands, examples are complete; and the help of commands."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -8,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import load.arguments
 from deploy.archives.tasks import task_of
 from deploy.models import ROOT, models
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
+from tests.tables import table
+from torchserve_client import cli
 
 # A file of this repository that a text names.
 FILE = re.compile(
@@ -81,3 +85,35 @@ def test_docs_have_at_most_25000_words_and_no_page_has_2500() -> None:
     texts = (re.sub(r"<!--.*?-->", "", read(page)) for page in PAGES if page.startswith("docs/"))
     words = [len(re.findall(r"\S*\w\S*", text)) for text in texts]
     assert (sum(words) <= 25_000, max(words) <= 2500) == (True, True)
+
+
+VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
+VERBS |= {"took"}  # a tier of tests, in its last run
+
+
+def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -> None:
+    command = ["make", "-s", "--no-print-directory", "help"]  # a make above it may print folders
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"serve", "test", "stop", "help"} <= {line.split()[0] for line in lines} and len(lines) <= 24
+    assert [line for line in lines if len(line) > 80 or line.split()[1] not in VERBS] == []
+
+
+COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
+
+
+@table(
+    *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
+    *((load.arguments.parser(), " load", command) for command in ("", "run", "search", "report")),
+)
+def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
+    parser: argparse.ArgumentParser, program: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args([command, "--help"] if command else ["--help"])
+    _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
+    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
+    title, *examples = last.splitlines()
+    assert (title, len(examples)) == ("examples:", 2)
+    for example in examples:
+        _, words = example.split(f"{program} ", maxsplit=1)
+        parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
