@@ -149,11 +149,17 @@ def names(store: Path) -> set[str]:
     return {path.name for path in store.glob("m*")}
 
 
-def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
+def test_rollout_registers_everywhere_before_any_default_changes_and_a_gateway_withdraws_the_old_version(
+    store: Path,
+) -> None:
     servers = [FakeServer(), FakeServer()]
-    assert rollouts(store, *servers).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    gateway = FakeGateway(*servers)
+    assert rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
     assert [server.state for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     assert names(store) == {"m", "m@1.0-r2"}
+    # Withdrawn when no node had it as its default, and forgotten when no node had it.
+    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
+    assert gateway.in_flight == [0]
     # A second rollout removes the copy of the first one.
     rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
     assert [server.state for server in servers] == [("1.0-r3", ["1.0-r3"])] * 2
@@ -207,13 +213,6 @@ def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(
         rollouts(store, first, second).run(MODEL, Registration(batch_size=4))
     assert [server.state for server in (first, second)] == [("1.0", ["1.0"])] * 2
     assert names(store) == {"m"}
-
-
-def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_as_default(store: Path) -> None:
-    gateway = FakeGateway(FakeServer(), FakeServer())
-    rollouts(store, *gateway.servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
-    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
-    assert gateway.in_flight == [0]
 
 
 def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
