@@ -1,4 +1,4 @@
-"""What the pages claim: links have targets, tests run the commands, examples are complete; and the help of commands."""
+"""The pages' claims: links have targets, tests run the commands, examples are complete; and the help of commands."""
 
 import argparse
 import re

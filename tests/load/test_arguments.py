@@ -128,10 +128,7 @@ TEXT = "text/plain; charset=utf-8"
 )
 def test_read_of_a_path_goes_by_its_name(name: str, expected: list[Input], folder: Path) -> None:
     assert list(read([folder / name]).items) == expected
-
-
-def test_read_with_a_content_type_uses_it_for_all(folder: Path) -> None:
-    assert {item.content_type for item in read([folder], "text/x-own").items} == {"text/x-own"}
+    assert {item.content_type for item in read([folder / name], "text/x-own").items} == {"text/x-own"}
 
 
 def test_read_of_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
