@@ -1,17 +1,20 @@
 """The pages' claims: links have targets, tests run the commands, examples are complete; and the help of commands."""
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import load.arguments
 from deploy.archives.tasks import task_of
 from deploy.models import ROOT, models
+from tests.client.conftest import serving
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
 from tests.tables import table
 from torchserve_client import cli
@@ -114,3 +117,19 @@ def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
     for example in examples:
         _, words = example.split(f"{program} ", maxsplit=1)
         parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
+
+
+@table(*zip(blocks("client/README.md", "python"), ("{0}\n", "{0}\n1000\n8\n", "[8]\n"), strict=True))
+def test_program_of_the_clients_readme_runs(program: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = [0.25, -0.5]
+
+    def answer(_: str, content_type: str, body: bytes) -> Any:
+        """Respond for both APIs of a server with sentence-embedding, batch_size 8: a vector for each text."""
+        if not body:
+            return [{"modelName": "sentence-embedding", "batchSize": 8}]
+        is_list = content_type == "application/json"
+        return {"predictions": [vector] * len(json.loads(body)["instances"])} if is_list else vector
+
+    with serving(answer) as url:
+        exec(re.sub(r"http://127\.0\.0\.1:808[01]", url, program), {})  # noqa: S102 (the README's own words)
+    assert capsys.readouterr().out == printed.format(vector)

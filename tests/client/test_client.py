@@ -1,5 +1,4 @@
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from tests.client.script import Script, client, failed, ok, predictions
 from tests.tables import table
 from torchserve_client import (
     Client,
-    Closed,
     InvalidPayload,
     ItemFailed,
     Management,
@@ -86,12 +84,3 @@ def test_error_carries_what_the_server_said_and_is_not_retried(
     assert len(script.sent) == 1
     error = raised.value
     assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
-
-
-def test_close_wakes_who_waits_for_another_try() -> None:
-    own = Client("http://server", transport=Script(failed(503, **{"Retry-After": "30"})))
-    closer = threading.Timer(0.2, own.close)
-    closer.start()
-    with pytest.raises(Closed, match="between two tries"):
-        own.predict("m", "a")
-    closer.join()

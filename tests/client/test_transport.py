@@ -14,6 +14,8 @@ import urllib3
 
 from tests.client.certificates import Certificates
 from tests.client.conftest import Listen, Listener, answering, silent
+from tests.client.script import Script, failed
+from tests.tables import table
 from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection, RetryPolicy, TLSFailed
 from torchserve_client.transport import Request, Transport
 
@@ -45,11 +47,12 @@ def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
     assert listener.connections == 1
 
 
-def test_close_ends_what_is_in_flight(listen: Listen) -> None:
-    client = Client(listen(silent).url)
+@table((None, "before the response was complete"), (failed(503, **{"Retry-After": "30"}), "between two tries"))
+def test_close_ends_what_is_in_flight_or_waits_for_another_try(step: Any, words: str, listen: Listen) -> None:
+    client = Client(listen(silent).url, transport=step and Script(step))
     closer = threading.Timer(0.2, client.close)
     closer.start()
-    with pytest.raises(Closed, match="before the response was complete"):
+    with pytest.raises(Closed, match=words):
         client.predict("m", "a")
     closer.join()
 
