@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from tests.client.certificates import Certificates
-from tests.client.conftest import Listen, Listener, answering, silent
+from tests.client.conftest import Certificates, Listen, Listener, answering, silent
 from tests.client.script import Script, failed
 from tests.tables import table
 from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection, RetryPolicy, TLSFailed
