@@ -1,7 +1,7 @@
 """Settings that cannot be applied, and files that Envoy rejects."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from deploy import sandbox
+from deploy.gateway.__main__ import main
 from deploy.gateway.control import gateway as control
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.clusters import make_endpoints
@@ -27,7 +28,7 @@ from tests.load.fake_server import run
 
 pytestmark = pytest.mark.builds
 
-KEYS = json.dumps([{"client": "a", "key": "k" * 16}]) + "\n"
+KEYS = {name: json.dumps([{"client": name, "key": name * 16}]) + "\n" for name in "ab"}
 
 
 def rejected_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
@@ -98,67 +99,78 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             envoy.stop(0)
 
 
-def test_settings_that_cannot_be_applied_make_the_gateway_unready_and_shut_it_if_keys_are_new() -> None:
-    node = StandIn("node-1", ["m/1.0"])
-    with sandbox.run_gateway([node.node]) as gateway:
-
-        def statuses() -> list[int]:
-            asked = (("POST", "predictions/m"), ("POST", "v2/models/m/infer"), ("GET", "v2/health/ready"))
-            return [requests.request(how, f"{gateway.http}/{what}", timeout=30).status_code for how, what in asked]
-
-        wait(lambda: statuses() == [200, 200, 200])
-        assert gateway.command("check").returncode == 0
-        good = gateway.config.read_text()
-        for text, mode, expected, words in (
-            (f"{good}nonsense: 1\n", 0o600, [200, 200, 503], "nonsense"),
-            (f"{good}keys: {KEYS}\n", 0o644, [503, 503, 503], "other users may read its keys: chmod 600"),
-            (f"{good}keys: [", 0o600, [503, 503, 503], "not valid YAML"),
-        ):
-            # The mode first: a control process that reads in between would apply the keys of a private file.
-            gateway.config.chmod(mode)
-            gateway.config.write_text(text)
-            wait(lambda: statuses() == expected)  # noqa: B023
-            with ThreadPoolExecutor(2) as pool:
-                for done in pool.map(gateway.command, ("check", "start")):
-                    assert (done.returncode, words in done.stderr, done.stderr.count("\n")) == (1, True, 1), done.stderr
-            wait(lambda: words in (gateway.state_dir / "gateway.log").read_text())  # noqa: B023
-            metrics = requests.get(f"{gateway.metrics}/gateway", timeout=TIMEOUT_S).text
-            assert "gateway_settings_unapplied{} 1" in metrics
-        gateway.config.write_text(good)
-        wait(lambda: statuses() == [200, 200, 200])
-        # Keys of a private file apply, and a change of the mode shuts no route.
-        keys = gateway.config.with_name("keys.yaml")
-        keys.touch(mode=0o600)
-        keys.write_text(KEYS)
-        gateway.config.write_text(f"{good}key_file: {keys}\n")
-        wait(lambda: statuses() == [401, 401, 200])
-        keys.chmod(0o644)
-        wait(lambda: statuses() == [401, 401, 503])
-    node.close()
+@pytest.fixture(scope="module")
+def node() -> Iterator[StandIn]:
+    made = StandIn("node-1", [f"m{number}" for number in range(10)])
+    yield made
+    made.close()
 
 
-def test_500_models_need_no_more_watches_than_10_and_a_revoked_key_is_refused() -> None:
-    """The kernel allows 128 inotify instances by default."""
-    node = StandIn("node-1", [f"m{number}" for number in range(10)])
-    keys = [{"client": name, "key": name * 16} for name in "ab"]
+@pytest.fixture(scope="module")
+def running(node: StandIn) -> Iterator[sandbox.Sandbox]:
     # Few health checks: all models of the stand-in have them.
-    with sandbox.run_gateway([node.node], keys=keys, limits={"unresponsive_s": 600}) as gateway:
-        session = requests.Session()
+    with sandbox.run_gateway([node.node], limits={"unresponsive_s": 600}) as made:
+        yield made
 
-        def statuses(count: int, client: str = "a") -> set[int]:
-            session.headers["Authorization"] = f"Bearer {client * 16}"
-            urls = [f"{gateway.http}/predictions/m{number}" for number in range(count)]
-            return {session.post(url, timeout=TIMEOUT_S).status_code for url in urls}
 
-        def count_watches() -> int:
-            folder = Path(f"/proc/{Envoy(gateway.state_dir).pid()}/fd")
-            return sum(path.readlink().name == "anon_inode:inotify" for path in folder.iterdir())
+def test_60_models_need_no_more_watches_than_10(node: StandIn, running: sandbox.Sandbox) -> None:
+    """The kernel allows 128 inotify instances by default."""
 
-        wait(lambda: statuses(10) == {200})
-        before = count_watches()
-        node.models = models_of([f"m{number}" for number in range(500)])
-        wait(lambda: statuses(500) == {200}, 2 * TIMEOUT_S)
-        assert (count_watches(), gateway.command("check").returncode) == (before, 0)
-        gateway.configure(keys=keys[1:])
-        wait(lambda: (statuses(1), statuses(1, "b")) == ({401}, {200}))
-    node.close()
+    def are_served(count: int) -> bool:
+        urls = (f"{running.http}/predictions/m{number}" for number in reversed(range(count)))
+        return all(requests.post(url, timeout=TIMEOUT_S).status_code == 200 for url in urls)
+
+    def count_watches() -> int:
+        folder = Path(f"/proc/{Envoy(running.state_dir).pid()}/fd")
+        return sum(path.readlink().name == "anon_inode:inotify" for path in folder.iterdir())
+
+    wait(lambda: are_served(10))
+    before = count_watches()
+    node.models = models_of([f"m{number}" for number in range(60)])
+    wait(lambda: are_served(60))
+    assert count_watches() == before
+
+
+def test_settings_that_cannot_be_applied_shut_it(running: sandbox.Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    def statuses(key: str = "") -> list[int]:
+        asked = (("POST", "predictions/m0"), ("POST", "v2/models/m0/infer"), ("GET", "v2/health/ready"))
+        headers = {"Authorization": f"Bearer {key}"}
+        answers = (
+            requests.request(how, f"{running.http}/{what}", timeout=TIMEOUT_S, headers=headers) for how, what in asked
+        )
+        return [answer.status_code for answer in answers]
+
+    def say(command: str) -> tuple[int, str]:
+        files = ["--nodes-file", str(running.nodes_file), "--state-dir", str(running.state_dir)]
+        return main([command, "--config", str(running.config), *files]), capsys.readouterr().err
+
+    wait(lambda: statuses() == [200, 200, 200])
+    assert say("check")[0] == 0
+    good = running.config.read_text()
+    for text, mode, expected, words in (
+        (f"{good}nonsense: 1\n", 0o600, [200, 200, 503], "nonsense"),
+        (f"{good}keys: {KEYS['a']}", 0o644, [503, 503, 503], "other users may read its keys: chmod 600"),
+        (f"{good}keys: [", 0o600, [503, 503, 503], "not valid YAML"),
+    ):
+        # The mode first: a control process that reads in between would apply the keys of a private file.
+        running.config.chmod(mode)
+        running.config.write_text(text)
+        wait(lambda: statuses() == expected)  # noqa: B023
+        for command in ("check", "start"):
+            code, error = say(command)
+            assert (code, words in error, error.count("\n")) == (1, True, 1), error
+        wait(lambda: words in (running.state_dir / "gateway.log").read_text())  # noqa: B023
+        metrics = requests.get(f"{running.metrics}/gateway", timeout=TIMEOUT_S).text
+        assert "gateway_settings_unapplied{} 1" in metrics
+    running.config.write_text(good)
+    wait(lambda: statuses() == [200, 200, 200])
+    # Keys of a private file apply, a revoked one is refused, and a change of the mode shuts no route.
+    keys = running.config.with_name("keys.yaml")
+    keys.touch(mode=0o600)
+    keys.write_text(KEYS["a"])
+    running.config.write_text(f"{good}key_file: {keys}\n")
+    wait(lambda: statuses("a" * 16) == [200, 200, 200] and statuses() == [401, 401, 200])
+    keys.write_text(KEYS["b"])
+    wait(lambda: (statuses("a" * 16), statuses("b" * 16)) == ([401, 401, 200], [200, 200, 200]))
+    keys.chmod(0o644)
+    wait(lambda: statuses("b" * 16) == [200, 200, 503])

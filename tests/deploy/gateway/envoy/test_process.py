@@ -106,16 +106,6 @@ def test_envoy_takes_what_any_settings_make(settings: GatewaySettings, tmp_path:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_stop_ends_what_does_not_come_to_its_end(tmp_path: Path) -> None:
-    # A folder whose path is longer than a socket's limit.
-    with Gateway(tmp_path / ("a" * 100), GatewaySettings()) as gateway, ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers={"X-Do": "wait"})
-        wait(lambda: gateway.in_flight() == 1)
-        assert (gateway.envoy.stop(0.2), gateway.envoy.pid()) == (False, None)
-        with pytest.raises(requests.ConnectionError):
-            sent.result(60)
-
-
 def test_what_keeps_it_from_a_start_is_named(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = Envoy(tmp_path)
     files.write(gateway.settings, Fleet(), tmp_path)
@@ -133,19 +123,27 @@ def test_what_keeps_it_from_a_start_is_named(gateway: Gateway, tmp_path: Path, m
     assert done.stderr == "gateway: limits.connections 4096 needs 8960 open files, and `ulimit -Hn` is 4000\n"
 
 
-def test_logs_are_put_aside_as_they_grow_and_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_rotated_whole_and_stop_ends_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOG_BYTES", 300)
+    # A folder whose path is longer than a socket's limit.
+    (run := tmp_path / ("a" * 100)).mkdir()
     # A container's own output, behind a link of few bytes.
-    (tmp_path / "out").write_text("x" * 1000)
-    (tmp_path / "linked.log").symlink_to("out")
-    with Gateway(tmp_path, GatewaySettings()) as gateway, (tmp_path / "own.log").open("a") as own:
+    (run / "out").write_text("x" * 1000)
+    (run / "linked.log").symlink_to("out")
+    with Gateway(run, GatewaySettings()) as gateway, (run / "own.log").open("a") as own:
         for word in ("first", "second"):
             own.write(word * 100)
             own.flush()
             gateway.ask("GET", f"/{word}")
             gateway.logged(path=f"/{word}")
-            supervisor._rotate_logs(tmp_path, gateway.envoy)
-            wait((tmp_path / "access.log").exists)
-            assert f'"/{word}"' in (tmp_path / "access.log.1").read_text()
-            assert (tmp_path / "own.log.1").read_text() == word * 100
-            assert (tmp_path / "linked.log").read_text() == "x" * 1000
+            supervisor._rotate_logs(run, gateway.envoy)
+            wait((run / "access.log").exists)
+            assert f'"/{word}"' in (run / "access.log.1").read_text()
+            assert (run / "own.log.1").read_text() == word * 100
+            assert (run / "linked.log").read_text() == "x" * 1000
+        with ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(gateway.ask, "POST", "/predictions/m", headers={"X-Do": "wait"})
+            wait(lambda: gateway.in_flight() == 1)
+            assert (gateway.envoy.stop(0.2), gateway.envoy.pid()) == (False, None)
+            with pytest.raises(requests.ConnectionError):
+                sent.result(60)

@@ -89,7 +89,7 @@ def test_model_is_found_wherever_it_stands(body: str, aliased: Gateway, is_packe
 def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gateway) -> None:
     generator = random.Random(1)
     for size in (64_400, 64_512, 65_536, 129_000, *(generator.randrange(60_000, 140_000) for _ in range(40))):
-        filler = "".join(generator.choice(['\\"', "a", "[", "\\\\", "}"]) for _ in range(size // 2))
+        filler = "".join(generator.choices(['\\"', "a", "[", "\\\\", "}"], k=size // 2))
         found = aliased.received("POST", "/v1/embeddings", data=f'{{"input": "{filler}", "model": "m"}}'.encode())
         assert found["path"] == "/predictions/m"
 
