@@ -34,7 +34,7 @@ ADAPTIVE = {"continuousBatching": True, "maxBatchDelay": 1, "minWorkers": 1, "ma
 
 
 # Modules that take longest, in this order: processes that run modules side by side end together if these come first.
-LONGEST = ("tasks", "nodes", "readme", "conformance", "gateway", "rollout")
+LONGEST = ("readme", "tasks", "nodes", "gateway", "conformance", "failures", "rollout", "gateway_processes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+
+
+# Builds, varies or serves an archive, and returns its name.
+Make = Callable[..., str]
 
 
 class Answer(NamedTuple):
@@ -58,23 +62,21 @@ class Answer(NamedTuple):
 
 
 @contextmanager
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let one process of xdist at a time build archives, so that each export is made once."""
-    base = tmp_path_factory.getbasetemp()
-    with (base.parent if base.name.startswith("popen-") else base).joinpath("exports.lock").open("w") as lock:
+def alone() -> Iterator[None]:
+    """Let one process at a time build archives, so that each export is made once."""
+    with (shared() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @pytest.fixture(scope="session")
-def archive(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def archive(model_store: Path) -> Make:
     """Build an archive in the session's model store, unless it is there; returns its file's name."""
 
     def build(name: str | ModelEntry, weights: str | None = None, **options: Any) -> str:
         entry = model(name) if isinstance(name, str) else name
-        given: dict[str, Any] = {"engine": "openvino", "archive_format": "zip-store", **options}
-        recipe = Recipe(entry, weights, export_path=model_store, **given)
-        with alone(tmp_path_factory):
+        recipe = Recipe(entry, weights, export_path=model_store, **options)
+        with alone():
             return (recipe.find() or recipe.build()).path.name
 
     return build
@@ -86,7 +88,7 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("model_store")
     # Where a recipe of this store looks for what it would have to export.
     (store / ".exports").symlink_to(shared())
-    with alone(tmp_path_factory):
+    with alone():
         for archive_format in ("zip-store", "no-archive"):
             Recipe(model(MOBILENET), archive_format=archive_format, export_path=store).build()
     return store
@@ -110,19 +112,16 @@ def gateway(server: Server) -> Iterator[Sandbox]:
 
 class Registrations:
     def __init__(self, server: Server) -> None:
-        self._server = server
         # Name -> what was asked for, and the versions and workers that came of it.
-        self._known: dict[str, tuple[object, object]] = {}
+        self._server, self._known = server, dict[str, object]()
 
     def serve(self, name: str, archive: str, parameters: dict[str, int]) -> None:
-        """Serve exactly this, by workers that no test has used."""
-        asked = (archive, sorted(parameters.items()))
-        if name in self._known and self._known[name] == (asked, self._state(name)):
-            return
-        if name in self._server.management.models():
-            self._server.management.unregister(name)
-        self._server.register(name, archive, **parameters)
-        self._known[name] = (asked, self._state(name))
+        """Serve exactly this, by workers that no test has changed."""
+        if self._known.get(name) != (archive, parameters, self._state(name)):
+            with suppress(ManagementError):
+                self._server.management.unregister(name)
+            self._server.register(name, archive, **parameters)
+            self._known[name] = archive, parameters, self._state(name)
 
     def _state(self, name: str) -> object:
         """Versions and settings of a model, and its workers' processes; None while it is not ready."""
@@ -150,7 +149,7 @@ def registrations(server: Server) -> Iterator[Registrations]:
 
 
 @pytest.fixture
-def serve(registrations: Registrations) -> Callable[..., str]:
+def serve(registrations: Registrations) -> Make:
     """Have an archive served, by a worker that tests before may have used; returns the model's name."""
 
     def register(archive: str = f"{MOBILENET}.mar", name: str = MOBILENET, **parameters: int) -> str:
@@ -176,7 +175,7 @@ def vary(store: Path, name: str, of: str, handler: Mapping[str, Any], settings: 
 
 
 @pytest.fixture
-def variant(model_store: Path, server: Server) -> Iterator[Callable[..., str]]:
+def variant(model_store: Path, server: Server) -> Iterator[Make]:
     """Copy a folder of the model store under another name, with other settings; returns the name."""
     made: list[Path] = []
 
@@ -226,11 +225,15 @@ def logged(server: Server) -> str:
     return "".join(file.read_text(errors="replace") for file in server.logs.rglob("*") if file.is_file())
 
 
+def printed(*words: str | Path, **how: Any) -> str:
+    """Run a command and return what it prints; its errors are the assertion's."""
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **how)
+    assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
 def curl(*arguments: str) -> str:
-    words = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments]
-    finished = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return printed("curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments)
 
 
 def metrics(server: Server) -> dict[str, float]:

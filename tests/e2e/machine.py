@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
 from deploy.models import ROOT
@@ -12,9 +13,14 @@ from deploy.run.machine import Layout, local_nodes, reachable_nodes
 from deploy.run.node import write_nodes
 from deploy.run.properties import relocate_config
 from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports, make_settings
+from tests.photographs import photograph
 from tests.waiting import until
 
 READY_S = 120.0
+# Load, of what both nodes can do while one of two cores may be busy with a start: one of them has 1.2 times what it can
+# do while the other is away. What is too much waits, in memory that fewer and larger bodies would need.
+SHARE, BODIES = 0.6, [photograph("chelsea"), photograph("coffee")]
+QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
 
 
 def with_lines(text: str, replaced: Mapping[str, str]) -> str:
@@ -23,6 +29,11 @@ def with_lines(text: str, replaced: Mapping[str, str]) -> str:
         assert before in text
         text = text.replace(before, after)
     return text
+
+
+def control_of(gateway: Sandbox) -> psutil.Process | None:
+    supervisor = psutil.Process(int((gateway.state_dir / "gateway.pid").read_text()))
+    return next((child for child in supervisor.children() if "deploy.gateway.control" in child.cmdline()), None)
 
 
 class Machine:

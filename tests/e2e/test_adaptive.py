@@ -1,12 +1,10 @@
 """A plain archive, registered as people do: adaptive, and what that means on a real TorchServe."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 import requests
 
 from deploy.run.server import Server
-from tests.e2e.conftest import STARTUP_TIMEOUT_S, Registrations, metrics, send, send_together, url
+from tests.e2e.conftest import STARTUP_TIMEOUT_S, Make, Registrations, metrics, send_together, url
 from tests.e2e.test_conformance import assert_grpc_answers_like_http
 from tests.waiting import until
 from torchserve_client.errors import InvalidPayload
@@ -23,51 +21,34 @@ SERIES = (
 )
 
 
-@pytest.fixture
-def register(
-    server: Server, registrations: Registrations, archive: Callable[..., str]
-) -> Iterator[Callable[[str], dict[str, object]]]:
-    file = archive(NAME)
-    registrations.clear()
-
-    def post(query: str) -> dict[str, object]:
-        answer = requests.post(f"{server.settings.management_url}/models?url={file}&{query}", timeout=60)
-        assert answer.status_code in (200, 202), answer.text
-        server.management.wait_ready(NAME, timeout_s=STARTUP_TIMEOUT_S)
-        return dict(server.management.describe(NAME))
-
-    yield post
-    registrations.clear()
-
-
-def test_plain_registration_has_one_adaptive_worker_whoever_asks_for_more(
-    server: Server, register: Callable[[str], dict[str, object]]
+def test_plain_registration_has_one_adaptive_worker_that_answers_everybody_as_headers_allow_and_is_counted(
+    server: Server, registrations: Registrations, archive: Make
 ) -> None:
-    described = register("initial_workers=4&synchronous=true")
-    assert [described[name] for name in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")] == [64, 1, 1, 1]
+    models, file = f"{server.settings.management_url}/models", archive(NAME)
+
+    def registered(query: str) -> list[int]:
+        requests.post(f"{models}?url={file}&{query}", timeout=60).raise_for_status()
+        described = server.management.describe(NAME)
+        return [described[name] for name in ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")]
+
+    # As of classic days.
+    assert registered("batch_size=8&max_batch_delay=50&initial_workers=0")[:2] == [8, 50]
+    registrations.clear()
+    assert registered("initial_workers=4&synchronous=true") == [64, 1, 1, 1]
+    server.management.wait_ready(NAME, timeout_s=STARTUP_TIMEOUT_S)
     with pytest.raises(InvalidPayload, match=f"{NAME}.*one worker"):
         server.management.scale(NAME, 2)
     log = WorkerLog(server.logs / "model_log.log", NAME)
-    scaled = f"{server.settings.management_url}/models/{NAME}"
-    requests.put(f"{scaled}?min_worker=2&max_worker=2", timeout=60).raise_for_status()
+    requests.put(f"{models}/{NAME}?min_worker=2&max_worker=2", timeout=60).raise_for_status()
     reasons: list[str | None] = []
     until(lambda: reasons.append(log.reason()) or reasons[-1], STARTUP_TIMEOUT_S)  # type: ignore[func-returns-value]
     assert "another worker" in str(reasons[-1])
-    for _ in range(3):
-        assert send(server, NAME, TEXTS[0]).status == 200
-    requests.put(f"{scaled}?min_worker=1&max_worker=1", timeout=60).raise_for_status()
+    # e2e/test_tasks.py compares the answers.
+    assert [answer.status for answer in send_together(server, NAME, TEXTS * 10)] == [200] * 20
+    requests.put(f"{models}/{NAME}?min_worker=1&max_worker=1", timeout=60).raise_for_status()
     assert_grpc_answers_like_http(server, NAME)
     explained = requests.post(url(server, NAME).replace("predictions", "explanations"), data=TEXTS[0], timeout=60)
     assert (explained.status_code, explained.json()["type"]) == (501, "NotImplemented")
-
-
-def test_registration_of_classic_days_answers_everybody_as_headers_allow_and_is_counted(
-    server: Server, register: Callable[[str], dict[str, object]]
-) -> None:
-    described = register("batch_size=8&max_batch_delay=50&initial_workers=1")
-    assert (described["batchSize"], described["maxBatchDelay"]) == (8, 50)
-    # e2e/test_tasks.py compares the answers.
-    assert [answer.status for answer in send_together(server, NAME, TEXTS * 10)] == [200] * 20
 
     def sent_with(header: str, value: str) -> requests.Response:
         return requests.post(url(server, NAME), data=TEXTS[1], headers={header: value}, timeout=60)

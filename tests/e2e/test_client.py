@@ -19,10 +19,6 @@ from torchserve_client.cli import main
 PATIENT = RetryPolicy(attempts=40, statuses=frozenset({404, 503}))
 
 
-def of(url: str, management_url: str, *arguments: str) -> list[str]:
-    return ["--url", url, "--management-url", management_url, *arguments]
-
-
 def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothing(
     model_store: Path, archive: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +39,8 @@ def test_all_pages_of_models_are_read_and_a_name_that_no_path_finds_breaks_nothi
         listed = [each["modelName"] for each in requests.get(models, timeout=60).json()["models"]]
         assert (server.management.models(), set(listed)) == (listed, names)
         assert {name for name, _ in server.management.all_versions()} == asyncio.run(seen(server)) == names - {"a/b"}
-        assert main(of(server.settings.inference_url, server.settings.management_url, "describe")) == 0
+        addresses = ["--url", server.settings.inference_url, "--management-url", server.settings.management_url]
+        assert main([*addresses, "describe"]) == 0
         assert re.search(r"(?s)m1.*m2.*m3.*a/b: not described: Model not found: ", capsys.readouterr().out)
         with pytest.raises(InvalidPayload, match="must be 0 or more"):
             server.management.scale("m1", -1)

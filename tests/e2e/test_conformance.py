@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import inspect
 import json
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from deploy import sandbox
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e import echo
-from tests.e2e.conftest import Registrations, send, worker_pid
+from tests.e2e.conftest import Make, Registrations, send, worker_pid
 from tests.hosts import Host, run_hosts
 from tests.waiting import until
 from torchserve_client import Client
@@ -119,16 +121,14 @@ def texts(*sent: str) -> NDArray[np.object_]:
 
 
 @pytest.fixture(scope="module")
-def models(archive: Callable[..., str], registrations: Registrations) -> tuple[str, ...]:
+def models(archive: Make, registrations: Registrations) -> tuple[str, ...]:
     registrations.serve(LANGUAGES, archive(LANGUAGES), {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     return MODELS
 
 
 @pytest.fixture(scope="module")
-def hosts(
-    archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Host]]:
-    names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
+def hosts(archive: Make, model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+    names = archive(EMBEDDING), archive(echo.entry(tmp_path_factory.mktemp("echo")))
     with run_hosts(*(model_store / name for name in names)) as running:
         yield running
 
@@ -227,21 +227,23 @@ def test_metadata_and_configuration_are_those_of_the_loaded_model(lab: Clients, 
     assert str(rows) in said
 
 
-def test_statistics_count_what_was_inferred_and_name_every_model(lab: Clients, which: str) -> None:
-    def counted() -> list[int]:
+def test_statistics_count_what_was_inferred_and_name_every_model(lab: Clients) -> None:
+    def counted(which: str) -> list[int]:
         (found,) = lab.call(which, "get_inference_statistics", LANGUAGES)["model_stats"]
         assert found["name"] == LANGUAGES
         counts = [found.get("inference_count"), found.get("execution_count")]
         return [int(each or 0) for each in (*counts, found["inference_stats"]["success"].get("count"))]
 
-    before = counted()
-    for some in (("One.", "Two.", "Three."), ("One.",)):
+    before = [counted(which) for which in CLIENTS]
+    for which, some in product(CLIENTS, (("One.", "Two.", "Three."), ("One.",))):
         lab.infer(which, LANGUAGES, {"text": texts(*some)})
     # A handler reports once a second, and the gateway reads it every other: of tests before some may be counted now.
-    least = [before[0] + 4, before[1] + 1, before[2] + 2]
-    until(lambda: all(now >= wanted for now, wanted in zip(counted(), least, strict=True)))
-    found = lab.call(which, "get_inference_statistics")["model_stats"]
-    assert {each["name"] for each in found} == {*MODELS}
+    count = len(CLIENTS)
+    least = [[items + 4 * count, runs + 1, answers + 2 * count] for items, runs, answers in before]
+    until(lambda: all(map(operator.ge, chain(*map(counted, CLIENTS)), chain(*least))))
+    for which in CLIENTS:
+        found = lab.call(which, "get_inference_statistics")["model_stats"]
+        assert {each["name"] for each in found} == {*MODELS}
 
 
 def test_inference_is_that_of_predictions_by_every_client_in_either_mode(lab: Clients, which: str) -> None:
@@ -414,20 +416,22 @@ def assert_grpc_answers_like_http(server: Server, name: str) -> None:
         assert send(server, name, form(b"Good morning.", name=b"explain"), FORM).status == 200
 
 
-@pytest.mark.parametrize("which", ["http", "grpc"])
-def test_management_lists_loads_and_unloads_where_it_is_let_through(
-    managed: Clients, server: Server, which: str
-) -> None:
-    def listed() -> dict[str, str]:
-        found = managed.call(which, "get_model_repository_index")
-        return {each["name"]: each.get("state", "") for each in (found.get("models", []) if is_grpc(which) else found)}
+def test_management_lists_loads_and_unloads_where_it_is_let_through(managed: Clients, server: Server) -> None:
+    """tests/deploy/gateway/test_protocol.py unloads over HTTP, too."""
 
-    until(lambda: listed().get(LANGUAGES) == "READY")
-    managed.call(which, "unload_model", LANGUAGES)
+    def states() -> set[str | None]:
+        listed = [managed.call(which, "get_model_repository_index") for which in ("http", "grpc")]
+        models = [found if isinstance(found, list) else found.get("models", []) for found in listed]
+        return {{each["name"]: each.get("state") for each in found}.get(LANGUAGES) for found in models}
+
+    until(lambda: states() == {"READY"})
+    managed.call("grpc", "unload_model", LANGUAGES)
     assert LANGUAGES not in server.management.models()
-    until(lambda: listed().get(LANGUAGES) != "READY")
-    managed.call(which, "load_model", LANGUAGES)
-    until(lambda: listed().get(LANGUAGES) == "READY")
+    until(lambda: "READY" not in states())
+    for which in ("http", "grpc"):
+        managed.call(which, "load_model", LANGUAGES)
+    until(lambda: states() == {"READY"})
+    assert_refused("http", partial(managed.call, "http", "unload_model", "nobody"), 404, "NOT_FOUND")
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Hi."]}]}
     until(lambda: managed.post(f"/v2/models/{LANGUAGES}/infer", body).status_code == 200)
 

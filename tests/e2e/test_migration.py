@@ -72,12 +72,6 @@ def test_corrupt_image_fails_its_batch_on_stock_torchserve_and_itself_alone_with
     assert len({json.dumps(answer.body) for answer in alone.values()}) == len(PHOTOGRAPHS)
 
 
-def test_image_classifier_that_is_moved_answers_as_before(server: Server, tmp_path: Path, compared: Compared) -> None:
-    compared(resnet_archive(tmp_path), delay_ms=1)
-    for body in PHOTOGRAPHS:
-        assert matches(send(server, "old", body).body, send(server, "new", body).body, CLOSE)
-
-
 def test_handler_that_expects_decoded_json_runs_unchanged(server: Server, tmp_path: Path, compared: Compared) -> None:
     network = torch.nn.Linear(4, 3)
     files: dict[str, Any] = {"iris_handler.py": IRIS, "index_to_name.json": IRIS_LABELS}

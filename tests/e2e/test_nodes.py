@@ -1,16 +1,15 @@
 """Two nodes of one machine behind the gateway: killed, restarted and stopped under load, they lose no request.
 
-One site for the module, in the order of its tests: started together, killed, supervised, restarted, stopped.
+One site for the module, in the order of its tests: started together, killed, restarted, supervised, stopped.
 """
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.gateway.drain import undrain_local
 from deploy.models import ROOT
-from deploy.run.lifecycle import find_watcher, start_node, stop_node
+from deploy.run.lifecycle import find_watcher, start_node
 from deploy.run.machine import LocalNode
 from deploy.run.restore import Record
 from tests.e2e.clients import Clients, assert_all_answered
-from tests.e2e.conftest import send
+from tests.e2e.conftest import Make, send
 from tests.e2e.machine import READY_S, Machine
 from tests.waiting import until
 from torchserve_client.cli import main as client
@@ -56,7 +54,7 @@ def start(node: LocalNode) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def site(archive: Callable[[str], str], model_store: Path) -> Iterator[Site]:
+def site(archive: Make, model_store: Path) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-"))
     made = Site(folder, model_store / archive(MODEL), MODEL, {})
     try:
@@ -87,9 +85,7 @@ def described(node: LocalNode) -> dict[str, Any]:
 
 
 def kill(node: LocalNode) -> None:
-    pid = node.server.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    psutil.Process(node.server.pid() or 0).kill()
     until(lambda: node.server.pid() is None)
 
 
@@ -117,7 +113,7 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
     node = site.nodes[0]
     management, store = node.server.management, Path(node.server.settings.model_store)
     management.register(f"{MODEL}.mar", initial_workers=1, batch_size=3, max_batch_delay_ms=9, model_name="by-curl")
-    management.register(f"{MODEL}.mar", initial_workers=1, model_name="unregistered")
+    management.register(f"{MODEL}.mar", initial_workers=0, model_name="unregistered")
     management.unregister("unregistered")
     management.scale("by-curl", 1, most=2)
     before = described(node)
@@ -150,9 +146,21 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
     assert_all_answered(clients)
 
 
+def test_rolling_restart_and_drain_under_load_lose_nothing(site: Site) -> None:
+    pids = [node.server.pid() for node in site.nodes]
+    with site.clients() as clients:
+        restarted = site.python("restart")
+        assert restarted.returncode == 0, restarted.stderr
+        assert all(node.server.pid() not in pids for node in site.nodes)
+        drained = site.python("drain", "node-2")
+        assert drained.returncode == 0, drained.stderr
+        assert site.nodes[1].server.pid() is None
+    assert_all_answered(clients)
+
+
 def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(site: Site) -> None:
     node = site.nodes[1]
-    stop_node(node, is_for_good=False)
+    assert site.python("drain", "node-2", "--undo").returncode == 0
     out = site.folder / "supervisor.out"
 
     def run() -> subprocess.Popen[bytes]:
@@ -182,20 +190,11 @@ def test_supervised_node_is_restored_after_a_kill_and_remembers_after_a_sigterm(
     finally:
         supervisor.kill()
         supervisor.wait()
-    assert start(node) == [MODEL]
-    undrain_local(node, site.gateway.config)
-    site.wait_ready()
 
 
-def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site: Site) -> None:
-    pids = [node.server.pid() for node in site.nodes]
+def test_make_stop_under_load_cuts_off_nothing_and_is_for_good(site: Site) -> None:
     with site.clients() as clients:
-        restarted = site.python("restart")
-        assert restarted.returncode == 0, restarted.stderr
-        assert all(node.server.pid() not in pids for node in site.nodes)
-        drained = site.python("drain", "node-2")
-        assert drained.returncode == 0, drained.stderr
-        assert site.nodes[1].server.pid() is None
+        clients.wait_for(8)
         # The last node is in use: make stop's first half, and its second.
         before = clients.statuses[200]
         site.command("stop")
@@ -203,7 +202,4 @@ def test_rolling_restart_and_make_stop_under_load_lose_and_cut_off_nothing(site:
         stopped = site.python("stop")
         assert stopped.stdout.splitlines() == ["node-1: stopped"]
     assert_all_answered(clients)
-
-
-def test_stop_is_for_good(site: Site) -> None:
     assert start(site.nodes[0]) == []

@@ -1,4 +1,4 @@
-"""README's commands, the tutorials' and the gateway's, in a checkout of its own with this one's environment.
+"""README's commands, those of a task and of the gateway, in a checkout of its own with this one's environment.
 
 In their order, by one reader in one shell: a block that fails fails those behind it. tests/nightly/test_readme.py runs
 every block of all pages that are run, with an environment that they build themselves.
@@ -13,9 +13,9 @@ import pytest
 from tests.e2e.checkout import Checkout, Reader, checkout
 from tests.pages import RUN_PAGES, blocks
 
-SERVE, *OTHERS = (block for page in RUN_PAGES[:5] for block in blocks(page))
-# Requests to the server that `make serve` started; the other block trains a model.
-REQUESTS = [block for block in OTHERS if "train.py" not in block]
+# The others train models, or set TLS up.
+PAGES = [page for page in RUN_PAGES[:5] if not page.endswith(("first-model.md", "keys-and-tls.md"))]
+SERVE, *REQUESTS = (block for page in PAGES for block in blocks(page))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     lists, tensors = printed(f"python -m examples.client.chunking http://{http} http://{management}")
     assert (lists[:21], tensors) == ("as lists (1000, 384) ", "as tensors (100, 384)")
     assert printed(f"python -m examples.client.triton {http}")[0].startswith("news float32 (2, 384) [[")
-    locust = "python -m locust -f examples/load/locustfile.py --headless -u 2 -r 2 -t 5s --json --only-summary"
+    locust = "python -m locust -f examples/load/locustfile.py --headless -u 2 -r 2 -t 2s --json --only-summary"
     loaded = site.run(f"source .venv/bin/activate && {locust} -H http://{http}")
     (found,) = json.loads(loaded.stdout)
     assert (found["name"], found["num_failures"], found["num_requests"] > 0) == ("mobilenet-v2", 0, True)

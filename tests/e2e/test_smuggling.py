@@ -4,16 +4,16 @@ What reaches a node by HTTP/2 and gRPC is in tests/deploy/gateway/envoy/test_hea
 """
 
 import socket
-from collections.abc import Callable, Iterator
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import pytest
 import requests
 
 from deploy.models import ROOT, model
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
+from tests.e2e.conftest import Make
 from tests.waiting import until
 
 PATH = "/predictions/colours"
@@ -53,15 +53,6 @@ ATTACKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(server: Server, gateway: Sandbox, archive: Callable[..., str]) -> Iterator[Sandbox]:
-    name = archive(model("colours", ROOT / "examples" / "custom-task" / "models.yaml"))
-    server.register("colours", name, batch_size=8, max_batch_delay_ms=1, workers=1)
-    until(lambda: requests.post(gateway.http + PATH, data="#ff0000", timeout=60).status_code == 200)
-    yield gateway
-    server.management.unregister("colours")
-
-
 def send(url: str, attack: bytes) -> int:
     host, _, port = url.removeprefix("http://").partition(":")
     received = b""
@@ -72,24 +63,26 @@ def send(url: str, attack: bytes) -> int:
     return received.count(b"HTTP/1.1 ")
 
 
-def wrong_answers(served: Sandbox, attack: Callable[[], object]) -> list[str]:
-    """Attack while others ask; return what they got and did not ask for."""
+def test_smuggled_requests_reach_no_node(server: Server, gateway: Sandbox, serve: Make, archive: Make) -> None:
+    serve(archive(model("colours", ROOT / "examples" / "custom-task" / "models.yaml")), "colours", max_batch_delay_ms=1)
+    until(lambda: requests.post(gateway.http + PATH, data="#ff0000", timeout=60).status_code == 200)
+    attacks, is_over = [attack for attack, _ in ATTACKS.values()], threading.Event()
 
-    def ask(colour: str) -> list[str]:
+    def ask(colour: str) -> set[str]:
+        answers = set[str]()
         with requests.Session() as session:
-            answers = [session.post(served.http + PATH, data=colour, timeout=60).text for _ in range(25)]
-        return [answer for answer in answers if answer != f'{{"name":"{OTHERS[colour]}"}}']
+            while not is_over.is_set():
+                answers.add(session.post(gateway.http + PATH, data=colour, timeout=60).text)
+        return answers
 
-    with ThreadPoolExecutor(2 * len(OTHERS)) as threads:
-        asked = [threads.submit(ask, colour) for colour in OTHERS]
-        attacks = [threads.submit(attack) for _ in range(12)]
-        for each in attacks:
-            each.result()
-        return [answer for each in asked for answer in each.result()]
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_smuggled_request_reaches_no_node(served: Sandbox, server: Server, name: str) -> None:
-    attack, answers = ATTACKS[name]
-    assert send(server.settings.inference_url, attack) == answers
-    assert wrong_answers(served, lambda: send(served.http, attack)) == []
+    with ThreadPoolExecutor(2 * len(OTHERS)) as attacking, ThreadPoolExecutor(len(OTHERS)) as asking:
+        answered = asking.map(lambda attack: send(server.settings.inference_url, attack), attacks)
+        assert dict(zip(ATTACKS, answered, strict=True)) == {name: count for name, (_, count) in ATTACKS.items()}
+        # Each attack many times, while others ask.
+        asked = {colour: asking.submit(ask, colour) for colour in OTHERS}
+        try:
+            list(attacking.map(lambda attack: send(gateway.http, attack), attacks * 12))
+        finally:
+            is_over.set()
+        wanted = {colour: {f'{{"name":"{name}"}}'} for colour, name in OTHERS.items()}
+        assert {colour: each.result() for colour, each in asked.items()} == wanted

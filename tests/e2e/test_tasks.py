@@ -1,4 +1,4 @@
-"""Each task in one process, and one of each modality on TorchServe: every request gets its own answer in any batch."""
+"""Tasks of each modality on TorchServe and in one process: every request gets its own answer in any batch."""
 
 import itertools
 import json
@@ -13,22 +13,20 @@ import numpy as np
 import pytest
 import requests
 from PIL import Image
-from sklearn.datasets import load_diabetes
-from sklearn.linear_model import LinearRegression
 
 from deploy.run.server import Server
 from load.expect import matches
 from tests import tiny_detector, tiny_image_text, tiny_models, tiny_segmenter, tiny_seq2seq
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, logged, send, send_together, url, vary
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, logged, send, send_together, url, vary
 from tests.hosts import run_hosts
 from tests.photographs import MOBILENET_TOP_1, jpeg, path, photograph
 
 # The difference between unbatched and batched answers in fp32 is the order of the sums. Answers of two items differ by
 # far more, which the tests check.
 ALIKE = 2e-3
-# One task of each modality; the others' classic mode is tested in tests/handlers.
+# tests/handlers/tasks has each task in any batch, and tests/nightly/test_serve_lock.py each in one process.
 ON_TORCHSERVE = ("image_classification", "sentence_embedding", "tensors")
-ONE_PROCESS = "one-process"
+IN_ONE_PROCESS = ("image_text_embedding", "translation")
 # Bounds of examples/tabular/model/bands.json.
 BANDS = (120, 200)
 TEXTS = tuple(text.encode() for text in (*tiny_models.TEXTS[:1], *tiny_models.TEXTS[3:8], "Who wrote the letter?"))
@@ -153,16 +151,15 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize("task", IN_ONE_PROCESS)
 def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
-    archive: Callable[..., str], model_store: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+    archive: Make, model_store: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"{task}-{ONE_PROCESS}"
-    folder = vary(model_store, name, built(archive, task, tmp_path), fp32(task), ADAPTIVE)
+    folder = vary(model_store, f"{task}-one-process", built(archive, task, tmp_path), fp32(task), ADAPTIVE)
     # Python logs each module that it imports.
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     with run_hosts(folder, log=tmp_path / "log") as (host,):
-        check(host.as_server(), task, {ONE_PROCESS: name})
+        check(host.as_server(), task, {"adaptive": folder.name})
     lines = (tmp_path / "log").read_text().splitlines()
     assert "canary" not in "".join(line for line in lines if not line.startswith("import time:"))
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
@@ -174,7 +171,7 @@ def test_task_in_one_process_gives_each_its_own_answer_and_bad_items_fail_alone(
 
 @pytest.mark.parametrize("task", ON_TORCHSERVE)
 def test_task_on_torchserve_in_both_modes_gives_each_its_own_answer_and_bad_items_fail_alone(
-    server: Server, archive: Callable[..., str], variant: Callable[..., str], tmp_path: Path, task: str
+    server: Server, archive: Make, variant: Make, tmp_path: Path, task: str
 ) -> None:
     case, folder = CASES[task], built(archive, task, tmp_path)
     modes: dict[str, dict[str, Any]] = {"classic": {"continuousBatching": False}, "adaptive": ADAPTIVE}
@@ -194,11 +191,11 @@ def test_task_on_torchserve_in_both_modes_gives_each_its_own_answer_and_bad_item
     assert "canary" not in logged(server)
 
 
-def built(archive: Callable[..., str], task: str, folder: Path) -> str:
+def built(archive: Make, task: str, folder: Path) -> str:
     """Build a task's archive as a folder of the model store; returns its name."""
     case = CASES[task]
     weights = None if case.checkpoint is None else str(case.checkpoint(folder))
-    return archive(case.model, weights, engine="auto", archive_format="no-archive")
+    return archive(case.model, weights, archive_format="no-archive")
 
 
 def fp32(task: str) -> dict[str, Any]:
@@ -231,15 +228,16 @@ def check(server: Server, task: str, names: Mapping[str, str]) -> None:
             assert together[index].body["code"] == status
 
 
-def test_archive_of_an_infer_py_answers_as_its_library(
-    archive: Callable[..., str], serve: Callable[..., str], server: Server
-) -> None:
-    """An .onnx is in the README's test."""
-    serve(archive("tabular"), "tabular", batch_size=4, max_batch_delay_ms=100)
+def test_archive_of_an_infer_py_answers_as_its_library(archive: Make, model_store: Path) -> None:
+    """An .onnx is in the tutorial, which tests/nightly/test_readme.py runs."""
+    from sklearn.datasets import load_diabetes  # noqa: PLC0415 - a second, in each process that collects tests
+    from sklearn.linear_model import LinearRegression  # noqa: PLC0415
+
     data = load_diabetes(scaled=False)
     rows = ((int(age), f"{sex:.0f}", bmi, pressure) for age, sex, bmi, pressure in data.data[:8, :4].tolist())
     people = [dict(zip(("age", "sex", "bmi", "blood_pressure"), row, strict=True)) for row in rows]
-    answers = send_together(server, "tabular", [json.dumps(each).encode() for each in people])
+    with run_hosts(model_store / archive("tabular")) as (host,):
+        answers = send_together(host.as_server(), "tabular", [json.dumps(each).encode() for each in people])
     expected = LinearRegression().fit(data.data[:, :4], data.target).predict(data.data[:8, :4])
     np.testing.assert_allclose([answer.body["progression"] for answer in answers], expected, 1e-5)
     medium, high = BANDS

@@ -1,7 +1,6 @@
 """Bodies as large and as many as the limits let in, at once: the configuration's heap holds them."""
 
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,17 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from deploy.models import ROOT
 from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
 from deploy.sandbox import run_server
-from tests.e2e.conftest import MOBILENET, send, worker_pid
+from tests.e2e.conftest import MOBILENET, send, vary, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until
 
-BATCH_SIZE = 8
+MODEL, BATCH_SIZE = "mobilenet-bodies", 8
 # Long enough for a first batch that is full: its bodies are held beside those of a full queue.
 MAX_BATCH_DELAY_MS = 10_000
 # More clients than the limits let in: some hear 503.
@@ -30,23 +28,17 @@ LOG = f"-Dlog4j2.configurationFile={ROOT}/deploy/log4j2.xml"
 
 
 @pytest.fixture(scope="module")
-def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model_store")
-    shutil.copytree(model_store / MOBILENET, folder / MOBILENET)
-    path = folder / MOBILENET / "model-config.yaml"
-    config = yaml.safe_load(path.read_text())
-    config["handler"]["max_body_bytes"] = 32 * MIB
+def store(model_store: Path) -> Path:
     # A worker that is held for a test must not be replaced meanwhile.
-    config["responseTimeout"] = 250
-    path.write_text(yaml.safe_dump(config))
-    return folder
+    vary(model_store, MODEL, MOBILENET, {"max_body_bytes": 32 * MIB}, {"responseTimeout": 250})
+    return model_store
 
 
 @contextmanager
 def served(store: Path, config: str, vmargs: str) -> Iterator[Server]:
     """mobilenet-v2 behind one of the committed configurations, with other arguments to Java."""
     with run_server(store, ROOT / config, [f"vmargs={LOG} {vmargs}"]) as server:
-        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
+        server.register(MODEL, MODEL, batch_size=BATCH_SIZE, max_batch_delay_ms=MAX_BATCH_DELAY_MS, workers=1)
         yield server
 
 
@@ -71,7 +63,7 @@ def padded(size: int) -> bytes:
 
 
 def is_full(server: Server) -> bool:
-    return bool(server.management.describe(MOBILENET)["jobQueueStatus"]["remainingCapacity"] == 0)
+    return bool(server.management.describe(MODEL)["jobQueueStatus"]["remainingCapacity"] == 0)
 
 
 @pytest.mark.parametrize("config", ["config.properties", "config.large-bodies.properties"])
@@ -85,11 +77,11 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
     vmargs = f"-Xmx{heap}m -XX:MaxDirectMemorySize={direct}m -XX:+ExitOnOutOfMemoryError"
     with served(store, config, vmargs) as server:
         # So that all has arrived before any of it is answered.
-        pid, held = server.pid(), hold(worker_pid(server, MOBILENET))
+        pid, held = server.pid(), hold(worker_pid(server, MODEL))
         fitting = settings.job_queue_size + BATCH_SIZE
         bodies = [padded(largest)] * (fitting + TOO_MANY) + [padded(largest + 1)] * 2
         with ThreadPoolExecutor(len(bodies)) as pool:
-            sent = [pool.submit(send, server, MOBILENET, body, timeout_s=200) for body in bodies]
+            sent = [pool.submit(send, server, MODEL, body, timeout_s=200) for body in bodies]
             # Within the clients' own 200 s; a loaded machine has needed 90.
             until(lambda: is_full(server) and sum(each.done() for each in sent) >= TOO_MANY + 2, 180)
             os.kill(held, signal.SIGCONT)
@@ -99,8 +91,8 @@ def test_uploads_as_large_and_as_many_as_the_limits_let_in_are_all_answered(
         assert set(statuses) == {200, 413, 503}
         assert statuses[200] >= settings.job_queue_size
         assert {next(iter(answer.body)) for answer in answers if answer.status == 200} == {"espresso"}
-        assert send(server, MOBILENET, photograph("coffee")).status == 200
-        assert (server.pid(), worker_pid(server, MOBILENET)) == (pid, held)
+        assert send(server, MODEL, photograph("coffee")).status == 200
+        assert (server.pid(), worker_pid(server, MODEL)) == (pid, held)
         assert "OutOfMemory" not in (server.logs / "ts_log.log").read_text()
 
 
@@ -111,9 +103,9 @@ def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again
     # refused for it (507), and the others fit the heap.
     vmargs = "-Xmx48m -XX:MaxDirectMemorySize=256m -XX:+ExitOnOutOfMemoryError"
     with served(store, "config.properties", vmargs) as server:
-        pid, held = server.pid(), hold(worker_pid(server, MOBILENET))
+        pid, held = server.pid(), hold(worker_pid(server, MODEL))
         with ThreadPoolExecutor(8) as pool:
-            sent = [pool.submit(send, server, MOBILENET, padded(7 * MIB), timeout_s=200) for _ in range(8)]
+            sent = [pool.submit(send, server, MODEL, padded(7 * MIB), timeout_s=200) for _ in range(8)]
             until(lambda: server.pid() is None, 180)
             assert all(each.exception(60) is not None or each.result().status >= 500 for each in sent)
         os.kill(held, signal.SIGCONT)
@@ -125,5 +117,5 @@ def test_server_whose_heap_is_full_dies_at_once_says_so_and_can_be_started_again
         server.start()
         assert server.describe_death() is None
         assert "Terminating due to" in (server.logs / "console.last.log").read_text()
-        server.register(MOBILENET, MOBILENET, batch_size=BATCH_SIZE, max_batch_delay_ms=1, workers=1)
-        assert send(server, MOBILENET, photograph("coffee")).status == 200
+        server.register(MODEL, MODEL, batch_size=BATCH_SIZE, max_batch_delay_ms=1, workers=1)
+        assert send(server, MODEL, photograph("coffee")).status == 200

@@ -8,6 +8,7 @@ nodes have one port and separate addresses, to which the name resolves, like a h
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,44 +31,33 @@ from deploy.run.server import Server
 from deploy.sandbox import free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
-from tests.e2e.machine import with_lines
-from tests.photographs import photograph
+from tests.e2e.machine import BODIES, QUEUE, SHARE, with_lines
 from tests.waiting import until
 
 HOST = "torchserve-nodes"
 # A start takes ten seconds alone, and some on two cores that others use.
 START_S, END_S = 180.0, 120.0
 VERSION = {"defaultVersion": True, "marName": f"{MOBILENET}.mar", "batchSize": 8, "maxBatchDelay": 5}
-MODELS: dict[str, object] = {MOBILENET: {"1.0": {**VERSION, "minWorkers": 1, "maxWorkers": 1}}}
-# While one node is away, the other's excess requests wait in memory that fewer and larger bodies would need.
-QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
+MODELS = json.dumps({MOBILENET: {"1.0": {**VERSION, "minWorkers": 1, "maxWorkers": 1}}})
+# Production's, but for its models: names what is served, tokens on.
+CONFIG = re.sub(
+    r"(?s)load_models=.*?\n\n",
+    f"load_models={MOBILENET}.mar\nmodels={MODELS}\n\n",
+    (ROOT / "config.production.properties").read_text(encoding="utf-8"),
+)
 REGISTERS = {**QUEUE, "enable_model_api=false": "enable_model_api=true"}
-BODIES = [photograph("chelsea"), photograph("coffee")]
-SHARE = 0.6
-
-
-def config_of(folder: Path, store: Path, models: dict[str, object], replaced: dict[str, str]) -> Path:
-    """A config.properties for a node, production's but for its models: names what is served, tokens on."""
-    text = (ROOT / "config.production.properties").read_text(encoding="utf-8")
-    before, _, rest = text.partition("load_models=")
-    _, _, after = rest.partition("# Archives come")
-    names = ",".join(f"{name}.mar" for name in models)
-    text = f"{before}load_models={names}\nmodels={json.dumps(models)}\n\n# Archives come{after}"
-    text = with_lines(text, replaced)
-    path = folder / "config.properties"
-    path.write_text(relocate_config(text, ROOT, make_settings(store)), encoding="utf-8")
-    return path
 
 
 class Pod:
     """One node's process."""
 
-    def __init__(self, address: str, port: int, store: Path, models: dict[str, object], replaced: dict[str, str]):
+    def __init__(self, address: str, port: int, store: Path, replaced: dict[str, str]) -> None:
         self.address, self.port, self.url = address, port, f"http://{address}:{port}"
         # A short path: workers have sockets in it.
         self.folder = Path(tempfile.mkdtemp(prefix="pod-"))
         self.run, self.output = self.folder / "run", self.folder / "output"
-        self.config = config_of(self.folder, store, models, replaced)
+        self.config = self.folder / "config.properties"
+        self.config.write_text(relocate_config(with_lines(CONFIG, replaced), ROOT, make_settings(store)))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -140,16 +130,9 @@ class Hosts:
         self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def store(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("store")
-    os.link(model_store / f"{MOBILENET}.mar", folder / f"{MOBILENET}.mar")
-    return folder
-
-
 @pytest.fixture
-def pod(store: Path) -> Iterator[Pod]:
-    made = Pod("127.0.0.2", free_ports(1)[0], store, MODELS, REGISTERS)
+def pod(model_store: Path) -> Iterator[Pod]:
+    made = Pod("127.0.0.2", free_ports(1)[0], model_store, REGISTERS)
     yield made
     made.close()
 
@@ -237,14 +220,14 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(store: Path) -> Iterator[Site]:
+def site(model_store: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-")))
         hosts = Hosts(folder / "hosts")
         port, number = free_ports(1)[0], iter(range(2, 250))
 
         def make() -> Pod:
-            made = Pod(f"127.0.0.{next(number)}", port, store, MODELS, QUEUE)
+            made = Pod(f"127.0.0.{next(number)}", port, model_store, QUEUE)
             stack.callback(made.close)
             return made
 

@@ -35,17 +35,11 @@ from load.results import NO_ANSWER, Recording, Summary, Verdict
 from load.schedules import Poisson
 from tests.e2e.clients import capacity_per_s
 from tests.e2e.conftest import MOBILENET
-from tests.e2e.machine import READY_S, Machine
-from tests.photographs import photograph
+from tests.e2e.machine import BODIES, QUEUE, READY_S, SHARE, Machine, control_of
 from tests.waiting import until
 
-# Of what both nodes can do, while one of two cores may be busy with a start.
-SHARE = 0.6
 # Requests of a batch, and workers: the same on every node.
 REGISTRATION = {"batch_size": 8, "max_batch_delay_ms": 5, "workers": 1}
-# One node of two has 1.2 times what it can do while the other is away: what is too much waits.
-QUEUE = {"job_queue_size=64": "job_queue_size=512", "max_request_size=8388608": "max_request_size=1048576"}
-BODIES = [photograph("chelsea"), photograph("coffee")]
 DISK_MIB = 256
 # Seconds that a process hangs, and has no memory or disk.
 HANG_S, SHORT_S = 30.0, 10.0
@@ -64,8 +58,7 @@ class Fleet(Machine):
         if name == "envoy":
             return psutil.Process(int((self.gateway.state_dir / "envoy.pid").read_text()))
         if name == "control":
-            children = psutil.Process(int((self.gateway.state_dir / "gateway.pid").read_text())).children()
-            return next(each for each in children if "deploy.gateway.control" in each.cmdline())
+            return next(each for each in [control_of(self.gateway)] if each is not None)
         java = psutil.Process(self.nodes[0].server.pid() or 0)
         if name == "java":
             return java

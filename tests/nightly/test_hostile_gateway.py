@@ -23,6 +23,7 @@ from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from handlers.protocol.responses import PROTOBUF
 from tests.deploy.gateway.envoy.harness import Gateway as EnvoyAlone
+from tests.e2e.conftest import Make
 from tests.hostile.requests import STRANGE, Kind, Request
 from tests.hostile.test_requests import CANARIES, KINDS
 from tests.waiting import until
@@ -46,9 +47,7 @@ many = settings(suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
-def processes(
-    server: Server, gateway: Sandbox, serve: Callable[..., str], archive: Callable[..., str]
-) -> Iterator[None]:
+def processes(server: Server, gateway: Sandbox, serve: Make, archive: Make) -> Iterator[None]:
     """A served model; at the end its worker, Envoy and control are the processes that they were."""
     serve(archive(MODEL), MODEL)
 

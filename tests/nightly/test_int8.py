@@ -4,7 +4,6 @@ NNCF's environment is built where it is not there; a build with it takes half a 
 """
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificat
 from handlers.vision.images import decode_image
 from handlers.vision.pixel_classifier import PixelClassifier
 from handlers.vision.preprocessing import Preprocessing, to_levels
+from load.bench.peer_process import build_environment
 from tests import held_out, trained
-from tests.e2e.conftest import alone
 
 NAME, CROPS = "mobilenet-int8", 60
 MOBILENET = ROOT / "examples" / "mobilenet-v2"
@@ -40,7 +39,7 @@ SEEN = Preprocessing(256, (224, 224), "bilinear", to_levels(IMAGENET_MEAN), to_l
 @pytest.fixture(scope="module", autouse=True)
 def nncf() -> None:
     """NNCF's environment; done in a second where an earlier run has built it."""
-    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "int8"], cwd=ROOT, check=True, timeout=600)
+    build_environment("int8")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ def built(model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / NAME / "model-config.yaml").write_text(yaml.safe_dump(settings))
     places = ["--models", folder / "models.yaml", "--export-path", model_store, "--archive-format", "no-archive"]
     inputs = ["--calibrate", calibration, "--validate", validation, "--min-agreement", "0.95"]
-    with alone(tmp_path_factory):
-        assert main([NAME, "--precision", "int8", *map(str, [*places, *inputs])]) == 0
+    assert main([NAME, "--precision", "int8", *map(str, [*places, *inputs])]) == 0
     yield model_store / NAME
     shutil.rmtree(model_store / NAME)
 

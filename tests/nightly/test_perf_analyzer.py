@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from deploy.models import ROOT
 from deploy.run.server import Server
 from deploy.sandbox import Sandbox
 from tests.e2e import echo
-from tests.e2e.conftest import Registrations
+from tests.e2e.conftest import Make, Registrations
 from tests.waiting import until
 
 FOLDER = ROOT / ".perf_analyzer"
@@ -39,10 +39,10 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def gateway(
-    server: Server, archive: Callable[..., str], registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
+    server: Server, archive: Make, registrations: Registrations, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sandbox]:
     """In front of a model of texts, and of one with an input and an output of every datatype."""
-    files = {MODEL: archive(MODEL), echo.NAME: archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")}
+    files = {MODEL: archive(MODEL), echo.NAME: archive(echo.entry(tmp_path_factory.mktemp("echo")))}
     for name, file in files.items():
         registrations.serve(name, file, {"batch_size": 8, "max_batch_delay_ms": 1, "workers": 1})
     with sandbox.run_gateway([sandbox.make_node(server)]) as running:

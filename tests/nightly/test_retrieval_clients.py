@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from deploy import sandbox
 from deploy.models import ROOT
 from deploy.sandbox import Sandbox
 from load.bench.peer_process import PYTRITON, build_environment
+from tests.e2e.conftest import Make, printed
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts
 from tests.waiting import until
@@ -36,7 +36,7 @@ def vocabulary() -> Path:
 
 
 @pytest.fixture
-def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Iterator[str]:
+def url(archive: Make, model_store: Path, tmp_path: Path) -> Iterator[str]:
     tiny = str(reranker(tmp_path / "reranker"))
     models = {"sentence-embedding": archive("sentence-embedding"), "reranking": archive("reranking", tiny)}
     aliases = {"intfloat/alias": "sentence-embedding"}
@@ -53,10 +53,7 @@ def url(archive: Callable[..., str], model_store: Path, tmp_path: Path) -> Itera
 
 def run(python: Path, module: str, *arguments: str, **variables: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [str(python), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return printed(python, "-m", module, *arguments, cwd=ROOT, env=environment, timeout=300).splitlines()
 
 
 def test_clients_examples_and_our_command_run_unchanged(
@@ -77,7 +74,7 @@ def test_clients_examples_and_our_command_run_unchanged(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_program_of_pytritons_client_runs_unchanged(
-    gateway: Sandbox, archive: Callable[..., str], serve: Callable[..., str], protocol: str
+    gateway: Sandbox, archive: Make, serve: Make, protocol: str
 ) -> None:
     build_environment("pytriton")
     serve(archive=archive("batch2"), name="batch2", max_batch_delay_ms=1)

@@ -1,4 +1,4 @@
-"""Tests that need trained weights: precision and scaled decoding change no decided answer."""
+"""Tests that need trained weights: precision, scaled decoding and a move from stock TorchServe change no answer."""
 
 import io
 from pathlib import Path
@@ -9,8 +9,12 @@ import torchvision
 from PIL import Image
 
 from deploy.models import ModelEntry
+from deploy.run.server import Server
 from handlers.tasks.image_classification import ImageClassificationHandler
+from load.expect import matches
 from tests import exports, trained
+from tests.e2e.conftest import send
+from tests.e2e.test_migration import CLOSE, PHOTOGRAPHS, Compared, compared, resnet_archive  # noqa: F401
 from tests.handlers.serving import serve, started
 from tests.photographs import MOBILENET_TOP_1, RESNET18_TOP_1, crops, photograph
 
@@ -57,3 +61,13 @@ def test_top_1_of_photographs_and_60_crops_survives_precision_and_scaled_decode(
     winners = [handler.labels[index] for index in probabilities.argmax(1).tolist()]
     rows = zip(labels, winners, decided.tolist(), strict=True)
     assert [(got, wanted) for got, wanted, is_decided in rows if is_decided and got != wanted] == []
+
+
+def test_image_classifier_that_is_moved_answers_as_on_stock_torchserve(
+    server: Server,
+    tmp_path: Path,
+    compared: Compared,  # noqa: F811
+) -> None:
+    compared(resnet_archive(tmp_path), delay_ms=1)
+    for body in PHOTOGRAPHS:
+        assert matches(send(server, "old", body).body, send(server, "new", body).body, CLOSE)

@@ -18,6 +18,7 @@ import requests
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
 from tests.client.conftest import serving
+from tests.e2e.conftest import printed
 from tests.waiting import until
 from torchserve_client.version import VERSION
 
@@ -43,10 +44,7 @@ class Installed:
         self.package = packages / "torchserve_batching"
 
     def run(self, *words: str, cwd: Path) -> str:
-        command = [str(self.bin / "torchserve-batching"), *words]
-        done = subprocess.run(command, cwd=cwd, env=VARIABLES, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return printed(self.bin / "torchserve-batching", *words, cwd=cwd, env=VARIABLES)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +121,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs / "python"
 
 
-def printed(python: Path, program: str) -> Any:
-    return json.loads(subprocess.check_output([python, "-c", program], cwd=python.parent, env=VARIABLES))
+def answer(python: Path, program: str) -> Any:
+    return json.loads(printed(python, "-c", program, cwd=python.parent, env=VARIABLES))
 
 
 def test_client_version_is_the_projects() -> None:
@@ -136,7 +134,7 @@ def test_client_version_is_the_projects() -> None:
 
 def test_installed_client_brings_what_it_declares_and_no_torch_and_predicts(python: Path) -> None:
     names = "[each.name.lower() for each in importlib.metadata.distributions()]"
-    brought = {*printed(python, f"import importlib.metadata, json; print(json.dumps({names}))")}
+    brought = {*answer(python, f"import importlib.metadata, json; print(json.dumps({names}))")}
     assert {"torchserve-batching-client", "urllib3", "certifi", "numpy", "orjson", "pyyaml", "rich"} <= brought
     assert not {"torch", "torchserve", "torchserve-batching", "transformers"} & brought
     with serving(lambda path, _content_type, body: {"path": path, "text": body.decode()}) as url:
@@ -145,4 +143,4 @@ def test_installed_client_brings_what_it_declares_and_no_torch_and_predicts(pyth
             f"with Client({url!r}, timeout_s=10) as client:\n"
             "    print(json.dumps(client.predict('m', 'a text', version='2.0')))"
         )
-        assert printed(python, program) == {"path": "/predictions/m/2.0", "text": "a text"}
+        assert answer(python, program) == {"path": "/predictions/m/2.0", "text": "a text"}

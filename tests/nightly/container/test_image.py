@@ -14,9 +14,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import yaml
 
 from deploy.lock import blocks
 from deploy.models import ROOT
+from tests.e2e.conftest import printed
 from tests.waiting import until
 from torchserve_client.version import VERSION
 
@@ -54,11 +56,7 @@ exec chroot "$root" "$@"
 """
 
 
-def run(*words: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command and return what it prints; its errors are the assertion's."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
-    assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
-    return done.stdout
+run = partial(printed, cwd=ROOT)
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Store:
 
     def buildah(self, *words: str | Path) -> str:
         places = f"--root {self.folder}/storage --runroot {self.folder}/run --storage-driver {self.driver}".split()
-        return run("nice", "buildah", *places, *words, environment={**os.environ, "TMPDIR": str(self.folder)})
+        return run("nice", "buildah", *places, *words, env={**os.environ, "TMPDIR": str(self.folder)})
 
     def mounted(self, image: str) -> tuple[str, Path]:
         """Make a container of an image: its name, and the folder where its files lie."""

@@ -28,6 +28,7 @@ from deploy.serve.process import LATE_S
 from deploy.serve.server import Limits
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
+from tests.e2e.conftest import printed
 from tests.nightly.kubernetes import schemas
 from tests.nightly.kubernetes.schemas import TOOLS, Object, group
 from torchserve_client.version import VERSION
@@ -46,10 +47,7 @@ SLOWEST_S = max(float(model.config().get("responseTimeout", 120)) for model in m
 @functools.cache
 def rendered(folder: Path) -> list[Object]:
     assert (TOOLS / "kubectl").exists(), "make packages fetches kubectl (tests/nightly/packages/kubernetes.sh)"
-    words = [str(TOOLS / "kubectl"), "kustomize", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(printed(TOOLS / "kubectl", "kustomize", folder, timeout=60)))
 
 
 def overlay(name: str) -> list[Object]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from deploy import sandbox
 from deploy.models import ROOT
 from handlers.vision.encoding import encode_map
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
+from tests.e2e.conftest import printed
 
 # For a machine that stalls: what is waited for comes at once otherwise.
 TIMEOUT_MS = 30_000
@@ -117,9 +117,7 @@ class Visit:
 
 def _run(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "no_proxy": "*", "PYTHONPATH": str(ROOT / "client"), "KEY": KEY}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return printed(*command, cwd=folder, env=environment).strip()
 
 
 @contextmanager

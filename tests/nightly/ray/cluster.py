@@ -16,6 +16,8 @@ import yaml
 
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
+from load.bench.peer_process import build_environment
+from tests.e2e.conftest import printed
 from tests.waiting import until
 
 BIN = ROOT / ".extras" / "ray" / "bin"
@@ -82,8 +84,8 @@ class Cluster:
         """Serve what models.yaml would have, with the command's own configuration, and wait until it runs."""
         models = self.folder / "models.yaml"
         models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
-        words = [str(BIN / "python"), "-m", "deploy.ray", "config", str(models)]
-        config = yaml.safe_load(subprocess.run(words, env=self.env, check=True, capture_output=True, cwd=ROOT).stdout)
+        words = (BIN / "python", "-m", "deploy.ray", "config", models)
+        config = yaml.safe_load(printed(*words, env=self.env, cwd=ROOT))
         until(lambda: self._ask("PUT", "/api/serve/applications/", json=config).ok, timeout_s=START_S)
         names = [each["name"] for each in config["applications"]]
         until(lambda: self.statuses() == dict.fromkeys(names, "RUNNING"), timeout_s=START_S)
@@ -136,7 +138,7 @@ class Cluster:
 
 @contextmanager
 def cluster(home: Path, cpus: int = 2) -> Iterator[Cluster]:
-    subprocess.run([ROOT / "deploy" / "extras" / "environment.sh", "ray"], cwd=ROOT, check=True, timeout=600)
+    build_environment("ray")
     folder = Path(f"/tmp/ray-{os.getpid()}-{secrets.token_hex(3)}")  # noqa: S108
     folder.mkdir()
     home.mkdir(exist_ok=True)

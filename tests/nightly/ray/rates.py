@@ -16,25 +16,21 @@ from load.bench import archives, samples
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
-from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
+from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING
-from load.generate import ClosedLoop, OpenLoop
-from load.schedules import Poisson
+from load.generate import ClosedLoop
 from tests.nightly.ray.cluster import cluster
 
 TORCHSERVE, RAY = "TorchServe", "Ray Serve"
-CLIENTS = (1, 16, 64)
-# The arrivals for p99, relative to TorchServe's rate with the most clients; only for embeddings.
-SHARE = 0.6
+CLIENTS = tuple(map(ClosedLoop, (1, 16, 64)))
 CORES = 2
 
 
 def measure(bench: Bench) -> Iterator[Row]:
     """Measure images, embeddings and a model of tensors that computes next to nothing."""
     tensors = samples.json_inputs([{"inputs": {"INPUT_1": [[number], [-number]]}} for number in range(64)])
-    texts = samples.singles(samples.texts())
-    inputs = {bench.classifier: samples.images(), "mobilenet-v2": samples.images(), EMBEDDING: texts, "batch2": tensors}
+    inputs = {"mobilenet-v2": samples.images(), EMBEDDING: samples.singles(samples.texts()), "batch2": tensors}
     folders = {name: archives.build(bench, name, bench.work) for name in inputs}
     with (
         run_server(bench.work, extra=CPU_ONLY) as server,
@@ -50,23 +46,12 @@ def measure(bench: Bench) -> Iterator[Row]:
             ]
             for name, each in inputs.items()
         }
-        results = Results()
         for each in contenders.values():
-            bench.settle(each, ClosedLoop(CLIENTS[-1]))
-        for number in bench:
-            for name, clients in product(inputs, map(ClosedLoop, CLIENTS)):
-                bench.compare(number, Comparison(clients, contenders[name], f"{name}, {clients}"), results)
-            capacity_per_s = results[f"{EMBEDDING}, {ClosedLoop(CLIENTS[-1])}", TORCHSERVE][-1].per_s
-            arrivals = OpenLoop(Poisson(SHARE * capacity_per_s, seed=number))
-            name = f"{EMBEDDING}, Poisson at {SHARE:.0%}"
-            bench.compare(number, Comparison(arrivals, contenders[EMBEDDING], name, POISSON_LENGTH), results)
-    for name in inputs:
-        for clients in map(ClosedLoop, CLIENTS[1:]):
-            yield results.row(f"{name}, {clients}, /s", f"{name}, {clients}", RAY, TORCHSERVE)
-        lone = f"{name}, {ClosedLoop(1)}"
-        yield results.row(f"{lone}, p50 in ms", lone, RAY, TORCHSERVE, "p50_ms")
-    at = f"{EMBEDDING}, Poisson at {SHARE:.0%}"
-    yield results.row(f"{at}, p99 in ms", at, RAY, TORCHSERVE, "p99_ms")
+            bench.settle(each, CLIENTS[-1])
+        cases = {f"{name}, {clients}": (clients, contenders[name]) for name, clients in product(inputs, CLIENTS)}
+        results = bench.measure([Comparison(*case, name) for name, case in cases.items()])
+    for name in cases:
+        yield results.row(f"{name}, /s", name, RAY, TORCHSERVE)
 
 
 if __name__ == "__main__":

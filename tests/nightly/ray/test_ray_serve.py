@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,7 @@ from deploy.models import ModelEntry
 from deploy.run.server import Server
 from deploy.sandbox import run_server
 from tests.e2e import echo
-from tests.e2e.conftest import ADAPTIVE, MOBILENET, vary
+from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, vary
 
 # The conformance tables of tests/e2e, which find `lab` and `server` here.
 from tests.e2e.test_conformance import (  # noqa: F401
@@ -57,7 +57,7 @@ NEXT = "next"
 
 
 @pytest.fixture(scope="module")
-def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(archive: Make, model_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Archives of a trained model of images, of texts, of every datatype, and of a slow function."""
     folder = tmp_path_factory.mktemp("slow")
     (folder / "infer.py").write_text(
@@ -69,7 +69,7 @@ def store(archive: Callable[..., str], model_store: Path, tmp_path_factory: pyte
     # For TorchServe: Ray Serve schedules every model as adaptive mode does, and classic mode ignores X-Priority.
     adaptive = {"scheduling": {"mode": "adaptive"}}
     vary(model_store, LANGUAGES_ADAPTIVE, archive(LANGUAGES, archive_format="no-archive"), adaptive, ADAPTIVE)
-    archive(echo.entry(tmp_path_factory.mktemp("echo")), engine="auto")
+    archive(echo.entry(tmp_path_factory.mktemp("echo")))
     for version, place in (("1", model_store), ("2", model_store / NEXT)):
         Recipe(ModelEntry(SLOW, "tensors", version, folder, {"path": "infer.py"}), export_path=place).build()
     return model_store
