@@ -11,7 +11,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from deploy.archives.stagers.text import read_head
-from deploy.models import Engine, model
+from deploy.models import Engine
 from tests import exports
 
 # Most tokens that each of them takes.
@@ -97,15 +97,12 @@ def staged(
     folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, engine: Engine = "auto", **config: Any
 ) -> Path:
     """Return such a checkpoint's archive contents, with further JSON files; engine `torch` needs no export."""
-    entry = model(task.replace("_", "-"))
     weights = checkpoint(folder / "checkpoint", kind, task, **config)
     for name, content in (files or {}).items():
         path = weights / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content))
-    (folder / "archive").mkdir()
-    exports.taken(entry, str(exports.dated(weights)), folder / "archive", engine)
-    return folder / "archive"
+    return exports.archived(task, exports.dated(weights), folder, {}, engine=engine)
 
 
 SPECIAL = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
