@@ -183,15 +183,21 @@ def test_image_of_any_kind_is_upright_what_pillow_makes_of_it(body: Callable[[],
     assert of_cat is None or np.abs(decode_image(sent, ALL).astype(int) - torchvision_square(CHELSEA)).mean() < of_cat
 
 
+def peak_bytes() -> int:
+    """Return the most memory of this process since the last call."""
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    Path("/proc/self/clear_refs").write_text("5")
+    assert peak is not None
+    return 1024 * int(peak[1])
+
+
 def taken_bytes(body: bytes, config: PixelsConfig) -> int:
     """Decode a file; return the memory that the kernel counted at the most, beyond what there was before."""
     decode_image(jpeg(CHELSEA), config)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
+    peak_bytes()
     before = psutil.Process().memory_info().rss
     decode_image(body, config)
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert peak is not None
-    return 1024 * int(peak[1]) - before
+    return peak_bytes() - before
 
 
 SIDE = 1800
