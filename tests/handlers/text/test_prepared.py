@@ -158,9 +158,9 @@ def test_argument_that_is_not_prepared_is_an_error(prepared: Path) -> None:
     options: list[dict[str, Any]] = [{"return_offsets_mapping": True}, {"truncation": True, "max_length": 12}]
     options += [{name: False} for name in ("add_special_tokens", "padding", "return_token_type_ids")]
     options += [{"max_length": 12}, {"return_attention_mask": True}]
-    for texts, each in (*((TEXTS, each) for each in options), ("Anna", {})):
+    for texts, pairs, each in (*((TEXTS, None, each) for each in options), ("Anna", "Berg", {})):
         with pytest.raises(TypeError):
-            tokenizer(texts, **each)
+            tokenizer(texts, pairs, **each)
     for known in (tokenizer, config):
         with pytest.raises(AttributeError):
             _ = known.mask_token_id
