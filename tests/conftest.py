@@ -63,6 +63,13 @@ def _logging() -> Iterator[None]:
     vars(sys).pop("tracebacklimit", None)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a module without a test of the tier `builds`, which would take seconds."""
+    is_light = config.option.tier == "builds" and collection_path.match("test_*.py")
+    is_light = is_light and not any(collection_path.is_relative_to(folder) for folder in BUILDING)
+    return True if is_light and "mark.builds" not in collection_path.read_text(encoding="utf-8") else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Set the timeouts of slow folders, and deselect the tests that this machine cannot run or another tier has."""

@@ -1,7 +1,7 @@
 """A program: whether copies of the tree work. It imports nothing of this project, which each copy has.
 
 COPY... -> a child of each: import every module, format the help of every command -> {COPY: problems}
-           the last one lacks every optional part, and its tests are collected, too
+           the last one lacks every optional part: its tests are collected, and those of the core run
 """
 
 import argparse
@@ -20,9 +20,12 @@ import pytest
 
 # Packages that take most of the seconds of an import: one process imports them, and its children have them.
 # Only packages without threads: a child has none of its parent's.
-SLOW = ("torch", "torchvision", "transformers", "sklearn.linear_model", "aiohttp.web", "plotly.graph_objects")
+SLOW = ("torch", "torchvision", "transformers.models.auto", "sklearn.linear_model", "aiohttp.web", "openvino")
+SLOW += ("playwright.sync_api", "plotly.graph_objects", "pydantic", "requests", "tritonclient.grpc", "uvicorn")
 # Seconds after which a child prints its stacks and ends.
 CHILD_S = 400
+# Tests of the core that run without any optional part.
+CORE = ("tests/handlers/pipeline/", "tests/handlers/test_config.py", "tests/deploy/archives/test_modes.py")
 PACKAGES = {"handlers": ".", "deploy": ".", "load": ".", "torchserve_client": "client", "docs": "."}
 
 
@@ -55,10 +58,17 @@ def find_problems(copy: Path) -> list[str]:
     return problems
 
 
-def collect(copy: Path) -> list[str]:
+class Selection:
+    @staticmethod
+    def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+        items[:] = [each for each in items if each.nodeid.startswith(CORE)]
+
+
+def run_tests(copy: Path) -> list[str]:
     quiet = ["-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
-        code = pytest.main(["--collect-only", "-q", *quiet, str(copy / "tests")])
+        code = pytest.main(["-q", "-x", *quiet, str(copy / "tests")], [Selection()])
     return [] if code == 0 else [printed.getvalue()[-3000:]]
 
 
@@ -75,7 +85,7 @@ def main(copies: list[str]) -> None:
             os.chdir(copy)
             sys.path[:1] = [str(copy), str(copy / "client")]
             with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-                json.dump(find_problems(copy) + (collect(copy) if copy.name == Path(copies[-1]).name else []), pipe)
+                json.dump(find_problems(copy) + (run_tests(copy) if copy.name == Path(copies[-1]).name else []), pipe)
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as pipe:

@@ -8,6 +8,7 @@ import pytest
 
 import load.arguments
 from deploy.models import ROOT
+from tests.tables import table
 from torchserve_client import cli
 
 VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
@@ -24,12 +25,9 @@ def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -
 COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
 
 
-@pytest.mark.parametrize(
-    ("parser", "program", "command"),
-    [
-        *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
-        *((load.arguments.parser(), " load", command) for command in ("", "run", "search", "report")),
-    ],
+@table(
+    *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
+    *((load.arguments.parser(), " load", command) for command in ("", "run", "search", "report")),
 )
 def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
     parser: argparse.ArgumentParser, program: str, command: str, capsys: pytest.CaptureFixture[str]

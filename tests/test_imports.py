@@ -1,30 +1,20 @@
-"""The direction of imports, as the packages' own first lines and CONTRIBUTING.md state it."""
+"""The direction of imports, as CONTRIBUTING.md states it."""
 
 import ast
 import functools
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
+from tests.pages import blocks
 from tests.rooms import imported
 
 # Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
-FLOORS = {
-    "handlers": (
-        {"errors", "metrics", "probabilities", "proofs"},
-        {"archive_files", "checkpoints", "config", "connection_keeper", "torchserve"},
-        {"protocol", "engines", "original_archive"},
-        {"pipeline"},
-        {"warm_up"},
-        {"batching", "description"},
-        {"continuous"},
-        {"base"},
-        {"text", "vision", "tensor_models"},
-        {"image_text"},
-        {"tasks"},
-    ),
+FLOORS: dict[str, Sequence[set[str]]] = {
+    "handlers": [{*line.split(", ")} for line in blocks("CONTRIBUTING.md", "text")[-1].splitlines()],
     "load": (
         {"errors", "schedules"},
         {"inputs", "results"},

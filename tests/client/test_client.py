@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from tests.client.script import Script, client, failed, ok, predictions
+from tests.tables import table
 from torchserve_client import (
     Client,
     Closed,
@@ -68,21 +69,21 @@ def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("response", "kind", "expected"),
-    [
-        (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
-        (Response(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
-        (Response(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
-        (Response(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
-        (Response(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
-    ],
+@table(
+    (failed(404, "Reason", "words"), Rejected, (404, "Reason", "words")),
+    (failed(507, "OutOfMemory", "too much"), ServerFailed, (507, "OutOfMemory", "too much")),
+    (Response(400, b'{"error": "unexpected input"}'), Rejected, (400, "Rejected", "unexpected input")),
+    (Response(400, json.dumps(CORRUPT).encode()), Rejected, (400, "CorruptInput", "truncated")),
+    (Response(413, b"", reason="Too Large"), Rejected, (413, "Rejected", "Too Large")),
+    (Response(500, b"<html>", reason=""), ServerFailed, (500, "ServerFailed", "HTTP 500")),
 )
-def test_error_carries_what_the_server_said(
+def test_error_carries_what_the_server_said_and_is_not_retried(
     response: Response, kind: type[Exception], expected: tuple[int, str, str]
 ) -> None:
+    script = Script(response)
     with pytest.raises(kind) as raised:
-        client(Script(response)).predict("m", "a", timeout_s=0.01)
+        client(script).predict("m", "a")
+    assert len(script.sent) == 1
     error = raised.value
     assert (error.status, error.type, error.message) == expected  # type: ignore[attr-defined]
 

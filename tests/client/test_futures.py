@@ -1,6 +1,6 @@
 import threading
 import weakref
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 
 from tests.client.script import Server, client
 from torchserve_client import FuturesClient
@@ -34,32 +34,23 @@ def test_submit_answers_every_request_and_never_sends_more_than_max_workers() ->
     assert gate.most_inside == 3
 
 
-def test_submit_waits_while_all_is_full() -> None:
-    gate = Gate()
-    with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=0) as futures:
+def test_submit_waits_while_all_is_full_until_an_answer_or_a_cancelled_future_frees_a_place() -> None:
+    gate, submitted, late = Gate(), threading.Event(), list[Future[object]]()
+    with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=1) as futures:
         futures.submit("m", "a")
-        submitted = threading.Event()
+        waiting = futures.submit("m", "b")
 
         def submit() -> None:
-            futures.submit("m", "b")
+            late.append(futures.submit("m", "c"))
             submitted.set()
 
         thread = threading.Thread(target=submit)
         thread.start()
         assert not submitted.wait(0.2)
+        assert waiting.cancel() and submitted.wait(10)
         gate.opened.set()
-        assert submitted.wait(10)
+        assert [each.result(10) for each in (futures.submit("m", "d"), *late)] == ["d", "c"]
         thread.join()
-
-
-def test_cancelled_future_frees_its_place() -> None:
-    gate = Gate()
-    with FuturesClient(client(Server(gate)), max_workers=1, max_queue_items=1) as futures:
-        futures.submit("m", "a")
-        assert futures.submit("m", "b").cancel()
-        kept = futures.submit("m", "c")
-        gate.opened.set()
-        assert kept.result(10) == "c"
 
 
 def test_result_is_kept_only_by_its_future() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.client.conftest import serving
+from tests.tables import table
 from torchserve_client import gateway as gateway_module
 from torchserve_client.cli import main
 from torchserve_client.gateway import find_gateway
@@ -10,18 +11,15 @@ from torchserve_client.gateway import find_gateway
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "unnamed", "named"),
-    [
-        ([ONE, TWO], [ONE, TWO], True, True),
-        ([ONE], ["http://localhost:1/", TWO], True, True),
-        # Its other nodes would continue to serve.
-        ([ONE, TWO], [ONE], False, False),
-        # Other addresses of these nodes, or another gateway: only --gateway decides.
-        (["http://node:1"], [ONE], False, True),
-        ([""], [ONE], False, True),
-        ([], [ONE], False, True),
-    ],
+@table(
+    ([ONE, TWO], [ONE, TWO], True, True),
+    ([ONE], ["http://localhost:1/", TWO], True, True),
+    # Its other nodes would continue to serve.
+    ([ONE, TWO], [ONE], False, False),
+    # Other addresses of these nodes, or another gateway: only --gateway decides.
+    (["http://node:1"], [ONE], False, True),
+    ([""], [ONE], False, True),
+    ([], [ONE], False, True),
 )
 def test_gateway_is_the_one_in_front_of_these_nodes_alone(
     theirs: list[str], ours: list[str], unnamed: bool, named: bool, monkeypatch: pytest.MonkeyPatch

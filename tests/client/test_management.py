@@ -1,6 +1,7 @@
 import pytest
 
 from tests.client.script import Script, Step, failed, ok
+from tests.tables import table
 from torchserve_client import DeadlineExceeded, Management, NoConnection, Nodes, NodesFailed, NotReady, Unreachable
 
 
@@ -30,16 +31,13 @@ def test_versions_are_addressed_by_path() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("minimum", "statuses", "is_ready"),
-    [
-        (1, ["READY"], True),
-        (2, ["READY", "UNLOADING"], False),
-        (2, ["READY", "READY"], True),
-        (1, [], False),
-        # Without a wanted worker none could respond.
-        (0, [], False),
-    ],
+@table(
+    (1, ["READY"], True),
+    (2, ["READY", "UNLOADING"], False),
+    (2, ["READY", "READY"], True),
+    (1, [], False),
+    # Without a wanted worker none could respond.
+    (0, [], False),
 )
 def test_ready_is_every_wanted_worker(minimum: int, statuses: list[str], is_ready: bool) -> None:
     own, _ = management(ok([{"minWorkers": minimum, "workers": [{"status": status} for status in statuses]}]))

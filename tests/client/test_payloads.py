@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tables import table
 from torchserve_client import InvalidPayload, protocol
 from torchserve_client.payloads import encode
 
@@ -12,32 +13,26 @@ JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "applicati
 B64 = base64.b64encode(b"\xff\xd8").decode()
 
 
-@pytest.mark.parametrize(
-    ("payload", "content", "content_type"),
-    [
-        (b"\xff\xd8", b"\xff\xd8", OCTETS),
-        (memoryview(b"\xff\xd8"), b"\xff\xd8", OCTETS),
-        ("한국", "한국".encode(), TEXT),
-        ({"question": "q"}, b'{"question":"q"}', JSON),
-        ({"b64": b"\xff\xd8"}, b'{"b64":"%s"}' % B64.encode(), JSON),
-        (["a", {"text": "b"}], b'{"instances":["a",{"text":"b"}]}', JSON),
-        (("a",), b'{"instances":["a"]}', JSON),
-        ([b"\xff\xd8"], b'{"instances":[{"b64":"%s"}]}' % B64.encode(), JSON),
-    ],
+@table(
+    (b"\xff\xd8", b"\xff\xd8", OCTETS),
+    (memoryview(b"\xff\xd8"), b"\xff\xd8", OCTETS),
+    ("한국", "한국".encode(), TEXT),
+    ({"question": "q"}, b'{"question":"q"}', JSON),
+    ({"b64": b"\xff\xd8"}, b'{"b64":"%s"}' % B64.encode(), JSON),
+    (["a", {"text": "b"}], b'{"instances":["a",{"text":"b"}]}', JSON),
+    (("a",), b'{"instances":["a"]}', JSON),
+    ([b"\xff\xd8"], b'{"instances":[{"b64":"%s"}]}' % B64.encode(), JSON),
 )
 def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, content_type: str) -> None:
     made = encode(payload, {})
     assert (made.content, made.headers) == (content, {"Content-Type": content_type})
 
 
-@pytest.mark.parametrize(
-    ("payload", "parsed"),
-    [
-        ("한국", {"text": "한국", "top_k": 3}),
-        ({"text": "a"}, {"text": "a", "top_k": 3}),
-        ({"text": "a", "top_k": 1}, {"text": "a", "top_k": 1}),
-        (["a"], {"instances": ["a"], "top_k": 3}),
-    ],
+@table(
+    ("한국", {"text": "한국", "top_k": 3}),
+    ({"text": "a"}, {"text": "a", "top_k": 3}),
+    ({"text": "a", "top_k": 1}, {"text": "a", "top_k": 1}),
+    (["a"], {"instances": ["a"], "top_k": 3}),
 )
 def test_options_stand_beside_the_input_and_the_payloads_own_win(payload: Any, parsed: Any) -> None:
     assert json.loads(encode(payload, {"top_k": 3}).content) == parsed
@@ -60,14 +55,11 @@ def test_arrays_are_tensors_and_options_their_parameters() -> None:
         assert (made.content, length) == protocol.encode({name: array}, {"top_k": 3})
 
 
-@pytest.mark.parametrize(
-    ("payload", "words"),
-    [
-        (3, "not int"),
-        ({"a": np.zeros(1), "b": 1}, "must contain only arrays"),
-        (np.zeros(1, np.complex64), "arrays of complex64 cannot be sent"),
-        ({"a": {1, 2}}, "cannot be written as JSON"),
-    ],
+@table(
+    (3, "not int"),
+    ({"a": np.zeros(1), "b": 1}, "must contain only arrays"),
+    (np.zeros(1, np.complex64), "arrays of complex64 cannot be sent"),
+    ({"a": {1, 2}}, "cannot be written as JSON"),
 )
 def test_payload_of_no_known_kind_is_refused_before_anything_is_sent(payload: Any, words: str) -> None:
     with pytest.raises(InvalidPayload, match=words):

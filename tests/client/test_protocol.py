@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import np_to_triton_dtype
 
+from tests.tables import table
 from torchserve_client import InvalidPayload
 from torchserve_client.protocol import decode, encode
 
@@ -45,9 +46,9 @@ def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any)
     assert decoded.dtype == native.dtype
 
 
-@pytest.mark.parametrize(
-    ("array", "words"),
-    [(np.array([1, "a"], object), "text or bytes, not int"), (np.zeros(1, "M8[s]"), "cannot be sent")],
+@table(
+    (np.array([1, "a"], object), "text or bytes, not int"),
+    (np.zeros(1, "M8[s]"), "cannot be sent"),
 )
 def test_array_that_cannot_be_sent_says_so(array: Any, words: str) -> None:
     with pytest.raises(InvalidPayload, match=words):

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.client.script import Script, Server, Step, Time, client, failed, ok
-from torchserve_client import NoConnection, Rejected, RetryPolicy, ServerFailed, Unavailable
+from torchserve_client import NoConnection, RetryPolicy, Unavailable
 from torchserve_client.transport import Request
 
 REFUSED = NoConnection("nothing answers", was_sent=False)
@@ -23,15 +23,6 @@ def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step) -> None
     assert time.slept == pytest.approx([0.1, 0.2])
 
 
-@pytest.mark.parametrize("status", [404, 500, 507])
-def test_predict_does_not_repeat_what_the_server_refused_or_failed_on(status: int) -> None:
-    script = Script(failed(status, "Reason", "words"), ok("never"))
-    with pytest.raises(Rejected if status < 500 else ServerFailed, match="words") as raised:
-        client(script).predict("m", "text")
-    assert (raised.value.status, raised.value.type, raised.value.message) == (status, "Reason", "words")
-    assert len(script.sent) == 1
-
-
 def test_predict_of_what_is_not_repeatable_is_tried_again_only_where_nothing_was_sent() -> None:
     once = RetryPolicy(is_repeatable=False)
     answer, script, _ = predict([REFUSED, FULL, ok("done")], once)
@@ -40,12 +31,9 @@ def test_predict_of_what_is_not_repeatable_is_tried_again_only_where_nothing_was
         predict([LOST, ok("never")], once)
 
 
-def test_retry_after_is_waited_for_and_jitter_comes_on_top() -> None:
+def test_retry_after_is_waited_for_and_jitter_comes_on_top_unless_the_deadline_is_before() -> None:
     _, _, time = predict([failed(503, **{"Retry-After": "7"}), ok("done")])
     assert time.slept == pytest.approx([7.1])
-
-
-def test_retry_after_beyond_the_deadline_raises_the_servers_words_at_once() -> None:
     time = Time()
     with pytest.raises(Unavailable, match="busy"):
         client(Script(failed(503, "", "busy", **{"Retry-After": "61"})), time).predict("m", "text")

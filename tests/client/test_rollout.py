@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.client.script import Fake, failed, ok
+from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.management import ManagementError
@@ -178,13 +179,10 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
     assert (5.0, True) in waits
 
 
-@pytest.mark.parametrize(
-    ("config", "wanted", "words"),
-    [
-        ("batchSize: 32\nmaxBatchDelay: 1", {}, "batch_size 8 -> 32, max_batch_delay 5 -> 1 ms, 1 worker"),
-        ("batchSize: 32\nmaxBatchDelay: 5", {"batch_size": 4}, "batch_size 8 -> 4, max_batch_delay 5 ms, 1 worker"),
-        ("batchSize: 0\nmaxBatchDelay: soon", {}, "batch_size 8, max_batch_delay 5 ms, 1 worker"),
-    ],
+@table(
+    ("batchSize: 32\nmaxBatchDelay: 1", {}, "batch_size 8 -> 32, max_batch_delay 5 -> 1 ms, 1 worker"),
+    ("batchSize: 32\nmaxBatchDelay: 5", {"batch_size": 4}, "batch_size 8 -> 4, max_batch_delay 5 ms, 1 worker"),
+    ("batchSize: 0\nmaxBatchDelay: soon", {}, "batch_size 8, max_batch_delay 5 ms, 1 worker"),
 )
 def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     config: str, wanted: dict[str, Any], words: str, store: Path
@@ -197,12 +195,9 @@ def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     assert [f" {sizes[0]}, " in words, f" {sizes[1]} ms" in words] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("second", "error", "words"),
-    [
-        (FakeServer(refused="POST"), RolloutFailed, "node-2: no room; no node has changed"),
-        (FakeServer(is_away=True), NodesFailed, r"node-2: no TorchServe answers at .*; done: node-1"),
-    ],
+@table(
+    (FakeServer(refused="POST"), RolloutFailed, "node-2: no room; no node has changed"),
+    (FakeServer(is_away=True), NodesFailed, r"node-2: no TorchServe answers at .*; done: node-1"),
 )
 def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(
     second: FakeServer, error: type[Exception], words: str, store: Path
@@ -247,27 +242,24 @@ def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
     assert (list(server.versions), names(store)) == (["1.0"], {"m"})
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "words"),
-    [
-        ("other", "2.0", "new contains the model other, not m"),
-        (MODEL, "1.0", r"version 1\.0 of new is already registered: raise `version`"),
-    ],
+@table(
+    (lambda to: write(to / "new", "2.0", name="other"), {"archive": "new"}, "new contains the model other, not m"),
+    (lambda to: write(to / "new", "1.0"), {"archive": "new"}, r"version 1\.0 of new is already registered: raise `ver"),
+    # It was built again, so it is not copied.
+    (
+        lambda to: (to / "m" / "build.json").write_text('{"made_s": 4e9}'),
+        {"batch_size": 4},
+        r"^m was built after version 1\.0 was registered: raise `version`",
+    ),
 )
-def test_archive_of_another_model_or_of_a_version_that_serves_is_refused(
-    name: str, version: str, words: str, store: Path
+def test_archive_that_cannot_be_the_next_version_is_refused(
+    prepare: Callable[[Path], object], wanted: Any, words: str, store: Path
 ) -> None:
-    write(store / "new", version, name=name)
+    prepare(store)
     server = FakeServer()
     with pytest.raises(RolloutFailed, match=words):
-        rollouts(store, server).run(MODEL, Registration(archive="new"))
+        rollouts(store, server).run(MODEL, Registration(**wanted))
     assert (server.state, server.registered) == (("1.0", ["1.0"]), {})
-
-
-def test_archive_that_was_built_again_is_not_copied(store: Path) -> None:
-    (store / "m" / "build.json").write_text('{"made_s": 4e9}')
-    with pytest.raises(RolloutFailed, match=r"^m was built after version 1\.0 was registered: raise `version`"):
-        rollouts(store, FakeServer()).run(MODEL, Registration(batch_size=4))
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +295,9 @@ def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway
     assert gateway.canary is not None and {server.default for server in gateway.servers} == {"1.0"}
 
 
-@pytest.mark.parametrize(
-    ("end", "kept", "retired", "copies"),
-    [("promote", "1.0-r2", "1.0", {"m", "m@1.0-r2"}), ("abort", "1.0", "1.0-r2", {"m"})],
+@table(
+    ("promote", "1.0-r2", "1.0", {"m", "m@1.0-r2"}),
+    ("abort", "1.0", "1.0-r2", {"m"}),
 )
 def test_canary_that_ends_leaves_one_version_everywhere_and_no_needless_copy(
     end: str, kept: str, retired: str, copies: set[str], store: Path

@@ -1,8 +1,7 @@
 from pathlib import Path
 
-import pytest
-
 from handlers import errors
+from tests.tables import table
 from torchserve_client import worker_log
 from torchserve_client.worker_log import WorkerLog, find_reason
 
@@ -21,16 +20,13 @@ IMPORT_CHAIN = [
 INVALID = "Cannot load m: InvalidConfig: handler: archh: unknown"
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], None),
-        (["Torch worker started.", "Connection accepted"], None),
-        (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
-        (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
-        ([INVALID, *IMPORT_CHAIN], INVALID),
-        (["Backend worker process died."], "the worker died without a message"),
-    ],
+@table(
+    ([], None),
+    (["Torch worker started.", "Connection accepted"], None),
+    (["Traceback (most recent call last):", "ValueError: of a single batch"], None),
+    (IMPORT_CHAIN, "ModuleNotFoundError: No module named 'scipy'"),
+    ([INVALID, *IMPORT_CHAIN], INVALID),
+    (["Backend worker process died."], "the worker died without a message"),
 )
 def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) -> None:
     assert find_reason(messages) == reason

@@ -24,6 +24,7 @@ with step("outer"):
 show([("URL", "http://x/")])
 """
 COMMAND = [sys.executable, "-c", PROGRAM]
+VARIABLES = {**os.environ, "TERM": "xterm"}
 COLOUR = "\x1b[3"
 HOLDER = """
 import sys
@@ -36,23 +37,24 @@ with make_work_folder(".build-", Path(sys.argv[1])) as folder:
 """
 
 
-def test_elsewhere_a_step_of_two_seconds_is_one_line_and_nothing_is_coloured() -> None:
-    variables = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
+def test_step_of_two_seconds_is_a_line_and_a_terminal_shows_what_runs_with_colour_unless_no_color_is_set() -> None:
+    terminals = [pty.openpty() for _ in range(2)]
+    programs = [
+        subprocess.Popen(COMMAND, cwd=ROOT, env={**VARIABLES, "NO_COLOR": no_color}, stdout=terminal, stderr=terminal)
+        for (_, terminal), no_color in zip(terminals, ("", "1"), strict=True)
+    ]
+    variables = {**VARIABLES, "FORCE_COLOR": "1"}
     done = subprocess.run(COMMAND, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("URL        http://x/\n", "slow (2 s)\nouter (2 s)\n")
-
-
-@pytest.mark.parametrize("no_color", ["", "1"])
-def test_terminal_shows_what_runs_with_colour_unless_no_color_is_set(no_color: str) -> None:
-    (controller, terminal), text = pty.openpty(), ""
-    variables = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
-    with subprocess.Popen(COMMAND, cwd=ROOT, env=variables, stdout=terminal, stderr=terminal):
-        os.close(terminal)
-        while "http" not in text:
-            text += os.read(controller, 65536).decode()
-    os.close(controller)
-    # A live line is overwritten, and removed at the end.
-    assert text.count("slow") > 2 and "slow (2 s)\r\n" in text and (COLOUR in text) is not bool(no_color)
+    for (controller, terminal), program, is_coloured in zip(terminals, programs, (True, False), strict=True):
+        text = ""
+        with program:
+            os.close(terminal)
+            while "http" not in text:
+                text += os.read(controller, 65536).decode()
+        os.close(controller)
+        # A live line is overwritten, and removed at the end.
+        assert text.count("slow") > 2 and "slow (2 s)\r\n" in text and (COLOUR in text) is is_coloured
 
 
 def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_living_one_stays(tmp_path: Path) -> None:

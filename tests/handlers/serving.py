@@ -153,20 +153,3 @@ class DoublingHandler(BatchHandler[HandlerConfig, float]):
 
     def split(self, outputs: Outputs, items: Any) -> list[Any]:
         return [float(number) for number in outputs["doubles"]]
-
-
-DATATYPES = {str: "BYTES", int: "INT64", float: "FP32"}
-
-
-def inquiry(**tensors: list[Any]) -> dict[str, Any]:
-    inputs = [
-        {"name": name, "datatype": DATATYPES[type(data[0])], "shape": [len(data), 1], "data": data}
-        for name, data in tensors.items()
-    ]
-    return {"body": {"inputs": inputs}}
-
-
-def columns(answer: Answer) -> dict[str, Any]:
-    assert answer.status == 200, answer
-    outputs = answer.body["outputs"]
-    return {output["name"]: np.array(output["data"], object).reshape(output["shape"]).tolist() for output in outputs}

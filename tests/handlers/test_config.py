@@ -1,34 +1,37 @@
+"""Settings and options, of a task's own class or a user's: plain, a dataclass, or both."""
+
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zipfile import ZipFile
 
 import pytest
 import ts
+from pydantic import Field
 
-from handlers.config import FRONTEND_NAMES, HandlerConfig, check_names, parse, parse_options
+from handlers.config import FRONTEND_NAMES, HandlerConfig, NoOptions, check_names, parse, parse_options
 from handlers.continuous.mode import resolve_mode
 from handlers.errors import InvalidConfig, InvalidOption
+from handlers.pipeline.declared import complete
 from handlers.tensor_models.config import TensorsConfig
 from handlers.text.config import LanguageIdOptions
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
+from tests.tables import table
 
 LEVELS = {"priority_levels": 3, "default_priority": 4}
 MANY = {"archh": 1, "top_k": 0, "threads": -1, "scheduling": {"mod": 1, "queue_timeout_ms": -1}}
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        *(({1: 2}, ["mapping"]), ({"arch": "a", "max_batch_items": True}, ["max_batch_items", "integer"])),
-        ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
-        ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
-        ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
-        ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
-        ({"arch": "a", "scheduling": {"latency_target_ms": float("inf")}}, ["latency_target_ms"]),
-        ({"arch": "a", "scheduling": {"latency_target_ms": 5, "max_latency_ms": 5}}, ["max_latency_ms: unknown name"]),
-        ({"arch": "a", "scheduling": LEVELS}, ["default_priority 4", "priority_levels 3"]),
-        (MANY, ["archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"]),
-    ],
+@table(
+    *(({1: 2}, ["mapping"]), ({"arch": "a", "max_batch_items": True}, ["max_batch_items", "integer"])),
+    ({"arch": "a", "engine": "tensorrt"}, ["engine", "openvino"]),
+    ({"arch": "a", "std": [1, 1, 0]}, ["std.2: Input should be greater than 0"]),
+    ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
+    ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
+    ({"arch": "a", "scheduling": {"latency_target_ms": float("inf")}}, ["latency_target_ms"]),
+    ({"arch": "a", "scheduling": {"latency_target_ms": 5, "max_latency_ms": 5}}, ["max_latency_ms: unknown name"]),
+    ({"arch": "a", "scheduling": LEVELS}, ["default_priority 4", "priority_levels 3"]),
+    (MANY, ["archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"]),
 )
 def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any, words: list[str]) -> None:
     with pytest.raises(InvalidConfig) as raised:
@@ -65,15 +68,12 @@ def test_unknown_name_is_refused_with_the_one_that_was_meant_or_its_place() -> N
     assert not [word for word in (*words, "latency_target_ms?") if word not in str(below.value)]
 
 
-@pytest.mark.parametrize(
-    ("name", "now"),
-    [
-        *(("max_items", "now max_batch_items"), ("max_tokens", "now max_batch_tokens")),
-        ("max_instances", "now max_request_items"),
-        ("max_batch_size", "now max_batch_items for one run of the model and max_request_items for one request"),
-        ("split_requests", "removed; max_request_items may exceed max_batch_items"),
-        ("scheduling: max_batch_items", "it belongs directly under handler:"),
-    ],
+@table(
+    *(("max_items", "now max_batch_items"), ("max_tokens", "now max_batch_tokens")),
+    ("max_instances", "now max_request_items"),
+    ("max_batch_size", "now max_batch_items for one run of the model and max_request_items for one request"),
+    ("split_requests", "removed; max_request_items may exceed max_batch_items"),
+    ("scheduling: max_batch_items", "it belongs directly under handler:"),
 )
 def test_former_name_of_a_limit_is_refused_with_the_new_one(name: str, now: str) -> None:
     section, _, inner = name.partition(": ")
@@ -82,14 +82,11 @@ def test_former_name_of_a_limit_is_refused_with_the_new_one(name: str, now: str)
     assert str(raised.value) == f"handler: {name}: unknown name ({now})"
 
 
-@pytest.mark.parametrize(
-    ("named", "settings", "mode"),
-    [
-        *(({}, {}, "classic"), ({}, {"continuousBatching": "true"}, "classic")),
-        ({"mode": "auto"}, {"continuousBatching": True}, "adaptive"),
-        ({"mode": "classic"}, {"continuousBatching": True}, "classic"),
-        ({"mode": "adaptive"}, {}, "adaptive"),
-    ],
+@table(
+    *(({}, {}, "classic"), ({}, {"continuousBatching": "true"}, "classic")),
+    ({"mode": "auto"}, {"continuousBatching": True}, "adaptive"),
+    ({"mode": "classic"}, {"continuousBatching": True}, "classic"),
+    ({"mode": "adaptive"}, {}, "adaptive"),
 )
 def test_mode_left_open_is_adaptive_where_torchserve_lets_it(named: Any, settings: dict[str, Any], mode: str) -> None:
     own = {"scheduling": {"max_queue_items": 7, **named}, "max_batch_items": 3}
@@ -107,3 +104,43 @@ def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted() -> None:
     for name in ("__dataclass_self__", "self"):
         with pytest.raises(InvalidOption, match=r"Known options: top_k, threshold, label_prefix\."):
             parse_options(LanguageIdOptions, {name: 1})
+
+
+class Inherited(HandlerConfig):
+    palette: str = "palette.csv"
+    shades: list[int] = Field(default=[1, 2])
+    max_batch_items = 8
+
+
+class Plain:
+    palette = "palette.csv"
+    shades: Annotated[list[int], Field(max_length=2)] = [1, 2]  # noqa: RUF012
+    max_batch_items = 8
+
+
+@dataclass
+class Data:
+    palette: str = "palette.csv"
+    shades: list[int] = field(default_factory=lambda: [1, 2])
+    max_batch_items: int = 8
+
+
+@pytest.mark.parametrize("kind", [Inherited, Plain, Data])
+def test_settings_of_any_class_are_checked_and_have_those_of_every_task(kind: type) -> None:
+    settings = complete(kind, HandlerConfig)
+    read: Any = parse(settings, {"shades": [3], "threads": 2})
+    assert read.precision == "auto" and issubclass(settings, HandlerConfig)
+    assert (read.palette, read.shades, read.threads, read.max_batch_items) == ("palette.csv", [3], 2, 8)
+    with pytest.raises(InvalidConfig, match="palete: unknown name"):
+        parse(settings, {"palete": ""})
+    with pytest.raises(InvalidConfig, match="palette: Input should be a valid"):
+        parse(settings, {"palette": 3})
+    assert complete(settings, HandlerConfig) is settings
+
+
+@pytest.mark.parametrize("kind", [Plain, Data])
+def test_options_of_any_class_are_checked(kind: type) -> None:
+    options = complete(kind, NoOptions)
+    assert parse_options(options, {"palette": "a"}).palette == "a"
+    with pytest.raises(InvalidOption, match=r"foo: Unexpected keyword argument\. Known options: palette, .*shades"):
+        parse_options(options, {"foo": 3})

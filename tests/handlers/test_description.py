@@ -1,16 +1,21 @@
-"""A model's metadata, as a worker returns it."""
+"""A model's metadata, as a worker returns it, and the proofs in it."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from deploy.archives.precision.answers import make_proof
 from handlers.archive_files import BUILD, Build
+from handlers.proofs import Proof, read_proofs
 from handlers.tasks.question_answering import QuestionAnsweringHandler
-from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from tests import tiny_models
-from tests.handlers.serving import DoublingHandler, Made, Patch, columns, inquiry, serve, started
+from tests.handlers.cpu_graphs import GPU
+from tests.handlers.serving import DoublingHandler, Patch, serve, started
+from tests.handlers.tensor_models.models import columns, inquiry
+from tests.hostile.target import STAGED
+from tests.tables import table
 
 ASKED = {"X-Model-Metadata": "1", "host": "localhost"}
 
@@ -29,7 +34,7 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
     rows: list[Any] = [b"2", {}, b"not a number", {"body": b"8"}]
     answers = serve(handler, rows, [plain, ASKED, plain, {"x-model-metadata": "yes"}])
     assert ([answer.status for answer in answers], answers[0].body) == ([200, 200, 422, 200], 4.0)
-    assert answers[1].body == answers[3].body
+    assert answers[1].body == answers[3].body and "X-Model-Version" not in answers[0].headers
     assert answers[1].body == {
         **{"name": "model", "version": None, "platform": "torchserve_torch", "task": "serving", "mode": "classic"},
         **{"inputs": [tensor("number", "BYTES", -1, 1)], "outputs": [tensor("result", "BYTES", -1)]},
@@ -39,11 +44,11 @@ def test_metadata_is_answered_beside_items_without_the_engine(tmp_path: Path) ->
     assert handler.module.batches == [[2.0]]
 
 
-@pytest.mark.builds
-def test_device_is_the_engines_and_not_the_workers(staged_example: Made, monkeypatch: Patch) -> None:
+def test_device_is_the_engines_and_not_the_workers(tmp_path: Path, monkeypatch: Patch) -> None:
     """OpenVINO runs on the CPU of a worker that has a GPU."""
-    monkeypatch.setattr("handlers.base._device", lambda _: torch.device("cuda", 0))
-    handler = started(SentenceEmbeddingHandler(), staged_example("sentence-embedding"), {"engine": "openvino"})
+    monkeypatch.setattr("handlers.base._device", lambda _: GPU)
+    task, folder, settings = STAGED["image_classification"](tmp_path)
+    handler = started(task, folder, {**settings, "engine": "openvino"})
     assert serve(handler, [{}], [ASKED])[0].body["device"] == "cpu"
 
 
@@ -61,3 +66,25 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
     assert list(columns(good)) == list(outputs)
     words = "The inputs must be named QUESTION, passage; options: align_to_words, max_answer_tokens, top_k."
     assert (former.status, former.body) == (400, {"error": words})
+
+
+@table(
+    *(("top-1", 0.99, 100, True, False), ("top-1", 0.95, 20, False, False), ("labels", 0.9, 20, False, True)),
+    *(("top-1", 0.98, 100, False, True), ("vectors", 0.98, 20, False, True)),
+)
+def test_answers_refute_a_precision(measure: Any, agreement: float, samples: int, holds: bool, is_refuted: Any) -> None:
+    found = Proof(measure, agreement, None, samples, 0.99)
+    assert (found.holds, found.is_refuted) == (holds, is_refuted)
+    assert read_proofs({"bf16": found.to_json()}) == {"bf16": found}
+
+
+def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken() -> None:
+    nothing = Proof("top-1", 0.0, 0.01, 0, 0.99, "20 near ties left out")
+    assert str(nothing).startswith("top-1: nothing compared, since no answer in fp32 is clear, largest change 0.0100")
+    assert "show 0.85 at most; --validate with 300 or more" in Proof("top-1", 1.0, 0.01, 20, 0.99).weakness
+    assert not Proof("top-1", 1.0, 0.01, 300, 0.99).weakness
+    rows = [np.array([[0.9, 0.1]])] * 2
+    broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
+    assert (broken.holds, broken.is_refuted, broken.broken) == (False, True, 1)
+    with pytest.raises(ValueError, match="other fields"):
+        read_proofs({"bf16": {"agreement": 1.0}})

@@ -1,38 +1,66 @@
-"""A small HTTP server on a real socket, in a thread."""
+"""Small HTTP servers on real sockets, in one thread."""
 
 import asyncio
+import functools
+import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run in the event loop of all servers, in a separate thread."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(60)
+
+
+class Server:
+    def __init__(self, handler: Handler, path: str = "/{path:.*}") -> None:
+        self._handler, self._path = handler, path
+        self.port = 0
+        self.open()
+
+    def open(self) -> None:
+        """Listen; after `close`, on the same port."""
+        self._socket = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._socket.getsockname()[1]
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_route("*", self._path, self._handler)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01)
+
+        run(self._runner.setup())
+        run(web.SockSite(self._runner, self._socket).start())
+
+    def close(self) -> None:
+        """Close the port and reset its connections, as a process that is killed does."""
+
+        async def end() -> None:
+            # A connection accepted while its server closes would never be closed.
+            asyncio.get_running_loop().remove_reader(self._socket)
+            await asyncio.sleep(0.01)
+            await self._runner.cleanup()
+
+        if self._runner.server is not None:
+            run(end())
 
 
 @contextmanager
-def serving(answer: Answer, *, path: str = "/predictions/{model}") -> Iterator[str]:
+def serving(answer: Handler, *, path: str = "/predictions/{model}") -> Iterator[str]:
     """Respond on a path until the end of the block; yield the address."""
-    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        app = web.Application(client_max_size=1 << 24)
-        app.router.add_route("*", path, answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        is_over = asyncio.Event()
-        started.set_result((f"http://{host}:{port}", asyncio.get_running_loop(), is_over))
-        await is_over.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    url, loop, is_over = started.result(10)
+    server = Server(answer, path)
     try:
-        yield url
+        yield f"http://127.0.0.1:{server.port}"
     finally:
-        loop.call_soon_threadsafe(is_over.set)
-        thread.join()
+        server.close()

@@ -10,21 +10,19 @@ from aiohttp import web
 from load.__main__ import main
 from load.arguments import numbers, parser
 from tests.load.fake_server import serving
+from tests.tables import table
 
 # No server listens there.
 NOWHERE = "http://127.0.0.1:1"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("16", (16,)),
-        ("1,2,4", (1, 2, 4)),
-        ("1:64:x2", (1, 2, 4, 8, 16, 32, 64)),
-        ("10:200:50", (10, 60, 110, 160)),
-        ("2:5", (2, 3, 4, 5)),
-        ("0.1:0.3:0.1", (0.1, 0.2, pytest.approx(0.3))),
-    ],
+@table(
+    ("16", (16,)),
+    ("1,2,4", (1, 2, 4)),
+    ("1:64:x2", (1, 2, 4, 8, 16, 32, 64)),
+    ("10:200:50", (10, 60, 110, 160)),
+    ("2:5", (2, 3, 4, 5)),
+    ("0.1:0.3:0.1", (0.1, 0.2, pytest.approx(0.3))),
 )
 def test_numbers_of_a_range_are_listed(text: str, expected: tuple[float, ...]) -> None:
     assert numbers(float)(text) == expected
@@ -49,30 +47,27 @@ def test_short_flags_and_ranges_are_parsed() -> None:
     assert parser().parse_args(["run", "-m", "m", "-i", "a", "--rate", "10:30:10"]).rate == (10, 20, 30)
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ((), "one of the arguments --concurrency"),
-        (("--concurrency", "1", "--rate", "2"), "not allowed with"),
-        (("--concurrency", "many"), "'many': write whole numbers"),
-        (("--concurrency", "1", "--duration", "soon"), "'soon' is not a duration: write 120, 120s, 500ms or 2m"),
-        (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "the address of a server: write http://HOST:PORT"),
-        (("--concurrency", "1", "--percentile", "101"), "'101' is not a number above 0, at most 100"),
-        (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
-        (("--rate", "1:9", "--binary-search"), "unrecognized arguments: --binary-search"),
-        (("--concurrency", "1", "--input", "absent.jpg"), "cannot read absent.jpg"),
-        (("--concurrency", "1", "--expect", "absent.json"), "cannot read absent.json"),
-        (("--concurrency", "1", "--expect", __file__), "test_arguments.py is not JSON"),
-        (("--concurrency", "1", "--expect", "two.json"), "two.json has no answer for texts.txt:2: write {name of"),
-        (("--concurrency", "1", "--model", "n", "--out", "run.json"), "name a folder"),
-        (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
-        (("--concurrency", "1", "--html", "."), "cannot write .: Is a directory"),
-        (("--concurrency", "1", "--url", NOWHERE), f"nothing answers at {NOWHERE}: start the server"),
-        (("--concurrency", "1", "--model-version", "bad"), "first request, texts.txt:1, was 415: no image"),
-    ],
+@table(
+    ((), "one of the arguments --concurrency"),
+    (("--concurrency", "1", "--rate", "2"), "not allowed with"),
+    (("--concurrency", "many"), "'many': write whole numbers"),
+    (("--concurrency", "1", "--duration", "soon"), "'soon' is not a duration: write 120, 120s, 500ms or 2m"),
+    (("--concurrency", "1", "--url", "http://a:1,http://b:1"), "the address of a server: write http://HOST:PORT"),
+    (("--concurrency", "1", "--percentile", "101"), "'101' is not a number above 0, at most 100"),
+    (("--concurrency", "1", "--scenario", "Server"), "unrecognized arguments: --scenario"),
+    (("--rate", "1:9", "--binary-search"), "unrecognized arguments: --binary-search"),
+    (("--concurrency", "1", "--input", "absent.jpg"), "cannot read absent.jpg"),
+    (("--concurrency", "1", "--expect", "absent.json"), "cannot read absent.json"),
+    (("--concurrency", "1", "--expect", __file__), "test_arguments.py is not JSON"),
+    (("--concurrency", "1", "--expect", "two.json"), "two.json has no answer for texts.txt:2: write {name of"),
+    (("--concurrency", "1", "--model", "n", "--out", "run.json"), "name a folder"),
+    (("--concurrency", "1", "--out", "/dev/null/run.json"), "cannot write /dev/null/run.json"),
+    (("--concurrency", "1", "--html", "."), "cannot write .: Is a directory"),
+    (("--concurrency", "1", "--url", NOWHERE), f"nothing answers at {NOWHERE}: start the server"),
+    (("--concurrency", "1", "--model-version", "bad"), "first request, texts.txt:1, was 415: no image"),
 )
 def test_call_that_makes_no_sense_is_one_line_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: Sequence[str], words: str
+    more: Sequence[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text="no image", status=415 if request.match_info["model"] == "m/bad" else 200)

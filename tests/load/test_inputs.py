@@ -7,6 +7,7 @@ import pytest
 
 from load.errors import LoadError
 from load.inputs import Input, Inputs, read
+from tests.tables import table
 
 
 @pytest.fixture
@@ -26,17 +27,14 @@ JPG, ONE = Input(b"jpg", "image/jpeg", "a.jpg"), Input(b'{"data": [1, 2]}', "app
 TEXT = "text/plain; charset=utf-8"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("images", [JPG, Input(b"png", "image/png", "b.PNG")]),
-        ("texts.txt", [Input(b"one", TEXT, "texts.txt:1"), Input(b"two", TEXT, "texts.txt:3")]),
-        ("many.jsonl", [Input(b"[1]", "application/json", "many.jsonl:1")]),
-        ("one.json", [ONE]),
-        ("other", [Input(b"?", "application/octet-stream", "other")]),
-    ],
+@table(
+    ("images", [JPG, Input(b"png", "image/png", "b.PNG")]),
+    ("texts.txt", [Input(b"one", TEXT, "texts.txt:1"), Input(b"two", TEXT, "texts.txt:3")]),
+    ("many.jsonl", [Input(b"[1]", "application/json", "many.jsonl:1")]),
+    ("one.json", [ONE]),
+    ("other", [Input(b"?", "application/octet-stream", "other")]),
 )
-def test_read_of_a_path_goes_by_its_name(folder: Path, name: str, expected: list[Input]) -> None:
+def test_read_of_a_path_goes_by_its_name(name: str, expected: list[Input], folder: Path) -> None:
     assert list(read([folder / name]).items) == expected
 
 

@@ -14,6 +14,7 @@ from load.inputs import Inputs
 from load.results import Exchange, Recording
 from load.run_file import Run, Step, make_step
 from load.schedules import Poisson
+from tests.tables import table
 
 TIMING = 'decode;dur=2.00, wait;dur=1.00, forward;dur=40.00, encode;dur=0.50, batch;desc="4"'
 
@@ -38,16 +39,13 @@ def run(label: str = "ours", *throughputs_per_s: float) -> Run:
     return Run(label, "2026-01-01T00:00:00+00:00", "m", "http://x/predictions/m", {"batchSize": 4}, {}, ["a"], steps)
 
 
-@pytest.mark.parametrize(
-    ("percentile", "is_valid", "verdict"),
-    [
-        (None, True, "NOT MET"),
-        (49.0, True, "met"),
-        (100 * 250 / 502, True, "met"),
-        # An invalid step proves nothing.
-        (49.0, False, "unknown, the step is NOT VALID"),
-        (None, False, "unknown, the step is NOT VALID"),
-    ],
+@table(
+    (None, True, "NOT MET"),
+    (49.0, True, "met"),
+    (100 * 250 / 502, True, "met"),
+    # An invalid step proves nothing.
+    (49.0, False, "unknown, the step is NOT VALID"),
+    (None, False, "unknown, the step is NOT VALID"),
 )
 def test_verdict_has_every_outcome_of_a_step_and_the_first_refusal(
     percentile: float | None, is_valid: bool, verdict: str
@@ -128,17 +126,15 @@ def test_runs_are_compared_by_the_repeats_of_each_load_that_are_valid_in_both() 
     assert "no valid load in common" in report.text([run("a", 50), replace(run("b"), steps=run("b").steps[1:])])
 
 
-def test_curve_of_the_page_has_one_point_a_load_in_the_order_of_clients() -> None:
+def test_curve_of_the_page_has_one_point_a_load_in_the_order_of_clients_and_the_distribution_its_percentiles() -> None:
     # Repeats of 16 and 2 clients in the order of their measurement; throughput falls with more clients.
     loads = [(repeat, *load) for repeat in (1, 2, 3) for load in ((16, 30), (2, 38 + repeat))]
     steps = [step(ClosedLoop(clients), per_s, repeat) for repeat, clients, per_s in loads]
     points = page.curve(replace(run(), steps=steps))
     assert [(point.name, round(point.throughput_per_s)) for point in points] == [("2 clients", 40), ("16 clients", 30)]
-
-
-def test_distribution_of_the_page_has_the_percentiles_of_its_curve() -> None:
-    steps = [step(ClosedLoop(8), 50, repeat, slower) for repeat, slower in ((1, 1), (2, 2), (3, 9))]
-    shown = replace(run(), steps=steps)
+    shown = replace(
+        run(), steps=[step(ClosedLoop(8), 50, repeat, slower) for repeat, slower in ((1, 1), (2, 2), (3, 9))]
+    )
     distribution = page._figure([shown]).data[2]
     assert dict(zip(distribution.x, distribution.y, strict=True))[100] == page.curve(shown)[0].latency_ms["p99"]
 

@@ -8,6 +8,7 @@ import pytest
 from load.results import NO_ANSWER, Exchange, Latencies, Recording, Summary, Verdict, parse_timing, summarise
 from load.schedules import Constant, Poisson
 from load.search import find_highest, meets_target
+from tests.tables import table
 
 
 def exchange(due_s: float, answered_s: float, status: int = 200, client: int = 0, sent_s: float = -1) -> Exchange:
@@ -22,18 +23,15 @@ def opened(*exchanges: Exchange, threshold_ms: float | None = None) -> Summary:
     return summarise(Recording(list(exchanges), opens_s=0, closes_s=10), False, threshold_ms)
 
 
-@pytest.mark.parametrize(
-    ("values_ms", "percent", "expected_ms"),
-    [
-        ([7], 50, 7),
-        ([1, 2], 50, 1),
-        ([1, 2], 1e-9, 1),
-        # The example of nearest rank in Wikipedia, "Percentile".
-        ([15, 20, 35, 40, 50], 40, 20),
-        ([15, 20, 35, 40, 50], 50, 35),
-        (range(1, 101), 99, 99),
-        (range(1, 1001), 99.9, 999),
-    ],
+@table(
+    ([7], 50, 7),
+    ([1, 2], 50, 1),
+    ([1, 2], 1e-9, 1),
+    # The example of nearest rank in Wikipedia, "Percentile".
+    ([15, 20, 35, 40, 50], 40, 20),
+    ([15, 20, 35, 40, 50], 50, 35),
+    (range(1, 101), 99, 99),
+    (range(1, 1001), 99.9, 999),
 )
 def test_percentile_of_known_values_is_nearest_rank(values_ms: list[float], percent: float, expected_ms: float) -> None:
     assert Latencies(value / 1e3 for value in values_ms).percentile_ms(percent) == pytest.approx(expected_ms)
@@ -49,24 +47,14 @@ def test_throughput_of_a_closed_loop_is_the_sum_of_its_clients_own_rates() -> No
     assert closed(*bursts).throughput_per_s == pytest.approx(4)
 
 
-def test_throughput_of_an_open_loop_is_what_came_within_the_window_whenever_it_was_due() -> None:
-    summary = opened(exchange(-1, 0.5), exchange(1, 2), exchange(9, 9.9), exchange(9.5, 10.5), exchange(-2, -1))
-    assert summary.throughput_per_s == 0.3
-    # Latencies cover all requests that were due in it.
-    assert summary.completed == 3
-
-
-@pytest.mark.parametrize(
-    ("due_s", "answered_s", "requests", "responses"),
-    [
-        # The window is 0 <= t < 10: the first request due in it counts, and the last response in it.
-        (0.0, 1.0, 1, 1),
-        (-0.001, 1.0, 0, 1),
-        (-1.0, 0.0, 0, 1),
-        (-1.0, -0.001, 0, 0),
-        (9.998, 9.999, 1, 1),
-        (9.0, 10.0, 1, 0),
-    ],
+@table(
+    # The window is 0 <= t < 10: the first request due in it counts, and the last response in it.
+    (0.0, 1.0, 1, 1),
+    (-0.001, 1.0, 0, 1),
+    (-1.0, 0.0, 0, 1),
+    (-1.0, -0.001, 0, 0),
+    (9.998, 9.999, 1, 1),
+    (9.0, 10.0, 1, 0),
 )
 def test_window_counts_requests_from_its_opening_and_responses_until_before_its_closing(
     due_s: float, answered_s: float, requests: int, responses: int
@@ -120,19 +108,16 @@ def test_every_reason_not_to_believe_a_run_is_named() -> None:
     assert summary.requests == 6
 
 
-@pytest.mark.parametrize(
-    ("header", "durations_ms", "batch"),
-    [
-        (
-            'decode;dur=1.61, wait;dur=2.40, forward;dur=178.20, encode;dur=0.04, batch;desc="8"',
-            {"decode": 1.61, "wait": 2.4, "forward": 178.2, "encode": 0.04},
-            8,
-        ),
-        ("cache;desc=hit;dur=1", {}, None),
-        ("batch;desc=12", {}, 12),
-        ('forward;dur=1.2.3, decode;dur=., batch;desc="0"', {}, None),
-        (";;;,,=", {}, None),
-    ],
+@table(
+    (
+        'decode;dur=1.61, wait;dur=2.40, forward;dur=178.20, encode;dur=0.04, batch;desc="8"',
+        {"decode": 1.61, "wait": 2.4, "forward": 178.2, "encode": 0.04},
+        8,
+    ),
+    ("cache;desc=hit;dur=1", {}, None),
+    ("batch;desc=12", {}, 12),
+    ('forward;dur=1.2.3, decode;dur=., batch;desc="0"', {}, None),
+    (";;;,,=", {}, None),
 )
 def test_server_timing_is_parsed_as_far_as_it_is_understood(
     header: str, durations_ms: dict[str, float], batch: int | None
@@ -166,16 +151,13 @@ def test_poisson_gaps_are_exponential_and_those_of_the_seed() -> None:
     assert fmean(gap_s > 0.01 for gap_s in gaps_s) == pytest.approx(0.3679, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("loads", "limit", "expected"),
-    [
-        (range(10, 101, 10), 57, 50),
-        (range(10, 101, 10), 1000, 100),
-        (range(10, 101, 10), 10, 10),
-        (range(10, 101, 10), 9, None),
-        ([1, 2], 1, 1),
-        ([1, 2, 4, 8, 16], 15, 8),
-    ],
+@table(
+    (range(10, 101, 10), 57, 50),
+    (range(10, 101, 10), 1000, 100),
+    (range(10, 101, 10), 10, 10),
+    (range(10, 101, 10), 9, None),
+    ([1, 2], 1, 1),
+    ([1, 2, 4, 8, 16], 15, 8),
 )
 def test_highest_of_a_known_limit_is_found(loads: list[int], limit: int, expected: int | None) -> None:
     found = find_highest(loads, lambda load: load, lambda measured: measured <= limit)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import torchserve_batching.__main__ as command
+from deploy.archives import __main__ as archives
 from deploy.models import ROOT
+from tests.tables import table
 from torchserve_client.version import VERSION
 
 # Each call of the program starts Python.
@@ -22,11 +24,18 @@ def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["init", "archive", "serve", "start", "status", "gateway", "ray", "describe", "load"])
-def test_help_of_a_command_names_it_and_ends_with_two_examples(name: str) -> None:
-    done = run(name, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: torchserve-batching {name}")
-    examples = done.stdout.rpartition("examples:\n")[2].strip().splitlines()
+def test_help_of_a_command_names_it_and_ends_with_two_examples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(command.PLACE, str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    # It would fork the process of the tests.
+    monkeypatch.setattr(archives, "run_in_child", archives.main)
+    with pytest.raises(SystemExit, match="0"):
+        raise SystemExit(command.main([name, "--help"]))
+    out, err = capfd.readouterr()
+    assert (out.startswith(f"usage: torchserve-batching {name}"), err) == (True, "")
+    examples = out.rpartition("examples:\n")[2].strip().splitlines()
     assert len(examples) == 2 and f"torchserve-batching {name}" in examples[0]
 
 
@@ -43,20 +52,17 @@ def test_table_lists_every_command_once_without_missing_packages(
     assert "\n  ray " not in printed.out and printed.err.startswith("torchserve-batching: unknown command ray: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"),
-    [
-        (["--version"], 0, f"torchserve-batching {VERSION}\n"),
-        (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
-        (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
-        (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),
-        (["init", "/proc/x"], 1, "init: /proc/x: No such file or directory"),
-        (["serve"], 1, "serve: no models.yaml in "),
-        (["serve", "m.mar", "--port", "99999"], 2, "'99999' is not a whole number of 0 or more and at most 65535; "),
-        (["serve", "nothing.mar"], 1, "serve: no archive nothing.mar; torchserve-batching archive builds archives"),
-        (["rollout", "m", "--to", "../1"], 2, "argument --to: '../1' is not a valid name: use 1 to 128 letters"),
-        (["--management-url", "http://127.0.0.1:9", "describe"], 2, "torchserve-batching: "),
-    ],
+@table(
+    (["--version"], 0, f"torchserve-batching {VERSION}\n"),
+    (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
+    (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
+    (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),
+    (["init", "/proc/x"], 1, "init: /proc/x: No such file or directory"),
+    (["serve"], 1, "serve: no models.yaml in "),
+    (["serve", "m.mar", "--port", "99999"], 2, "'99999' is not a whole number of 0 or more and at most 65535; "),
+    (["serve", "nothing.mar"], 1, "serve: no archive nothing.mar; torchserve-batching archive builds archives"),
+    (["rollout", "m", "--to", "../1"], 2, "argument --to: '../1' is not a valid name: use 1 to 128 letters"),
+    (["--management-url", "http://127.0.0.1:9", "describe"], 2, "torchserve-batching: "),
 )
 def test_command_line_that_is_wrong_is_one_line(words: list[str], code: int, line: str, tmp_path: Path) -> None:
     done = run(*words, cwd=tmp_path)

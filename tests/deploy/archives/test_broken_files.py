@@ -57,19 +57,26 @@ def test_broken_weights_are_refused(name: str, write: Any, words: str, change: A
 
 
 @table(
-    *((name, halve, f"weights: {name}: not valid JSON") for name in JSON_FILES),
-    ("model.safetensors", halve, "weights: model.safetensors: not a whole file of safetensors"),
-    ("config.json", lambda path: path.write_text("[]"), "/weights: the model cannot be loaded: "),
-    ("config.json", lambda path: path.write_text("{}"), "/weights: the model cannot be loaded: "),
+    *((f"weights/{name}", halve, f"weights: {name}: not valid JSON") for name in JSON_FILES),
+    ("weights/model.safetensors", halve, "weights: model.safetensors: not a whole file of safetensors"),
+    *(
+        ("weights/config.json", lambda path, text=text: path.write_text(text), "/weights: the model cannot be loaded: ")
+        for text in ("[]", "{}")
+    ),
+    ("own/request.json", lambda path: path.write_text("{"), "request.json: not valid JSON"),
+    ("own/samples.txt", lambda path: path.write_bytes(b"\xff"), "own: samples.txt: not UTF-8"),
 )
-def test_broken_file_of_a_checkpoint_is_refused(name: str, change: Any, words: str, archive_sh: ArchiveSh) -> None:
+def test_broken_file_beside_a_checkpoint_is_refused(name: str, change: Any, words: str, archive_sh: ArchiveSh) -> None:
     weights = checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
     (weights / "modules.json").write_text('[{"path": ""}]')
-    change(weights / name)
-    archive_sh.write_list("own", "text_classification", "weights", {})
-    assert words in archive_sh.refused("own")
-    with pytest.raises(InvalidConfig if "loaded" in words else WeightsUnavailable):
-        main(archive_sh.arguments("own", "--debug"))
+    task = "translation" if "samples" in name else "text_classification"
+    archive_sh.write_list("own", task, "weights", {"threads": 1})
+    change(archive_sh.folder / name)
+    is_own = name.startswith("own/")
+    arguments = ["own", "--engine", "torch" if is_own else "auto"]
+    assert words in archive_sh.refused(*arguments)
+    with pytest.raises(InvalidConfig if is_own or "loaded" in words else WeightsUnavailable):
+        main(archive_sh.arguments(*arguments, "--debug"))
 
 
 @table(
@@ -78,11 +85,16 @@ def test_broken_file_of_a_checkpoint_is_refused(name: str, change: Any, words: s
     (b'{"0": "a", "2": "b"}', 2, f"{NAMES}class 1 has no name; the file needs"),
     (b'{"0": ["n1", "a", "b"], "1": "b"}', 2, f"{NAMES}class 0 has no name; the file needs"),
     (b'{"0": "a", "1": "a", "2": "a (0)"}', 3, "several classes have the name a; give each its own"),
+    (b'{"0": "a", "1": "b"}', 3, r".*3 classes; name them in own/index_to_name\.json, from 0 to 2; there"),
 )
-def test_broken_labels_are_refused_by_name(text: bytes, count: int, words: str, tmp_path: Path) -> None:
-    (tmp_path / "index_to_name.json").write_bytes(text)
-    with pytest.raises(InvalidConfig, match=f"^own: {words}"):
-        read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, count)
+def test_broken_labels_are_refused_by_name(
+    text: bytes, count: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (own := Path("own")).mkdir()
+    (own / "index_to_name.json").write_bytes(text)
+    with pytest.raises(WeightsUnavailable if "there" in words else InvalidConfig, match=f"^own: {words}"):
+        read_labels(ModelEntry("own", "image_classification", "1", own), ARCH, count)
 
 
 @table(
@@ -97,17 +109,6 @@ def test_shared_names_become_unique(names: Any, labels: Any, words: str, tmp_pat
     assert read_labels(ModelEntry("own", "image_classification", "1", tmp_path), ARCH, 3) == labels
     printed = capsys.readouterr().out
     assert words in printed and bool(printed) is bool(words)
-
-
-@table(
-    ("request.json", "text_classification", "{", "request.json: not valid JSON"),
-    ("samples.txt", "translation", "\xff", "own: samples.txt: not UTF-8"),
-)
-def test_broken_samples_are_refused(name: str, handler: str, content: str, words: str, archive_sh: ArchiveSh) -> None:
-    checkpoint(archive_sh.folder / "weights", "bert", "text_classification", labels=("NO", "YES"))
-    folder = archive_sh.write_list("own", handler, "weights", {"threads": 1})
-    (folder / name).write_bytes(content.encode("latin-1"))
-    assert words in archive_sh.refused("own", "--engine", "torch")
 
 
 def configured(**changes: object) -> Callable[[Path], object]:
@@ -174,12 +175,3 @@ def test_folder_with_a_bare_sentencepiece_model_has_a_tokenizer(tmp_path: Path) 
     transformers.T5Config().save_pretrained(tmp_path)
     ids = load_tokenizer(tmp_path)("The bridge held.", add_special_tokens=False)["input_ids"]
     assert ids == sentencepiece.SentencePieceProcessor(str(tmp_path / "spiece.model")).encode("The bridge held.")
-
-
-def test_number_of_labels_is_refused_with_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("own").mkdir()
-    Path("own/index_to_name.json").write_text('{"0": "crane", "1": "tench", "2": "rose"}')
-    words = r"4 classes; name them in own/index_to_name\.json, from 0 to 3; there"
-    with pytest.raises(WeightsUnavailable, match=words):
-        read_labels(ModelEntry("own", "image_classification", "1", Path("own")), "resnet18", 4)

@@ -49,22 +49,17 @@ def test_config_is_adaptive_unless_it_is_said_and_keeps_what_it_says(config: Any
     ("continuousBatching: true\n", "own: model-config.yaml: continuousBatching: the build writes it; remove it"),
     ("- 4\n", "own: model-config.yaml: expected a mapping of names to values"),
     ("a: [\n", "own: model-config.yaml: while parsing"),
+    ("batchSize: 4\n", "own: model-config.yml is not read: rename it to model-config.yaml"),
 )
 def test_model_config_may_be_missing_and_is_checked(text: str | None, outcome: str, archive_sh: ArchiveSh) -> None:
     folder = archive_sh.write_list("own", "tensors", "infer.py")
     (folder / "infer.py").write_text("def infer(x):\n    return {'y': x}\n")
     if text is not None:
-        (folder / "model-config.yaml").write_text(text)
+        (folder / f"model-config.{'yml' if '.yml' in outcome else 'yaml'}").write_text(text)
     if "by default" in outcome:
         assert archive_sh("own")[-1].endswith(outcome)
     else:
         assert archive_sh.refused("own").startswith(outcome)
-
-
-def test_model_config_under_another_name_is_refused(archive_sh: ArchiveSh) -> None:
-    folder = archive_sh.write_list("own", "image_classification", {"torchvision": "IMAGENET1K_V1"})
-    (folder / "model-config.yml").write_text("handler: {arch: resnet18}\n")
-    assert archive_sh.refused("own") == "own: model-config.yml is not read: rename it to model-config.yaml"
 
 
 def test_build_says_why_an_archive_is_classic_and_refuses_an_adaptive_one_that_cannot_be(archive_sh: ArchiveSh) -> None:

@@ -33,12 +33,6 @@ LINEAR = (
     f"ai.onnx.ml.LinearClassifier <coefficients = {COEFFICIENTS}, intercepts = [0.0, 0.5, -0.2], multi_class = 1,"
     ' post_transform = "SOFTMAX", %s> (X)'
 )
-# scaled -> label, probabilities: two splits.
-TREE = """ai.onnx.ml.TreeEnsembleClassifier <nodes_treeids = [0, 0, 0, 0, 0], nodes_nodeids = [0, 1, 2, 3, 4],
-    nodes_featureids = [0, 0, 1, 0, 0], nodes_values = [0.5, 0.0, 0.3, 0.0, 0.0],
-    nodes_modes = ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"], nodes_truenodeids = [1, 0, 3, 0, 0],
-    nodes_falsenodeids = [2, 0, 4, 0, 0], class_treeids = [0, 0, 0], class_nodeids = [1, 3, 4], class_ids = [0, 1, 2],
-    class_weights = [1.0, 1.0, 1.0], classlabels_int64s = [0, 1, 2], post_transform = "NONE"> (scaled)"""
 UNREAD = "OpenVINO cannot read it: "
 IN_FP32 = "OpenVINO computes FP64 in FP32, and ONNX Runtime in FP64"
 # Seconds since 1970, of which FP32 has steps of 128.
@@ -47,13 +41,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "names": (
         "(float[n, 4] X) => (string[n] label, float[n, 3] probabilities) { label, probabilities = %s }"
         % (LINEAR % 'classlabels_strings = ["a", "b", "ç"]'),
-        {"X": X.astype(F32)},
-        UNREAD,
-    ),
-    "tree": (
-        f"""(float[n, 4] X) => (int64[n] label, float[n, 3] probabilities) {{
-            scaled = ai.onnx.ml.Scaler <offset = [0.1, 0.2, 0.3, 0.4], scale = [1.0, 2.0, 1.0, 0.5]> (X)
-            label, probabilities = {TREE} }}""",
         {"X": X.astype(F32)},
         UNREAD,
     ),

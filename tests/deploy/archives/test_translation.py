@@ -87,10 +87,8 @@ def test_archive_has_the_detector_that_its_configuration_names_and_is_built_anew
     assert "detector.ftz" in archive_sh.build("tiny")["files"]
     entry(archive_sh, detector="own.ftz", src_lang="auto", tgt_lang="de")
     shutil.copyfile(DETECTOR, folder / "own.ftz")
-    archive_sh(*arguments)
-    assert archive_sh(*arguments)[0].endswith("up to date")
-    with (folder / "own.ftz").open("ab") as file:
-        file.write(b"\0")
     assert ": built" in archive_sh(*arguments)[0]
+    assert archive_sh(*arguments)[0].endswith("up to date")
+    # Another content counts, too.
     (folder / "own.ftz").write_bytes(b"no model")
     assert "detector.ftz" in archive_sh.refused(*arguments)

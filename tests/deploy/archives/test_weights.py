@@ -20,6 +20,7 @@ from deploy.archives.stagers.text import read_head
 from deploy.archives.state_dicts import read_state
 from deploy.archives.weights import count_classes, read_shapes
 from deploy.models import MODEL_LIST, ModelEntry
+from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.vision.pixel_network import load_state
 from tests.deploy.archives.conftest import ArchiveSh
@@ -54,10 +55,13 @@ def test_pickled_code_is_not_run(handler: str, file: str, words: str, is_plain: 
 @table(
     (SMALL, HEAD, None, "flowers: the weights have 3 classes; name them in "),
     (SMALL, HEAD, ["a", "b", "c"], f"the weights are not those of {SMALL}: they lack conv1.0.weight, conv1.1.bi"),
+    (None, HEAD, None, "flowers: arch: required for weights of torchvision"),
     ("resnet19", HEAD, ["a", "b", "c"], "flowers: arch: resnet19 is not a classifier of torchvision.models"),
     (SMALL, {"epoch": 3}, None, "checkpoint.pt is not a state dict: it contains no mapping of names to tensors"),
 )
-def test_unfit_weights_are_one_line(arch: str, state: Any, labels: Any, words: str, archive_sh: ArchiveSh) -> None:
+def test_unfit_weights_are_one_line(
+    arch: str | None, state: Any, labels: Any, words: str, archive_sh: ArchiveSh
+) -> None:
     folder = archive_sh.write_list("flowers", "image_classification", config={"arch": arch})
     # As a training run leaves them: DistributedDataParallel's names, and the labels of TorchServe's own example.
     trained = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}
@@ -132,7 +136,7 @@ def test_state_dict_of_any_form_is_loaded_as_it_was(form: str, tmp_path: Path) -
     assert count_classes(OWN, ARCH, found) == 5
 
 
-def test_regnet_and_mnasnet_are_as_they_were_and_a_head_of_another_name_is_refused(tmp_path: Path) -> None:
+def test_regnet_and_mnasnet_are_as_they_were_and_a_head_or_images_of_another_size_are_refused(tmp_path: Path) -> None:
     own = torchvision.models.get_model("regnet_y_400mf", weights=None).state_dict()
     assert read_shapes("regnet_y_400mf") == {name: tensor.shape for name, tensor in own.items()}
     torch.manual_seed(0)
@@ -147,6 +151,9 @@ def test_regnet_and_mnasnet_are_as_they_were_and_a_head_of_another_name_is_refus
     remedy = 'state["fc.weight"] = state.pop("fc.1.weight"); state["fc.bias"] = state.pop("fc.1.bias")'
     with pytest.raises(WeightsUnavailable, match=f"the head of resnet18; .* dropout .*: {re.escape(remedy)}"):
         count_classes(OWN, "resnet18", network.state_dict())
+    large, small = (torchvision.models.VisionTransformer(side, 16, 1, 1, 8, 8, num_classes=2) for side in (64, 32))
+    with pytest.raises(InvalidConfig, match="set crop_size to the side of the images that it was trained on"):
+        load_state(small, large.state_dict(), "vit_b_16")
 
 
 @table(

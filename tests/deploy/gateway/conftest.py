@@ -17,7 +17,8 @@ from deploy.gateway.settings import GatewaySettings, Key
 from deploy.gateway.state import Fleet, ServedVersion
 from handlers.protocol.responses import PROTOBUF
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
-from tests.deploy.gateway.envoy.stand_ins import StandIn, run
+from tests.deploy.gateway.envoy.stand_ins import StandIn
+from tests.load.fake_server import run
 
 
 class StillEnvoy(Envoy):

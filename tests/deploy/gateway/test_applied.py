@@ -22,7 +22,8 @@ from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
-from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of, run
+from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of
+from tests.load.fake_server import run
 
 pytestmark = pytest.mark.builds
 

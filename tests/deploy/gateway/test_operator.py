@@ -6,7 +6,8 @@ import requests
 
 from deploy.gateway.settings import Canary
 from tests.deploy.gateway.conftest import Scene
-from tests.deploy.gateway.envoy.stand_ins import described, run
+from tests.deploy.gateway.envoy.stand_ins import described
+from tests.load.fake_server import run
 
 OLD, NEW = described("classifier", "1.0"), described("classifier", "2.0")
 MODEL, CANARY = "/control/models/classifier", "/control/canaries/classifier"

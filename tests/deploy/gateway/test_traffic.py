@@ -1,7 +1,7 @@
 """Metrics of nodes, sums of their counters that never fall, and what the page shows."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from unittest.mock import ANY
 
 import pytest
@@ -37,7 +37,6 @@ envoy_cluster_upstream_rq_time_sum{} 2.5
 envoy_cluster_upstream_rq_time_count{} 1
 """
 URL = "http://127.0.0.1:1"
-Get = Callable[[str], requests.Response]
 READY = Replica(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
 ONE = Fleet(NODES, registered={"m": ServedModel("m", {"1.0": ServedVersion("1.0", {"a": READY, "b": READY})}, "1.0")})
@@ -181,20 +180,14 @@ def test_document_has_the_state_of_every_replica_and_quantiles_follow_the_lower_
     assert quantile(0.99, {0.1: 90.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.245)
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
-    with Scene(tmp_path_factory.mktemp("page")) as made:
-        yield lambda path: requests.get(made.url + path, timeout=TIMEOUT_S)
-
-
 @table(
     ("/", "text/html; charset=utf-8", "no-cache"),
     ("/page/page.js", "text/javascript; charset=utf-8", "no-cache"),
     # Data that a key protects is not cached.
     ("/summary", "application/json", "no-store"),
 )
-def test_answers_have_a_type_and_let_nothing_run(path: str, content_type: str, cached: str, page: Get) -> None:
-    answer = page(path)
+def test_answers_have_a_type_and_let_nothing_run(path: str, content_type: str, cached: str, scene: Scene) -> None:
+    answer = requests.get(scene.url + path, timeout=TIMEOUT_S)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, content_type)
     assert answer.headers["Cache-Control"] == cached
     policy = answer.headers["Content-Security-Policy"]
@@ -205,8 +198,10 @@ def test_answers_have_a_type_and_let_nothing_run(path: str, content_type: str, c
     assert others == ["nosniff", "no-referrer"]
 
 
-def test_files_are_those_of_the_folder_and_no_others(page: Get) -> None:
-    for path in PAGE.iterdir():
-        assert page(f"/page/{path.name}").content == path.read_bytes()
+def test_files_are_those_of_the_folder_and_no_others(scene: Scene) -> None:
+    def get(name: str) -> requests.Response:
+        return requests.get(f"{scene.url}/page/{name}", timeout=TIMEOUT_S)
+
+    assert [path.name for path in PAGE.iterdir() if get(path.name).content != path.read_bytes()] == []
     for name in ("nothing.js", "", "..%2fmetrics.py", "%2e%2e%2fsettings.py", ".hidden"):
-        assert page(f"/page/{name}").status_code == 404
+        assert get(name).status_code == 404

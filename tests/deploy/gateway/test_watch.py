@@ -14,7 +14,8 @@ from deploy.gateway.watch import read_known
 from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import wait
-from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of, run
+from tests.deploy.gateway.envoy.stand_ins import METADATA, described, models_of
+from tests.load.fake_server import run
 
 
 def ready(scene: Scene) -> dict[str, int]:

@@ -17,7 +17,7 @@ from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, Thread
 
 @pytest.fixture(params=[GatedHandler, ThreadedHandler])
 def handler(request: pytest.FixtureRequest, start: Start) -> Any:
-    return start(request.param, {"max_request_items": 100, "max_groups": 1})
+    return start(request.param, {"max_request_items": 100})
 
 
 SLOW = b"slow" + b"21".rjust(LARGE_BYTES)
@@ -75,15 +75,6 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(st
         steps.release(len(answers))
         assert taken[LEAST_THREADS:] == [b"11", b"12", b"13"]
         assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
-
-
-def test_request_over_its_budget_is_413_and_costs_the_engine_nothing(handler: Any) -> None:
-    with Frontend(handler) as frontend:
-        handler.module.batches.clear()
-        over, fine, good = frontend.send_together(write_list(2, 3, "x"), write_list(4, 6), b"8")
-    assert (over.status, {each["error"]["type"] for each in over.body["predictions"]}) == (413, {"WorkTooLarge"})
-    assert (fine.body, good.body) == ({"predictions": [8.0, 12.0]}, 16.0)
-    assert not {2.0, 3.0} & {number for batch in handler.module.batches for number in batch} and handler.forgets()
 
 
 class Body(str):

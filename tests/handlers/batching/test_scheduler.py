@@ -18,8 +18,8 @@ from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN, Scheduler
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
-from tests.simulated.adaptive import AdaptiveWorker, Simulated
-from tests.simulated.traffic import Arrival, Clients, Machine, poisson
+from tests.handlers.batching.simulated import AdaptiveWorker, Arrival, Clients, Machine, Simulated, poisson
+from tests.tables import table
 
 FIXED_S, TOKEN_S = 0.002, 0.0001
 NARROW = 1.8
@@ -233,13 +233,10 @@ def test_endless_first_priority_never_starves_a_lower_one(priority: int, max_lat
     assert low.latency_s <= priority * AGING_TARGETS * policy.patience_s + 2 * true_s(160)
 
 
-@pytest.mark.parametrize(
-    ("scheduling", "latency_s", "queue_timeout_s"),
-    [
-        *(({}, inf, inf), ({"max_latency_ms": 500}, 0.5, 2.0)),
-        ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
-        ({"queue_timeout_ms": 300}, inf, 0.3),
-    ],
+@table(
+    *(({}, inf, inf), ({"max_latency_ms": 500}, 0.5, 2.0)),
+    ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
+    ({"queue_timeout_ms": 300}, inf, 0.3),
 )
 def test_policy_is_that_of_the_settings(scheduling: Any, latency_s: float, queue_timeout_s: float) -> None:
     section = SchedulingConfig(priority_levels=3, **scheduling)

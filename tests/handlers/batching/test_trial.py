@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
-import pytest
-
 from handlers.batching import measurements, trial
 from handlers.batching.measurements import Candidate
 from handlers.batching.trial import choose_candidate
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
 from tests.handlers.serving import DoublingHandler, Log, Patch, started, write_build
+from tests.tables import table
 
 # Seconds of an item, by precision and number of streams.
 Taking = Mapping[tuple[str, int], float]
@@ -132,16 +131,13 @@ def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(tmp_path: P
     assert "Selected a in 2 streams" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("mode", "seconds", "tries"),
-    [
-        # The whole engine has as many tries as its streams.
-        ("adaptive", {"a": [0.1], "a a": [0.1]}, ["a", "a a"] * trial.ROUNDS),
-        # Twice as slow in both sizes, and by more: one try.
-        ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
-        # The machine stalled during one of both.
-        ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
-    ],
+@table(
+    # The whole engine has as many tries as its streams.
+    ("adaptive", {"a": [0.1], "a a": [0.1]}, ["a", "a a"] * trial.ROUNDS),
+    # Twice as slow in both sizes, and by more: one try.
+    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
+    # The machine stalled during one of both.
+    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
 )
 def test_candidates_have_equal_tries_or_are_slower(mode: str, seconds: Any, tries: list[str], tmp_path: Path) -> None:
     tried: list[str] = []
@@ -160,15 +156,12 @@ def test_candidates_have_equal_tries_or_are_slower(mode: str, seconds: Any, trie
 BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)
 
 
-@pytest.mark.parametrize(
-    ("figures", "taken"),
-    [
-        # ResNet-152 on a processor with AMX: int8 is slower for one, and faster by more for many.
-        ({BF16: (0.0182, 0.0130), INT8: (0.0217, 0.0073)}, INT8),
-        # Equal, and by less than the noise of a shared machine.
-        *(({BF16: (0.004, 0.002), INT8: (0.002, 0.004)}, BF16), ({BF16: (0.1, 0.1), INT8: (0.098, 0.098)}, BF16)),
-        ({BF16: (0.02, 0.02), INT8: (0.02, 0.012), STREAMS: (0.02, 0.009)}, STREAMS),
-    ],
+@table(
+    # ResNet-152 on a processor with AMX: int8 is slower for one, and faster by more for many.
+    ({BF16: (0.0182, 0.0130), INT8: (0.0217, 0.0073)}, INT8),
+    # Equal, and by less than the noise of a shared machine.
+    *(({BF16: (0.004, 0.002), INT8: (0.002, 0.004)}, BF16), ({BF16: (0.1, 0.1), INT8: (0.098, 0.098)}, BF16)),
+    ({BF16: (0.02, 0.02), INT8: (0.02, 0.012), STREAMS: (0.02, 0.009)}, STREAMS),
 )
 def test_chosen_has_the_least_product_of_times_and_is_likeliest_unless_it_is_clear(figures: Any, taken: Any) -> None:
     assert choose_candidate(figures) == taken

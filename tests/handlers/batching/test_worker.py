@@ -34,7 +34,7 @@ from tests.handlers.serving import Answer, Log, Patch, Temp, serve, started
 
 @pytest.fixture(scope="module", params=[GatedHandler, ThreadedHandler, StreamedHandler])
 def handler(request: pytest.FixtureRequest, tmp_path_factory: Temp) -> Any:
-    return gated.start_handler(request.param, tmp_path_factory.mktemp("model"))
+    return gated.start_handler(request.param, tmp_path_factory.mktemp("model"), {"max_groups": 2})
 
 
 def result_of(answer: Any) -> Any:
@@ -59,8 +59,11 @@ def test_many_clients_each_get_their_own_answer_once(handler: GatedHandler) -> N
 
 BODIES = [
     *(b"2", b"3.5", b"", b"secret", b"bug", b"444", b"555", b"666", b"nan", b"{", b'{"number": 8}'),
+    *(b"unpackable", b"unwritable"),
     b'{"instances": [{"number": 1}, {"number": "x"}, {"number": 666}, {}, {"number": 4}]}',
     *(b'{"instances": []}', write_list("x", 555), write_list(*range(10)), write_list(*range(11))),
+    # Three groups, of which no number may run.
+    write_list(101, 102, 103.5, "x"),
     b'{"inputs": [{"name": "number", "datatype": "FP32", "shape": [3, 1], "data": [1, 2, 666]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": [5, 6]}]}',
     b'{"inputs": [{"name": "number", "datatype": "INT64", "shape": [2], "data": []}]}',
@@ -68,7 +71,7 @@ BODIES = [
 
 
 def test_answers_are_classic_modes_and_nothing_is_kept(handler: GatedHandler, tmp_path: Path, caplog: Log) -> None:
-    classic = started(GatedHandler(), tmp_path, {"max_batch_items": 8, "max_request_items": 10})
+    classic = started(GatedHandler(), tmp_path, {"max_batch_items": 8, "max_request_items": 10, "max_groups": 2})
     expected = [serve(classic, [body])[0][:2] for body in BODIES]
     assert sum(status == 200 for status, _ in expected) == 7
     threads = threading.active_count()
@@ -79,8 +82,9 @@ def test_answers_are_classic_modes_and_nothing_is_kept(handler: GatedHandler, tm
             for index, answer in zip(order, answers, strict=True):
                 assert answer.result(TIMEOUT_S)[:2] == expected[index], BODIES[index]
     assert handler.forgets() and threading.active_count() <= threads + LEAST_THREADS
+    assert not {101, 102, 103.5} & {number for batch in handler.module.batches for number in batch}
     # Not "666" alone: a metric's value or a time may contain it.
-    assert not any(quoted in caplog.text for quoted in ("quotes its input", "666.0", "b'666'"))
+    assert not any(quoted in caplog.text for quoted in ("quotes its input", "a bug", "666.0", "b'666'"))
 
 
 def test_requests_that_came_together_share_a_micro_batch(start: Start) -> None:
@@ -112,17 +116,6 @@ def test_lone_request_has_the_whole_engine_and_two_run_side_by_side(start: Start
         assert [*map(result_of, (*together, third))] == [8, 12, 16]
     assert (handler.whole.ran[2], {handler.whole.ran[4], handler.whole.ran[6]}) == ("whole", {"stream 0", "stream 1"})
     assert handler.forgets()
-
-
-@pytest.mark.parametrize("body", [b"unpackable", b"unwritable"])
-def test_request_that_meets_a_bug_fails_alone(start: Start, body: bytes, caplog: Log) -> None:
-    handler = start(settings={"max_batch_items": 1})
-    with Frontend(handler) as frontend:
-        first, bad, *others = frontend.send_together(b"4", body, *[b"6"] * 20)
-        assert [result_of(answer) for answer in (first, *others)] == [8, *[12] * 20]
-        assert (bad.status, bad.body["type"]) == (500, "InternalError")
-    assert handler.forgets()
-    assert "LookupError" in caplog.text and "a bug" not in caplog.text
 
 
 def number_by_header(number: float, priority: int = 0, timeout: int = 0) -> tuple[Body, dict[str, str]]:

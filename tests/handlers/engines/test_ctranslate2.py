@@ -21,6 +21,7 @@ from handlers.text.config import TranslationConfig
 from handlers.text.translators import read_generation
 from tests import tiny_seq2seq
 from tests.handlers.serving import Patch, Temp
+from tests.tables import table
 from tests.tiny_seq2seq import SENTENCES
 
 pytestmark = pytest.mark.builds
@@ -128,16 +129,13 @@ def test_model_or_precision_that_is_not_there_is_refused(tmp_path: Path) -> None
         CTranslate2Engine(tmp_path, transformers.GenerationConfig(), pad_id=0, device=CPU)
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ({"bad_words_ids": [[2], [0, 1]]}, {"suppress_sequences": [["c"], ["a", "b"]]}),
-        ({"bad_words_ids": [[9]]}, {"suppress_sequences": None}),
-        ({"suppress_tokens": [1]}, {"suppress_sequences": [["b"]]}),
-        *(({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}), ({"min_length": 4}, {"min_decoding_length": 3})),
-        ({"min_new_tokens": 50}, {"min_decoding_length": 20}),
-        *(({"length_penalty": each}, {"length_penalty": each}) for each in (0.6, 0.0)),
-    ],
+@table(
+    ({"bad_words_ids": [[2], [0, 1]]}, {"suppress_sequences": [["c"], ["a", "b"]]}),
+    ({"bad_words_ids": [[9]]}, {"suppress_sequences": None}),
+    ({"suppress_tokens": [1]}, {"suppress_sequences": [["b"]]}),
+    *(({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}), ({"min_length": 4}, {"min_decoding_length": 3})),
+    ({"min_new_tokens": 50}, {"min_decoding_length": 20}),
+    *(({"length_penalty": each}, {"length_penalty": each}) for each in (0.6, 0.0)),
 )
 def test_decoding_follows_the_models_own_settings(said: dict[str, Any], expected: dict[str, Any]) -> None:
     decoding = Decoding.read(transformers.GenerationConfig(**said), ["a", "b", "c"], has_start=True)

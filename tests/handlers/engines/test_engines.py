@@ -27,6 +27,7 @@ from handlers.errors import InvalidConfig, OutOfMemory
 from handlers.proofs import Proof
 from tests import graphs
 from tests.handlers.serving import Log, Patch, Temp
+from tests.tables import table
 
 CPU = torch.device("cpu")
 BATCH_SIZES = (1, 3, 17)
@@ -65,15 +66,12 @@ def cast(device: torch.device, precision: Any) -> torch.nn.Module:
     return network
 
 
-@pytest.mark.parametrize(
-    ("library", "precision", "tolerance"),
-    [
-        ("openvino", "fp32", FP32),
-        pytest.param("openvino", "bf16", BF16, marks=pytest.mark.bf16),
-        *(("cpu", "fp32", FP32), ("cpu", "bf16", BF16), ("cpu", "auto", FP32)),
-        pytest.param("cuda", "auto", BF16, marks=pytest.mark.gpu),
-        pytest.param("cuda", "fp32", FP32, marks=pytest.mark.gpu),
-    ],
+@table(
+    ("openvino", "fp32", FP32),
+    pytest.param("openvino", "bf16", BF16, marks=pytest.mark.bf16),
+    *(("cpu", "fp32", FP32), ("cpu", "bf16", BF16), ("cpu", "auto", FP32)),
+    pytest.param("cuda", "auto", BF16, marks=pytest.mark.gpu),
+    pytest.param("cuda", "fp32", FP32, marks=pytest.mark.gpu),
 )
 def test_engine_any_batch_size_stays_within_tolerance_of_torch_fp32(
     library: str, precision: Any, tolerance: float, graph: Path, images: NDArray[np.float32]
@@ -181,12 +179,9 @@ def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Pat
     assert not whole.divide(1).streams and not OpenVinoEngine(graph, precision="fp32", threads=1).divide(2).streams
 
 
-@pytest.mark.parametrize(
-    ("agreements", "has_int8", "wanted"),
-    [
-        *(({}, False, ("bf16", "fp32")), ({"bf16": 0.9}, False, ("fp32",))),
-        *(({"bf16": 1.0, "int8": 1.0}, True, ("bf16", "fp32", "int8")), ({"int8": 0.9}, True, ("bf16", "fp32"))),
-    ],
+@table(
+    *(({}, False, ("bf16", "fp32")), ({"bf16": 0.9}, False, ("fp32",))),
+    *(({"bf16": 1.0, "int8": 1.0}, True, ("bf16", "fp32", "int8")), ({"int8": 0.9}, True, ("bf16", "fp32"))),
 )
 def test_auto_takes_what_no_proof_refutes(agreements: Any, has_int8: bool, wanted: Any) -> None:
     proven = {name: Proof("top-1", agreement, None, 100, 0.99) for name, agreement in agreements.items()}
@@ -301,15 +296,12 @@ def test_gpu_that_computes_nothing_more_ends_the_worker_in_one_line() -> None:
     assert line.endswith("CUDA error: device-side assert triggered; TorchServe starts a new worker")
 
 
-@pytest.mark.parametrize(
-    ("message", "free_share", "error"),
-    [
-        *((f"CUDA error: {each}", 0.5, OutOfMemory) for each in ("CUBLAS_STATUS_ALLOC_FAILED when", "out of memory")),
-        ("GET was unable to find an engine to execute this computation", 0.05, OutOfMemory),
-        ("Unable to find a valid cuDNN algorithm to run convolution", 0.05, OutOfMemory),
-        ("GET was unable to find an engine to execute this computation", 0.5, RuntimeError),
-        ("a bug", 0.05, RuntimeError),
-    ],
+@table(
+    *((f"CUDA error: {each}", 0.5, OutOfMemory) for each in ("CUBLAS_STATUS_ALLOC_FAILED when", "out of memory")),
+    ("GET was unable to find an engine to execute this computation", 0.05, OutOfMemory),
+    ("Unable to find a valid cuDNN algorithm to run convolution", 0.05, OutOfMemory),
+    ("GET was unable to find an engine to execute this computation", 0.5, RuntimeError),
+    ("a bug", 0.05, RuntimeError),
 )
 def test_failed_allocation_of_cuda_is_told_apart(message: str, free_share: float, error: Any, monkeypatch: Any) -> None:
     for name in ("synchronize", "empty_cache"):

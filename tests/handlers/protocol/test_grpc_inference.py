@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.grpc._utils import _get_inference_request
-from tritonclient.utils import np_to_triton_dtype
 
 from deploy.protocol import messages_pb2
 from handlers.errors import ItemError
@@ -23,15 +23,15 @@ from handlers.protocol.grpc_inference import MOST_FIELDS, read
 from handlers.protocol.output_tensors import Model, vectors
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import PROTOBUF, code_of, error_headers
+from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
 from tests.handlers.protocol.test_requests import unpack
+from tests.tables import table
 
 HEADERS = {"body": {"content-type": PROTOBUF}, "content-type": PROTOBUF}
 
 
-def tensor(name: str, array: Any) -> triton.InferInput:
-    array = np.asarray(array)
-    return triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+tensor = partial(test_open_inference.tensor, client=triton)
 
 
 def message(*tensors: triton.InferInput, **more: Any) -> bytes:
@@ -63,17 +63,14 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
     return request
 
 
-@pytest.mark.parametrize(
-    ("datatype", "field", "values", "dtype"),
-    [
-        *(("BOOL", "bool_contents", [True, False], np.bool_), ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32)),
-        ("UINT64", "uint64_contents", [0, 2**64 - 1], np.uint64),
-        ("INT16", "int_contents", [-(2**15), 2**15 - 1], np.int16),
-        ("INT64", "int64_contents", [-(2**63), 2**63 - 1], np.int64),
-        ("FP32", "fp32_contents", [0.5, float("inf")], np.float32),
-        ("FP64", "fp64_contents", [0.1, -1e300], np.float64),
-        ("BYTES", "bytes_contents", [b"\xff\x00", b""], np.object_),
-    ],
+@table(
+    *(("BOOL", "bool_contents", [True, False], np.bool_), ("UINT32", "uint_contents", [0, 2**32 - 1], np.uint32)),
+    ("UINT64", "uint64_contents", [0, 2**64 - 1], np.uint64),
+    ("INT16", "int_contents", [-(2**15), 2**15 - 1], np.int16),
+    ("INT64", "int64_contents", [-(2**63), 2**63 - 1], np.int64),
+    ("FP32", "fp32_contents", [0.5, float("inf")], np.float32),
+    ("FP64", "fp64_contents", [0.1, -1e300], np.float64),
+    ("BYTES", "bytes_contents", [b"\xff\x00", b""], np.object_),
 )
 def test_typed_contents_are_read_as_their_datatype(datatype: str, field: str, values: list[Any], dtype: Any) -> None:
     infer_request = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
@@ -91,24 +88,21 @@ SHARED.inputs[0].parameters["shared_memory_region"].string_param = "region"
 TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    ("body", "type_", "says"),
-    [
-        (b"{}", "MalformedMessage", "The body is not a valid ModelInferRequest."),
-        (b"\x0a\x01M", "InvalidBody", '"inputs" must have at least one tensor.'),
-        (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "cut short, or more bytes follow it"),
-        (b"\x1f\x8b" + TEXTS, "MalformedMessage", "not valid gzip or zlib"),
-        (gzip.compress(bytes(2**18), mtime=0), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
-        (written("BF16", fp32_contents=[1]), "MalformedTensor", "BF16 must be in raw_input_contents."),
-        (written(shape=(1,) * 17), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
-        (written("UINT8", uint_contents=[256]), "MalformedTensor", "uint_contents contains a number that UINT8"),
-        (written("INT8", int_contents=[-129]), "MalformedTensor", "int_contents contains a number that INT8"),
-        (written(shape=(2,), bytes_contents=[b"a"]), "MalformedTensor", "has 1 elements; the shape has 2."),
-        (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
-        (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0, text: BYTES: element 0 has 2 bytes"),
-        (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "raw_input_contents must not be used together"),
-        (SHARED, "InvalidBody", "Input 0, text: shared memory is not supported."),
-    ],
+@table(
+    (b"{}", "MalformedMessage", "The body is not a valid ModelInferRequest."),
+    (b"\x0a\x01M", "InvalidBody", '"inputs" must have at least one tensor.'),
+    (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "cut short, or more bytes follow it"),
+    (b"\x1f\x8b" + TEXTS, "MalformedMessage", "not valid gzip or zlib"),
+    (gzip.compress(bytes(2**18), mtime=0), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
+    (written("BF16", fp32_contents=[1]), "MalformedTensor", "BF16 must be in raw_input_contents."),
+    (written(shape=(1,) * 17), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
+    (written("UINT8", uint_contents=[256]), "MalformedTensor", "uint_contents contains a number that UINT8"),
+    (written("INT8", int_contents=[-129]), "MalformedTensor", "int_contents contains a number that INT8"),
+    (written(shape=(2,), bytes_contents=[b"a"]), "MalformedTensor", "has 1 elements; the shape has 2."),
+    (raw(b"\1\0\0\0a", b""), "MalformedTensor", "raw_input_contents has 2 tensors; there are 1 inputs."),
+    (raw(b"\2\0\0\0a"), "MalformedTensor", "Input 0, text: BYTES: element 0 has 2 bytes"),
+    (raw(b"\1\0\0\0a", bytes_contents=[b"a"]), "MalformedTensor", "raw_input_contents must not be used together"),
+    (SHARED, "InvalidBody", "Input 0, text: shared memory is not supported."),
 )
 def test_request_that_is_wrong_fails_whole_with_grpcs_status(body: Any, type_: str, says: str) -> None:
     error = failed(asked(body if isinstance(body, bytes) else body.SerializeToString()))

@@ -17,6 +17,7 @@ from handlers.protocol.requests import Allowance, Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
 from handlers.protocol.rows import Shape, read_headers
 from handlers.protocol.terms import Terms
+from tests.tables import table
 
 SHAPE = Shape(Fields(frozenset({"b64"}), max_request_items=3), max_body_bytes=100)
 
@@ -43,19 +44,16 @@ ITEMS = (Payload({"b64": "YQ=="}, {"top_k": 2}), WRONG, Payload({"b64": "Yg=="},
 FORM = {"data": b"bytes", "top_k": bytearray(b"3"), "lang": b"fr", "odd": b"\xff", "deep": b"[" * 60}
 
 
-@pytest.mark.parametrize(
-    ("row", "headers", "expected"),
-    [
-        ({"body": bytearray(b"bytes")}, typed("image/jpeg"), one(b"bytes")),
-        *(({"data": b"bytes"}, {}, one(b"bytes")), ({"photo": b"bytes"}, typed("image/png", "photo"), one(b"bytes"))),
-        (FORM, {}, one(b"bytes", top_k=3, lang="fr", odd="\ufffd", deep="[" * 60)),
-        ({"body": b'{"b64": "aGk="}'}, typed("Application/JSON; charset=utf-8"), one({"b64": "aGk="})),
-        ({"body": b'{"b64": "aGk="}'}, {}, one({"b64": "aGk="})),  # curl -T request.json has no type
-        ({"body": b'{"b64": "aGk="}'}, typed("text/plain"), one(b'{"b64": "aGk="}')),
-        ({"body": b"{not json"}, {}, one(b"{not json")),
-        ({"body": {"b64": "aGk=", "top_k": 2}}, {}, one({"b64": "aGk="}, top_k=2)),  # decoded by TorchServe
-        ({"body": PREDICTED}, JSON, Request(ITEMS, Instances())),
-    ],
+@table(
+    ({"body": bytearray(b"bytes")}, typed("image/jpeg"), one(b"bytes")),
+    *(({"data": b"bytes"}, {}, one(b"bytes")), ({"photo": b"bytes"}, typed("image/png", "photo"), one(b"bytes"))),
+    (FORM, {}, one(b"bytes", top_k=3, lang="fr", odd="\ufffd", deep="[" * 60)),
+    ({"body": b'{"b64": "aGk="}'}, typed("Application/JSON; charset=utf-8"), one({"b64": "aGk="})),
+    ({"body": b'{"b64": "aGk="}'}, {}, one({"b64": "aGk="})),  # curl -T request.json has no type
+    ({"body": b'{"b64": "aGk="}'}, typed("text/plain"), one(b'{"b64": "aGk="}')),
+    ({"body": b"{not json"}, {}, one(b"{not json")),
+    ({"body": {"b64": "aGk=", "top_k": 2}}, {}, one({"b64": "aGk="}, top_k=2)),  # decoded by TorchServe
+    ({"body": PREDICTED}, JSON, Request(ITEMS, Instances())),
 )
 def test_accepted_body_is_items_with_their_options(row: dict[str, Any], headers: Any, expected: Request) -> None:
     request = unpack(row, headers, SHAPE)
@@ -69,53 +67,44 @@ DROPPED = typed("text/plain") | {"CONTENT-TYPE": "Text/Plain; charset=latin1"}
 PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; charset=latin1"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "body", "text"),
-    [
-        (typed("text/plain"), ASKED, ASKED),
-        (typed("TEXT/Plain; charset=UTF-8"), "Grüße".encode(), "Grüße".encode()),
-        (typed('text/plain; charset="ISO-8859-1"'), "Grüße".encode("latin-1"), "Grüße"),
-        (typed("text/plain; charset=gbk"), "北京".encode("gbk"), "北京"),
-        *((typed("application/octet-stream"), body, body) for body in (b'{"a": 1}', b'[{"a": 1}]', b"{text")),
-        *((DROPPED, "Grüße".encode("latin-1"), "Grüße"), (PART, "Grüße".encode(), "Grüße".encode())),
-    ],
+@table(
+    (typed("text/plain"), ASKED, ASKED),
+    (typed("TEXT/Plain; charset=UTF-8"), "Grüße".encode(), "Grüße".encode()),
+    (typed('text/plain; charset="ISO-8859-1"'), "Grüße".encode("latin-1"), "Grüße"),
+    (typed("text/plain; charset=gbk"), "北京".encode("gbk"), "北京"),
+    *((typed("application/octet-stream"), body, body) for body in (b'{"a": 1}', b'[{"a": 1}]', b"{text")),
+    *((DROPPED, "Grüße".encode("latin-1"), "Grüße"), (PART, "Grüße".encode(), "Grüße".encode())),
 )
 def test_text_stays_a_text(headers: dict[str, Any], body: bytes, text: bytes | str) -> None:
     assert unpack({"data" if headers is PART else "body": body}, headers, TEXTS).payloads == (Payload(text),)
 
 
-@pytest.mark.parametrize(
-    ("media_type", "status"),
-    [
-        *((each, 415) for each in ("image/jpeg", "application/xml", "text/html", "text/x-json")),
-        *((f"{each}; boundary=x", 415) for each in ("multipart/mixed", "Multipart/Form-Data")),
-        *((f"text/plain; charset={each}", 415) for each in ("idna", "iso-8859-99")),
-        ("text/plain; charset=utf-16", 400),
-    ],
+@table(
+    *((each, 415) for each in ("image/jpeg", "application/xml", "text/html", "text/x-json")),
+    *((f"{each}; boundary=x", 415) for each in ("multipart/mixed", "Multipart/Form-Data")),
+    *((f"text/plain; charset={each}", 415) for each in ("idna", "iso-8859-99")),
+    ("text/plain; charset=utf-16", 400),
 )
 def test_type_that_is_no_text_is_refused(media_type: str, status: int) -> None:
     (error,) = unpack({"body": ASKED + b" "}, typed(media_type), TEXTS).payloads
     assert isinstance(error, ItemError) and error.code == status
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "type_"),
-    [
-        *(({"body": b""}, 400, "EmptyInput"), ({}, 400, "EmptyInput"), ({"body": b"x" * 101}, 413, "BodyTooLarge")),
-        # Every field of a form counts, and none is parsed before that.
-        ({"data": b"x", "top_k": b"[" * 100}, 413, "BodyTooLarge"),
-        ({"one": b"x" * 50, "two": b"x" * 51}, 413, "BodyTooLarge"),
-        *(({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"), ({"body": b"[" * 100}, 400, "MalformedJson")),
-        ({"body": b'{"url": "http://example.org"}'}, 400, "InvalidBody"),
-        *(({"body": b"7"}, 400, "InvalidBody"), ({"body": b'{"instances": {"b64": ""}}'}, 400, "InvalidBody")),
-        ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
-        ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
-        ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "InvalidOption"),
-        ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "InvalidOption"),
-        ({"data": b"", **{f"f{n}": b"" for n in range(200)}}, 413, "BodyTooLarge"),
-        ({"a": b"1", "b": b"2"}, 400, "InvalidBody"),
-        ({'{"b64": "aGk': b""}, 400, "InvalidBody"),  # curl -d without a content type
-    ],
+@table(
+    *(({"body": b""}, 400, "EmptyInput"), ({}, 400, "EmptyInput"), ({"body": b"x" * 101}, 413, "BodyTooLarge")),
+    # Every field of a form counts, and none is parsed before that.
+    ({"data": b"x", "top_k": b"[" * 100}, 413, "BodyTooLarge"),
+    ({"one": b"x" * 50, "two": b"x" * 51}, 413, "BodyTooLarge"),
+    *(({"body": b'{"b64": "\xff"}'}, 400, "MalformedJson"), ({"body": b"[" * 100}, 400, "MalformedJson")),
+    ({"body": b'{"url": "http://example.org"}'}, 400, "InvalidBody"),
+    *(({"body": b"7"}, 400, "InvalidBody"), ({"body": b'{"instances": {"b64": ""}}'}, 400, "InvalidBody")),
+    ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
+    ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
+    ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "InvalidOption"),
+    ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "InvalidOption"),
+    ({"data": b"", **{f"f{n}": b"" for n in range(200)}}, 413, "BodyTooLarge"),
+    ({"a": b"1", "b": b"2"}, 400, "InvalidBody"),
+    ({'{"b64": "aGk': b""}, 400, "InvalidBody"),  # curl -d without a content type,
 )
 def test_wrong_body_is_one_error_of_its_own_kind(row: dict[str, Any], code: int, type_: str) -> None:
     (error,) = unpack(row, JSON, SHAPE).payloads
@@ -145,14 +134,11 @@ ERROR = ItemError(422, "CorruptInput", "Broken.")
 ERROR_JSON = {"code": 422, "type": "CorruptInput", "message": "Broken."}
 
 
-@pytest.mark.parametrize(
-    ("form", "results", "status", "body"),
-    [
-        *((OneItem(), [{"고양이": None}], 200, {"고양이": None}), (OneItem(), [ERROR], 422, ERROR_JSON)),
-        (OneItem(), [np.array([0.1, 1.5], np.float32)], 200, [0.1, 1.5]),
-        (Instances(), [1, ERROR, 3], 200, {"predictions": [1, {"error": ERROR_JSON}, 3]}),
-        (Instances(), [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
-    ],
+@table(
+    *((OneItem(), [{"고양이": None}], 200, {"고양이": None}), (OneItem(), [ERROR], 422, ERROR_JSON)),
+    (OneItem(), [np.array([0.1, 1.5], np.float32)], 200, [0.1, 1.5]),
+    (Instances(), [1, ERROR, 3], 200, {"predictions": [1, {"error": ERROR_JSON}, 3]}),
+    (Instances(), [ERROR, ERROR], 422, {"predictions": [{"error": ERROR_JSON}, {"error": ERROR_JSON}]}),
 )
 def test_results_and_errors_keep_their_places(form: Form, results: list[Any], status: int, body: Any) -> None:
     reply = form.pack(results)
@@ -179,19 +165,16 @@ def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> N
             assert sum(pool.map(take, range(4))) == 3
 
 
-@pytest.mark.parametrize(
-    ("headers", "parameters", "terms"),
-    [
-        ({"x-priority": "3", "X-TIMEOUT-MS": " 25e1 "}, {}, Terms(3, 0.25)),
-        # A form's field of that name: TorchServe adds its part's headers to the request's.
-        ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, {}, Terms(None, inf)),
-        ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
-        # Triton's clients send these for none.
-        ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
-        # A proxy may have set the header.
-        ({"X-Priority": "3", "X-Timeout-Ms": "5"}, {"priority": 1, "timeout": 6_000}, Terms(3, 0.005)),
-        ({"X-Timeout-Ms": "5"}, {"timeout": 4_000}, Terms(None, 0.004)),
-    ],
+@table(
+    ({"x-priority": "3", "X-TIMEOUT-MS": " 25e1 "}, {}, Terms(3, 0.25)),
+    # A form's field of that name: TorchServe adds its part's headers to the request's.
+    ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, {}, Terms(None, inf)),
+    ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
+    # Triton's clients send these for none.
+    ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
+    # A proxy may have set the header.
+    ({"X-Priority": "3", "X-Timeout-Ms": "5"}, {"priority": 1, "timeout": 6_000}, Terms(3, 0.005)),
+    ({"X-Timeout-Ms": "5"}, {"timeout": 4_000}, Terms(None, 0.004)),
 )
 def test_terms_are_the_headers_or_stricter_parameters(headers: Any, parameters: dict[str, Any], terms: Terms) -> None:
     assert Terms.of({**read_headers(headers), **parameters}, 3) == terms

@@ -1,7 +1,5 @@
 """Embeddings, classification and tokens: a text in any company is answered as transformers answers it alone."""
 
-import re
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -19,6 +17,7 @@ from handlers.warm_up import measure_change
 from tests.handlers.cpu_graphs import use_cpu_graphs, use_graphs
 from tests.handlers.serving import CANARY, Bad, Log, Made, assert_own_answers, serve, started
 from tests.oracle import assert_order
+from tests.tables import table
 from tests.tiny_models import LIMIT, TEXTS
 
 Handler = TextHandler[Any, Any]
@@ -113,25 +112,22 @@ BUILT, OPENVINO = pytest.mark.builds, {"engine": "openvino"}
 GRAPHS = {"cuda_graphs": "auto", "max_batch_tokens": 512}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "options"),
-    [
-        pytest.param("mean", OPENVINO, {}, marks=BUILT),
-        *(("mean", {}, {}), ("mean", {"padding": "max_length", "max_batch_items": 3}, {})),
-        pytest.param("mean", {**OPENVINO, "precision": "bf16"}, {}, marks=[pytest.mark.bf16, BUILT]),
-        ("first, normalized", {}, {}),
-        *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),
-        pytest.param("softmax", {**ALL, **OPENVINO}, ALL, marks=BUILT),
-        ("one label", {"function_to_apply": "none"}, {"function_to_apply": "none", "top_k": 1}),
-        pytest.param("words", OPENVINO, SIMPLE, marks=BUILT),
-        ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
-        *((name, GRAPHS, {}) for name in ("mean", "first, normalized")),
-        ("softmax", {**ALL, **GRAPHS}, ALL),
-        *((name, GRAPHS, SIMPLE) for name in ("words", "bytes")),
-    ],
+@table(
+    pytest.param("mean", OPENVINO, {}, marks=BUILT),
+    *(("mean", {}, {}), ("mean", {"padding": "max_length", "max_batch_items": 3}, {})),
+    pytest.param("mean", {**OPENVINO, "precision": "bf16"}, {}, marks=[pytest.mark.bf16, BUILT]),
+    ("first, normalized", {}, {}),
+    *((name, ALL, ALL) for name in ("softmax", "sigmoid", "one label", "regression")),
+    pytest.param("softmax", {**ALL, **OPENVINO}, ALL, marks=BUILT),
+    ("one label", {"function_to_apply": "none"}, {"function_to_apply": "none", "top_k": 1}),
+    pytest.param("words", OPENVINO, SIMPLE, marks=BUILT),
+    ("words", {"ignore_labels": ["O", "PER"], "aggregation": "none"}, {"ignore_labels": ["O", "PER"]}),
+    *((name, GRAPHS, {}) for name in ("mean", "first, normalized")),
+    ("softmax", {**ALL, **GRAPHS}, ALL),
+    *((name, GRAPHS, SIMPLE) for name in ("words", "bytes")),
 )
 def test_any_batch_is_answered_as_by_transformers(
-    tiny_archive: Made, name: str, settings: Any, options: Any, caplog: Log
+    name: str, settings: Any, options: Any, tiny_archive: Made, caplog: Log
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # With the CPU in place of a GPU.
@@ -226,16 +222,6 @@ def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_a
     for answer, (_, words) in zip(serve(handler, [{"body": body} for body, _ in bad]), bad, strict=True):
         assert answer.status == 400
         assert answer.body.get("error", answer.body.get("message")).startswith(words)
-
-
-def test_places_are_characters_of_the_text_as_it_was_sent(tiny_archive: Made) -> None:
-    text = "  👩‍👩‍👧 é e\u0301 Anna crossed the bridge."
-    (answer,) = serve(start(tiny_archive, "words"), [of_text(text, aggregation="none")])
-    words = [entity for entity in answer.body if re.fullmatch(r"(##)?[a-z]+", entity["word"])]
-    assert words
-    for entity in words:
-        letters = unicodedata.normalize("NFD", text[entity["start"] : entity["end"]]).lower()
-        assert letters.replace("\u0301", "") == entity["word"].removeprefix("##")
 
 
 def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Made) -> None:

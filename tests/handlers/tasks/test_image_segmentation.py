@@ -19,10 +19,12 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 
 from deploy.models import Engine
 from handlers.tasks.image_segmentation import ImageSegmentationHandler
+from handlers.vision import class_maps
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from tests import tiny_segmenter
-from tests.handlers.serving import Bad, Made, assert_own_answers, serve, started
-from tests.photographs import encoded, path, photograph
+from tests.handlers.serving import Bad, Made, Patch, assert_own_answers, serve, started
+from tests.photographs import encoded, path
+from tests.tables import table
 
 ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
 COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
@@ -85,8 +87,6 @@ def b64(body: bytes, **options: Any) -> bytes:
 
 
 BAD: list[Bad] = [
-    (photograph("rocket")[:9000], 422, "CorruptInput", "truncated"),
-    (b"no image", 415, "UnsupportedMedia", "Not an image"),
     (b64(sent("coffee"), masks="rle"), 400, "InvalidOption", "masks"),
     (encoded(Image.new("RGB", (800, 600)), "PNG"), 413, "ImageTooLarge", "max_map_pixels is 400000"),
 ]
@@ -95,15 +95,12 @@ LONG = (encoded(Image.new("RGB", (900, 30)), "PNG"), 413, "ImageTooLarge", "max_
 BUILT = pytest.mark.builds
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"),
-    [
-        *(pytest.param(kind, each, marks=BUILT) for kind in ("torchvision", "beit") for each in ("openvino", "torch")),
-        pytest.param("transformers", "openvino", marks=BUILT),
-        ("transformers", "torch"),
-    ],
+@table(
+    ("transformers", "torch"),
+    *(pytest.param(kind, "torch", marks=BUILT) for kind in ("torchvision", "beit")),
+    *(pytest.param(kind, "openvino", marks=BUILT) for kind in ("torchvision", "transformers")),
 )
-def test_maps_in_any_company_are_those_of_the_network_on_each_image(archived: Made, kind: str, engine: Engine) -> None:
+def test_maps_in_any_company_are_those_of_the_network_on_each_image(kind: str, engine: Engine, archived: Made) -> None:
     handler = start(archived, kind, engine)
     expected_of = (by_torchvision if kind == "torchvision" else by_transformers)(archive_of(archived, kind))
 
@@ -138,3 +135,16 @@ def test_every_way_to_draw_segments_says_the_same(archived: Made) -> None:
     assert pixels.shape == (tiny_segmenter.SIDE, tiny_segmenter.SIDE, 2)
     assert set(pixels[..., 0].ravel()) <= set(range(count))
     assert 1 / count <= pixels[..., 1].min() <= pixels[..., 1].max() <= 1
+
+
+@pytest.mark.parametrize("size", [(97, 61), (16, 12), (5, 3), (1, 1), (400, 12)])
+def test_likeliest_classes_are_those_of_enlarged_logits(size: tuple[int, int], monkeypatch: Patch) -> None:
+    monkeypatch.setattr(class_maps, "MOST_ENLARGED", 1000)
+    logits = torch.randn(7, 12, 16, generator=torch.Generator().manual_seed(2))
+    logits[3, :6, :8] += 9
+    enlarged = torch.nn.functional.interpolate(logits[None], size[::-1], mode="bilinear", align_corners=False)[0]
+    classes, probabilities = class_maps.find_classes(logits.numpy(), size)
+    assert np.mean(classes == enlarged.argmax(0).numpy()) >= 0.999
+    assert probabilities.shape == classes.shape
+    assert np.abs(probabilities - enlarged.softmax(0).max(0).values.numpy()).mean() < 0.05
+    assert probabilities.min() >= 1 / 7

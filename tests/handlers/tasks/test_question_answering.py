@@ -14,6 +14,7 @@ from handlers.archive_files import CHECKPOINT
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests.handlers.serving import CANARY, Bad, Log, Made, Patch, assert_own_answers, serve, started
 from tests.oracle import is_apart
+from tests.tables import table
 from tests.tiny_models import LIMIT, PAGE, TEXTS
 
 # Tokens of a window, and of its overlap: short windows keep the tests quick.
@@ -103,16 +104,13 @@ NO_TOKEN = (asked("qzqz", "\u200b\u0001"), 400, "EmptyInput", "context: contains
 BUILT, BF16 = pytest.mark.builds, {"precision": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        *(pytest.param(kind, {"engine": "openvino"}, marks=BUILT) for kind in ("bert", "distilbert", "roberta")),
-        ("bert", {"engine": "torch"}),
-        pytest.param("bert", {"engine": "torch", **BF16}, marks=BUILT),
-        pytest.param("bert", {"engine": "openvino", **BF16}, marks=[pytest.mark.bf16, BUILT]),
-    ],
+@table(
+    *(pytest.param(kind, {"engine": "openvino"}, marks=BUILT) for kind in ("bert", "distilbert", "roberta")),
+    ("bert", {"engine": "torch"}),
+    pytest.param("bert", {"engine": "torch", **BF16}, marks=BUILT),
+    pytest.param("bert", {"engine": "openvino", **BF16}, marks=[pytest.mark.bf16, BUILT]),
 )
-def test_any_batch_is_answered_as_by_torch_in_fp32(tiny_archive: Made, kind: str, settings: Any, caplog: Log) -> None:
+def test_any_batch_is_answered_as_by_torch_in_fp32(kind: str, settings: Any, tiny_archive: Made, caplog: Log) -> None:
     # bf16 rounds each factor by 2**-9, and heads are scaled up by eight: few answers are that far apart.
     tolerance, least = (0.1, 4) if "precision" in settings else (1e-4, 40)
     archive = tiny_archive(kind, "question_answering", engine=settings["engine"])
@@ -134,14 +132,11 @@ def test_any_batch_is_answered_as_by_torch_in_fp32(tiny_archive: Made, kind: str
     assert CANARY not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"max_request_characters": 3 * len(PAGE)}, f"max_request_characters, {3 * len(PAGE)}"),
-        ({"max_request_tokens": 800}, "max_request_tokens is 800"),
-    ],
+@table(
+    ({"max_request_characters": 3 * len(PAGE)}, f"max_request_characters, {3 * len(PAGE)}"),
+    ({"max_request_tokens": 800}, "max_request_tokens is 800"),
 )
-def test_many_questions_over_one_long_context_are_too_much_work(tiny_archive: Made, settings: Any, words: str) -> None:
+def test_many_questions_over_one_long_context_are_too_much_work(settings: Any, words: str, tiny_archive: Made) -> None:
     shared = [{"instances": [{"question": "Who?"}] * count, "context": PAGE} for count in (1, 3)]
     handler = answerer(tiny_archive("bert", "question_answering", engine="torch"), **settings)
     few, many = serve(handler, [{"body": document} for document in shared])

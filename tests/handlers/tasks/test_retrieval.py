@@ -14,6 +14,7 @@ from handlers.protocol.api_forms import Embeddings
 from tests.handlers.serving import Answer, Made, Patch, serve
 from tests.handlers.tasks.test_encoders import Handler, pooled, start
 from tests.oracle import assert_order
+from tests.tables import table
 from tests.tiny_models import LIMIT, TEXTS
 
 SIZE = 32
@@ -91,16 +92,13 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_archive_allows
     assert (refused.status, refused.body["error"]["param"]) == (400, "dimensions")
 
 
-@pytest.mark.parametrize(
-    ("asked", "prompt"),
-    [
-        *(({"input_type": "search_query"}, "the river "), ({"input_type": "document"}, "the letter ")),
-        *(({"task": "retrieval.query"}, "the river "), ({"prompt_name": "passage"}, "the letter "), ({}, "")),
-        ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
-        ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage
-    ],
+@table(
+    *(({"input_type": "search_query"}, "the river "), ({"input_type": "document"}, "the letter ")),
+    *(({"task": "retrieval.query"}, "the river "), ({"prompt_name": "passage"}, "the letter "), ({}, "")),
+    ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
+    ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage,
 )
-def test_prompts_are_those_of_the_models_files(tiny_archive: Made, asked: dict[str, Any], prompt: str) -> None:
+def test_prompts_are_those_of_the_models_files(asked: dict[str, Any], prompt: str, tiny_archive: Made) -> None:
     handler = start(tiny_archive, EMBEDDER)
     prompted, by_hand = ask(handler, "embeddings", {"input": TEXTS[0], **asked}, {"input": prompt + TEXTS[0]})
     np.testing.assert_allclose(vectors(prompted), vectors(by_hand), atol=1e-6)

@@ -14,6 +14,7 @@ from deploy.models import ROOT
 from handlers.errors import InvalidConfig
 from handlers.tasks.stock import StockHandler
 from tests.handlers.serving import Answer, Log, Patch, serve, started
+from tests.tables import table
 
 HANDLER = """
 import torch
@@ -86,15 +87,12 @@ def test_old_handler_sees_its_own_archive_and_rows_and_its_answers_are_unchanged
     assert answers == [{"said": "one"}, b"alpha", {"said": "three"}, {"said": "four"}]
 
 
-@pytest.mark.parametrize(
-    ("bad", "status", "body"),
-    [
-        ("bug", 500, {"type": "InternalError"}),
-        ("refused", 418, {"type": "PredictionException", "message": "no refused texts"}),
-        ("unknown status", 500, {"type": "WrongOutput"}),
-    ],
+@table(
+    ("bug", 500, {"type": "InternalError"}),
+    ("refused", 418, {"type": "PredictionException", "message": "no refused texts"}),
+    ("unknown status", 500, {"type": "WrongOutput"}),
 )
-def test_only_the_request_at_fault_gets_an_error(old: Old, bad: str, status: int, body: Any, caplog: Log) -> None:
+def test_only_the_request_at_fault_gets_an_error(bad: str, status: int, body: Any, old: Old, caplog: Log) -> None:
     handler, bodies = old(), [f"text {index}" for index in range(15)]
     answers = ask(handler, *bodies[:6], bad, *bodies[6:])
     failed = answers.pop(6)

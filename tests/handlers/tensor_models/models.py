@@ -90,6 +90,12 @@ def inference(arrays: Mapping[str, NDArray[Any]], is_binary: bool = False, **doc
     return {"body": written + b"".join(parts)}, headers
 
 
+def inquiry(**rows: list[Any]) -> Body:
+    """A value for each row of each tensor."""
+    columns = {name: np.array(each, object if isinstance(each[0], str) else None) for name, each in rows.items()}
+    return inference({name: each[:, np.newaxis] for name, each in columns.items()})[0]
+
+
 def list_of(array: NDArray[Any]) -> Any:
     if array.dtype == object:
         return to_text(array).tolist()

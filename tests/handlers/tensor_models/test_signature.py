@@ -7,6 +7,7 @@ from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.rows import make_sample_rows
 from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
+from tests.tables import table
 
 SAID = DeclaredSignature(
     (Tensor("x", "FP32", (-1, -1, 2)), Tensor("m", "INT8", (-1, -1)), Tensor("any")),
@@ -38,26 +39,23 @@ def test_configuration_settles_what_the_model_leaves_open_and_what_it_says_is_re
     assert signature.inputs["any"].row_shape == (3,)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"inputs": {"z": {}}}, "inputs: z: this model has any, m, x"),
-        ({"outputs": {"z": {}}}, "outputs: z: this model has n, y"),
-        ({"inputs": {"x": {"datatype": "FP64"}}}, "inputs.x: the model has FP32, not FP64"),
-        ({"inputs": {"x": {"shape": [-1, -1, 3]}}}, r"inputs.x: the model has \[-1, -1, 2\], not \[-1, -1, 3\]"),
-        ({"inputs": {"x": {"batch_dim": 3}}}, r"inputs.x: shape \[-1, -1, 2\] lacks batch_dim 3"),
-        ({"inputs": {"x": {"pad": {"mask": "q"}}}}, "inputs.x.pad.mask: q must be another input"),
-        ({"inputs": {"x": {"shape": [-1, 5, 2], **PAD}}}, r"inputs.x.pad: FP32 \[-1, 5, 2\] has no free dimension"),
-        (padded("BYTES", 0), "BYTES cannot be padded"),
-        ({"inputs": {"x": {"pad": {"mask": "any"}}}}, "any is any datatype of any shape; a number for each"),
-        ({"inputs": {"x": {"pad": {"mask": "m", "value": True}}}}, "inputs.x.pad.value: True is not a valid FP32"),
-        (padded("UINT8", -1), "-1 is not a valid UINT8"),
-        ({"inputs": {"x": PAD, **padded("FP32", 0)["inputs"]}}, "m is the mask of x and of any"),
-        ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
-        ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
-        ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
-        ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
-    ],
+@table(
+    ({"inputs": {"z": {}}}, "inputs: z: this model has any, m, x"),
+    ({"outputs": {"z": {}}}, "outputs: z: this model has n, y"),
+    ({"inputs": {"x": {"datatype": "FP64"}}}, "inputs.x: the model has FP32, not FP64"),
+    ({"inputs": {"x": {"shape": [-1, -1, 3]}}}, r"inputs.x: the model has \[-1, -1, 2\], not \[-1, -1, 3\]"),
+    ({"inputs": {"x": {"batch_dim": 3}}}, r"inputs.x: shape \[-1, -1, 2\] lacks batch_dim 3"),
+    ({"inputs": {"x": {"pad": {"mask": "q"}}}}, "inputs.x.pad.mask: q must be another input"),
+    ({"inputs": {"x": {"shape": [-1, 5, 2], **PAD}}}, r"inputs.x.pad: FP32 \[-1, 5, 2\] has no free dimension"),
+    (padded("BYTES", 0), "BYTES cannot be padded"),
+    ({"inputs": {"x": {"pad": {"mask": "any"}}}}, "any is any datatype of any shape; a number for each"),
+    ({"inputs": {"x": {"pad": {"mask": "m", "value": True}}}}, "inputs.x.pad.value: True is not a valid FP32"),
+    (padded("UINT8", -1), "-1 is not a valid UINT8"),
+    ({"inputs": {"x": PAD, **padded("FP32", 0)["inputs"]}}, "m is the mask of x and of any"),
+    ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
+    ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
+    ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
+    ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
 )
 def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(values: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):

@@ -10,23 +10,21 @@ from deploy.archives.sources import source
 from deploy.models import model
 from handlers.text.documents import segment_line, split_text
 from handlers.text.languages import ModelCodes, shorten_code
+from tests.tables import table
 
 ABBREVIATED = ["Dr. Smith came at 5 p.m.", "He left (e.g. for Paris).", "Why?"]
 MARKDOWN = "# A title\n\n> - Quoted. Twice.\n* 3 * 4 = 12\n-5 degrees\n#tag here\n— Oui ! — Non."
 QUOTED = ["A title", "Quoted.", "Twice.", "3 * 4 = 12", "-5 degrees", "#tag here", "Oui !", "— Non."]
 
 
-@pytest.mark.parametrize(
-    ("text", "language", "sentences"),
-    [
-        (" ".join(ABBREVIATED), "en", ABBREVIATED),
-        ("Das ist z.B. gut. Und das?", "de", ["Das ist z.B. gut.", "Und das?"]),
-        ("A title\nOne more line. And\nhalf.\r\n\r\nEnd", "en", ["A title", "One more line.", "And", "half.", "End"]),
-        ("你好。世界！好吗？", "zh", ["你好。", "世界！", "好吗？"]),
-        ("One here. Two there.", "xx", ["One here.", "Two there."]),
-        *(("One.\n---\n* * *\n- Two.", "en", ["One.", "Two."]), (MARKDOWN, "en", QUOTED), ("  ***\n", "en", ["***"])),
-        ("  no end ", "en", ["no end"]),
-    ],
+@table(
+    (" ".join(ABBREVIATED), "en", ABBREVIATED),
+    ("Das ist z.B. gut. Und das?", "de", ["Das ist z.B. gut.", "Und das?"]),
+    ("A title\nOne more line. And\nhalf.\r\n\r\nEnd", "en", ["A title", "One more line.", "And", "half.", "End"]),
+    ("你好。世界！好吗？", "zh", ["你好。", "世界！", "好吗？"]),
+    ("One here. Two there.", "xx", ["One here.", "Two there."]),
+    *(("One.\n---\n* * *\n- Two.", "en", ["One.", "Two."]), (MARKDOWN, "en", QUOTED), ("  ***\n", "en", ["***"])),
+    ("  no end ", "en", ["no end"]),
 )
 def test_text_is_cut_into_its_sentences(text: str, language: str, sentences: list[str]) -> None:
     document = split_text(text, language)
@@ -57,15 +55,12 @@ def test_a_line_that_the_splitter_panics_on_stays_whole() -> None:
     assert segment_line(line, "kk") == [line]
 
 
-@pytest.mark.parametrize(
-    ("text", "answers", "joined"),
-    [
-        ("你好。世界！好吗？", ["Hello.", "World!", "All right?"], "Hello. World! All right?"),
-        ("你好。世界！好吗？", ["你好。", "世界！", "好吗？"], "你好。世界！好吗？"),
-        ("你好。世界！好吗？", ["Hello.", "", "Yes"], "Hello.Yes"),
-        ("你好。世界！好吗？", ["Hello.", "世界！", "Yes"], "Hello.世界！Yes"),
-        ("  One.  Two.\n\n\tThree!\r\n", ["Un.", "Deux.", "Trois !"], "  Un.  Deux.\n\n\tTrois !\r\n"),
-    ],
+@table(
+    ("你好。世界！好吗？", ["Hello.", "World!", "All right?"], "Hello. World! All right?"),
+    ("你好。世界！好吗？", ["你好。", "世界！", "好吗？"], "你好。世界！好吗？"),
+    ("你好。世界！好吗？", ["Hello.", "", "Yes"], "Hello.Yes"),
+    ("你好。世界！好吗？", ["Hello.", "世界！", "Yes"], "Hello.世界！Yes"),
+    ("  One.  Two.\n\n\tThree!\r\n", ["Un.", "Deux.", "Trois !"], "  Un.  Deux.\n\n\tTrois !\r\n"),
 )
 def test_answers_stand_where_their_sentences_stood(text: str, answers: list[str], joined: str) -> None:
     assert split_text(text, "zh" if text[0] == "你" else "en").join_answers(answers) == joined

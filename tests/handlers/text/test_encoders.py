@@ -15,6 +15,7 @@ from handlers.text.encoders import find_token_limit
 from handlers.text.inputs import round_length
 from handlers.text.sentence_modules import check_reranker
 from handlers.text.sentence_network import SentenceModules
+from tests.tables import table
 from tests.tiny_models import checkpoint
 
 
@@ -28,22 +29,19 @@ BERT = {"max_position_embeddings": 512, "model_type": "bert", "pad_token_id": 0}
 ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({"sentence_bert_config.json": {"max_seq_length": 128}, "config.json": BERT}, 128),
-        ({"sentence_xlm-roberta_config.json": {"max_seq_length": 16}, "config.json": BERT}, 16),
-        *(({"config.json": BERT}, 512), ({"config.json": ROBERTA}, 512)),
-        ({"config.json": {}, "tokenizer_config.json": {"model_max_length": 10**30}}, None),
-        ({"config.json": BERT, "tokenizer_config.json": {"model_max_length": 384}}, 384),
-    ],
+@table(
+    ({"sentence_bert_config.json": {"max_seq_length": 128}, "config.json": BERT}, 128),
+    ({"sentence_xlm-roberta_config.json": {"max_seq_length": 16}, "config.json": BERT}, 16),
+    *(({"config.json": BERT}, 512), ({"config.json": ROBERTA}, 512)),
+    ({"config.json": {}, "tokenizer_config.json": {"model_max_length": 10**30}}, None),
+    ({"config.json": BERT, "tokenizer_config.json": {"model_max_length": 384}}, 384),
 )
 def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: int | None, tmp_path: Path) -> None:
     write(tmp_path, files)
     assert find_token_limit(tmp_path) == limit
 
 
-SETTINGS, PROMPTS = "sentence_bert_config.json", {"prompts": {"query": "query: "}}
+SETTINGS, PROMPTS, TEMPLATE = "sentence_bert_config.json", {"prompts": {"query": "query: "}}, "{{ messages }}"
 SWISH = {"in_features": 4, "out_features": 2, "activation_function": "mine.Swish"}
 
 
@@ -52,62 +50,54 @@ def module(kind: str, path: str) -> dict[str, str]:
 
 
 FIRST, POOLING = module("Transformer", ""), module("Pooling", "1")
-UNPROMPTED = {"1/config.json": {"include_prompt": False}, "config_sentence_transformers.json": PROMPTS}
 
 
-@pytest.mark.parametrize(
-    ("modules", "files", "words"),
-    [
-        ([FIRST, module("CNN", "1")], {}, "sentence_transformers.models.CNN is not supported"),
-        ([FIRST, {"type": "custom_st.Pooling", "path": "1"}], {}, "custom_st.Pooling is not supported"),
-        ([module("StaticEmbedding", "")], {}, "StaticEmbedding, must be a Transformer"),
-        ([module("Transformer", "0"), POOLING], {}, "Transformer, must be a Transformer in the folder"),
-        ([FIRST], {}, "one Pooling must follow"),
-        ([FIRST, module("Pooling", "")], {}, "Pooling needs a folder/config.json"),
-        ([FIRST, POOLING], {"1/config.json": {"pooling_mode": "median"}}, "median is not supported"),
-        ([FIRST, POOLING], UNPROMPTED, "include_prompt: false is not supported"),
-        ([FIRST, POOLING], {SETTINGS: {"transformer_task": "fill-mask"}}, "fill-mask"),
-        ([FIRST, POOLING], {SETTINGS: {"query_length": 8}}, "query_length is not supported"),
-        ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": {}}, "in_features"),
-        ([FIRST, POOLING, module("Dense", "2")], {"2/config.json": SWISH}, "mine.Swish is not a module of torch.nn"),
-        ([FIRST, POOLING, module("LayerNorm", "2")], {"2/config.json": {"dimension": 4}}, "2 lacks"),
-    ],
+def of(*modules: Any, **files: Any) -> dict[str, Any]:
+    """Files of a model of these modules; `one` and `two` are the configurations of the second and third."""
+    named = {"one": "1/config.json", "two": "2/config.json", "settings": SETTINGS}
+    return {"1/config.json": {}, "modules.json": [*modules], **{named[name]: files[name] for name in files}}
+
+
+UNPROMPTED = {**of(FIRST, POOLING, one={"include_prompt": False}), "config_sentence_transformers.json": PROMPTS}
+DENSE = [FIRST, POOLING, module("Dense", "2")]
+
+
+@table(
+    (SentenceModules, of(FIRST, module("CNN", "1")), "sentence_transformers.models.CNN is not supported"),
+    (SentenceModules, of(FIRST, {"type": "custom_st.Pooling", "path": "1"}), "custom_st.Pooling is not supported"),
+    (SentenceModules, of(module("StaticEmbedding", "")), "StaticEmbedding, must be a Transformer"),
+    (SentenceModules, of(module("Transformer", "0"), POOLING), "Transformer, must be a Transformer in the folder"),
+    (SentenceModules, of(FIRST), "one Pooling must follow"),
+    (SentenceModules, of(FIRST, module("Pooling", "")), "Pooling needs a folder/config.json"),
+    (SentenceModules, of(FIRST, POOLING, one={"pooling_mode": "median"}), "median is not supported"),
+    (SentenceModules, UNPROMPTED, "include_prompt: false is not supported"),
+    (SentenceModules, of(FIRST, POOLING, settings={"transformer_task": "fill-mask"}), "fill-mask"),
+    (SentenceModules, of(FIRST, POOLING, settings={"query_length": 8}), "query_length is not supported"),
+    (SentenceModules, of(*DENSE, two={}), "in_features"),
+    (SentenceModules, of(*DENSE, two=SWISH), "mine.Swish is not a module of torch.nn"),
+    (SentenceModules, of(FIRST, POOLING, module("LayerNorm", "2"), two={"dimension": 4}), "2 lacks"),
+    (check_reranker, of(FIRST, module("LogitScore", "2")), "LogitScore is not supported for a reranker"),
+    (check_reranker, {"chat_template.jinja": TEMPLATE}, "chat template renders its pairs, and is not supported"),
+    (check_reranker, {"additional_chat_templates/rerank.jinja": TEMPLATE}, "chat template renders its pairs"),
+    (check_reranker, {"tokenizer_config.json": {"chat_template": TEMPLATE}}, "chat template renders its pairs"),
+    (check_reranker, {SETTINGS: {"do_lower_case": True}}, "do_lower_case: True is not supported"),
+    (check_reranker, {SETTINGS: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "text: padding is not"),
+    (check_reranker, {SETTINGS: {"processing_kwargs": {"chat_template": {"x": 1}}}}, "chat_template: x is not"),
 )
-def test_modules_that_are_not_served_are_refused_by_name(modules: Any, files: Any, words: str, tmp_path: Path) -> None:
-    write(tmp_path, {"1/config.json": {}, "modules.json": modules, **files})
-    with pytest.raises(InvalidConfig, match=words):
-        SentenceModules(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("modules.json", [FIRST, module("LogitScore", "2")], "LogitScore is not supported for a reranker"),
-        ("chat_template.jinja", "{{ messages }}", "chat template renders its pairs, and is not supported"),
-        ("additional_chat_templates/rerank.jinja", "{{ messages }}", "chat template renders its pairs"),
-        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template renders its pairs"),
-        (SETTINGS, {"do_lower_case": True}, "do_lower_case: True is not supported"),
-        (SETTINGS, {"processing_kwargs": {"text": {"padding": "max_length"}}}, "text: padding is not"),
-        (SETTINGS, {"processing_kwargs": {"chat_template": {"x": 1}}}, "chat_template: x is not"),
-    ],
-)
-def test_reranker_whose_pairs_are_made_otherwise_is_refused(file: str, content: Any, words: str, tmp_path: Any) -> None:
+def test_files_that_are_not_served_are_refused_by_name(read: Any, files: Any, words: str, tmp_path: Path) -> None:
     check_reranker(tmp_path)
-    write(tmp_path, {file: content})
+    write(tmp_path, files)
     with pytest.raises(InvalidConfig, match=words):
-        check_reranker(tmp_path)
+        read(tmp_path)
 
 
 NAMES = ["input_ids", "attention_mask"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "names", "version", "is_told"),
-    [
-        *(("bert", [*NAMES, "token_type_ids"], "5.23.0", True), ("bert", NAMES, "4.50.0", False)),
-        *(("bert", None, "4.50.0", True), ("bert", None, "5.23.0", None), ("bert, one segment", None, "4.50.0", None)),
-        ("roberta", None, "5.23.0", False),
-    ],
+@table(
+    *(("bert", [*NAMES, "token_type_ids"], "5.23.0", True), ("bert", NAMES, "4.50.0", False)),
+    *(("bert", None, "4.50.0", True), ("bert", None, "5.23.0", None), ("bert, one segment", None, "4.50.0", None)),
+    ("roberta", None, "5.23.0", False),
 )
 def test_model_of_pairs_is_told_the_texts(kind: str, names: Any, version: str, is_told: Any, tmp_path: Path) -> None:
     checkpoint(tmp_path, kind.partition(",")[0], "question_answering", type_vocab_size=2)

@@ -22,7 +22,7 @@ from handlers.text.translators import Original, Prepared, prepare_translator, re
 from handlers.text.windows import cut_tokens
 from tests import tiny_models, tiny_seq2seq
 from tests.handlers.serving import Patch, Temp
-from tests.tiny_models import byte_level, word_piece
+from tests.tiny_models import byte_level, change_json, word_piece
 
 TEXTS, PAIRS = [*tiny_models.TEXTS, "<extra> [MASK] <mask>Anna <s>x</s> [SEP]"], [*tiny_models.TEXTS, "x"][::-1]
 
@@ -35,16 +35,12 @@ def pieces(tmp_path_factory: Temp) -> Path:
     return prefix.with_suffix(".model")
 
 
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 Save = Callable[..., object]
 
 
 def generic(kind: str, folder: Path, _: Path, **settings: Any) -> None:
     tiny_models.checkpoint(folder, kind, "text_classification")
-    edit(folder / "tokenizer_config.json", **settings)
+    change_json(folder / "tokenizer_config.json", **settings)
 
 
 def own_class(name: str, config: str, folder: Path, _: Path, **settings: Any) -> None:
@@ -58,7 +54,7 @@ def own_class(name: str, config: str, folder: Path, _: Path, **settings: Any) ->
 def cased_beside_uncased(folder: Path, pieces: Path) -> None:
     """Write a tokenizer.json that lowers case beside a configuration that does not; the class decides."""
     own_class("BertTokenizer", "bert", folder, pieces)
-    edit(folder / "tokenizer_config.json", do_lower_case=False, strip_accents=False)
+    change_json(folder / "tokenizer_config.json", do_lower_case=False, strip_accents=False)
 
 
 def sentence_pieces(name: str, config: str, file: str, folder: Path, pieces: Path, **settings: Any) -> None:
@@ -178,7 +174,7 @@ def test_argument_that_is_not_prepared_is_an_error(options: dict[str, Any], prep
 def test_changed_and_trusted_checkpoints_are_read_by_transformers(prepared: Path, tmp_path: Path) -> None:
     assert isinstance(read_tokenizer(prepared, trust_remote_code=False)[0], FastTokenizer)
     assert not isinstance(read_tokenizer(prepared, trust_remote_code=True)[0], FastTokenizer)
-    edit(prepared / "tokenizer_config.json", truncation_side="left")
+    change_json(prepared / "tokenizer_config.json", truncation_side="left")
     tokenizer, _ = read_tokenizer(prepared, trust_remote_code=False)
     assert not isinstance(tokenizer, FastTokenizer) and tokenizer.truncation_side == "left"
     translator = tiny_seq2seq.marian(tmp_path)

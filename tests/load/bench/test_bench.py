@@ -20,6 +20,7 @@ from load.errors import LoadError
 from load.generate import ClosedLoop, Load, OpenLoop
 from load.schedules import Poisson
 from tests import pages
+from tests.tables import table
 
 
 class Fake(NamedTuple):
@@ -65,19 +66,16 @@ def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_b
     assert [row.cells()[-1] for row in rows[:3]] == ["0.50", "2.00", "0.80"]
 
 
-@pytest.mark.parametrize(
-    ("durations_s", "ends_s", "made"),
-    [
-        ([5, 5, 5], 15, 3),
-        ([5, 5, 5], 14.9, 2),
-        # The longest round so far predicts the next one.
-        ([2, 8, 1], 15, 2),
-        # The table needs at least one round.
-        ([5, 5, 5], 0, 1),
-    ],
+@table(
+    ([5, 5, 5], 15, 3),
+    ([5, 5, 5], 14.9, 2),
+    # The longest round so far predicts the next one.
+    ([2, 8, 1], 15, 2),
+    # The table needs at least one round.
+    ([5, 5, 5], 0, 1),
 )
 def test_no_round_begins_that_would_end_too_late(
-    tmp_path: Path, durations_s: list[float], ends_s: float, made: int
+    durations_s: list[float], ends_s: float, made: int, tmp_path: Path
 ) -> None:
     passed_s: list[float] = []
     bench = Bench(tmp_path, ends_s=ends_s, clock=lambda: sum(passed_s))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision
 import transformers
 
 from deploy.archives.precision import fidelity
@@ -50,16 +49,16 @@ def built(archive_sh: ArchiveSh, weights: Path, *arguments: str, **config: Any) 
 
 
 @table(
-    ("convbert", "exact"),  # its convolutions see padding
-    ("gpt2:unpadded", None),
-    ("xlnet", None),  # padded on the left
+    ("convbert", "auto", "exact"),  # its convolutions see padding
+    ("gpt2:unpadded", "auto", None),
+    ("xlnet", "torch", None),  # padded on the left
 )
-def test_family_answers_as_transformers(family: str, padding: str | None, archive_sh: ArchiveSh) -> None:
+def test_family_answers_as_transformers(family: str, engine: str, padding: str | None, archive_sh: ArchiveSh) -> None:
     """tests/nightly/test_families.py has the others."""
     weights = archive_sh.folder / "weights"
     families.save(family, "AutoModelForSequenceClassification", weights)
-    settings = built(archive_sh, weights)
-    assert (settings["engine"], settings.get("padding")) == ("auto", padding)
+    settings = built(archive_sh, weights, "--engine", engine)
+    assert (settings["engine"], settings.get("padding")) == (engine, padding)
     assert archive_sh.build("own")["fidelity"]["largest_error"] < 1e-3
     config = parse(TextClassificationConfig, {**settings, "precision": "fp32"})
     task = load_task("text_classification", archive_sh.store / "own", config)
@@ -77,11 +76,11 @@ def test_model_that_remembers_texts_is_refused_and_few_tokens_are_compared(archi
     weights = archive_sh.folder / "weights"
     families.save("big_bird", "AutoModelForSequenceClassification", weights)
     archive_sh.write_list("own", "text_classification", config={"threads": 1})
-    line = archive_sh.refused("own", "--weights", str(weights))
+    line = archive_sh.refused("own", "--weights", str(weights), "--engine", "torch")
     assert "PyTorch differs from the model by " in line and "max_length: 40 in model-config.yaml" in line
     weights = checkpoint(archive_sh.folder / "few", "bert", "text_classification")
     change_json(weights / "tokenizer_config.json", model_max_length=5)
-    built(archive_sh, weights)
+    built(archive_sh, weights, "--engine", "torch")
     assert re.search(r"of transformers on [1-9]\d* texts", archive_sh.build("own")["fidelity"]["said"])
 
 
@@ -159,14 +158,3 @@ def test_folder_without_a_classifier_is_one_line(config: Any, files: Any, words:
         (weights / "config.json").write_text(json.dumps(files))
     archive_sh.write_list("own", "image_classification", config=config)
     assert words in archive_sh.refused("own", "--weights", str(weights))
-
-
-def test_state_dict_without_arch_and_of_other_sizes_of_images_is_one_line(archive_sh: ArchiveSh) -> None:
-    archive_sh.write_list("own", "image_classification", config={"threads": 1})
-    network = torchvision.models.get_model("vit_b_32", weights=None, num_classes=2, image_size=384)
-    torch.save(network.state_dict(), archive_sh.folder / "weights.pt")
-    arguments = ("own", "--weights", str(archive_sh.folder / "weights.pt"))
-    assert "own: arch: required for weights of torchvision" in archive_sh.refused(*arguments)
-    folder = archive_sh.write_list("own", "image_classification", config={"arch": "vit_b_32"})
-    (folder / "index_to_name.json").write_text(json.dumps({"0": "a", "1": "b"}))
-    assert "set crop_size to the side of the images that it was trained on" in archive_sh.refused(*arguments)

@@ -1,69 +1,24 @@
 """Stand-ins of TorchServe and of the control process, for tests of only the gateway."""
 
 import asyncio
-import functools
 import hashlib
 import json
-import socket
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from aiohttp import web
 
 from deploy.run.node import Node
+from tests.load.fake_server import Server
 
-T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 METADATA: dict[str, Any] = {
     "name": "classifier", "version": "1.0", "platform": "torchserve_openvino", "task": "image_classification",
     "mode": "classic", "max_batch_size": 16, "max_request_items": 16, "options": {}, "accepts": ["image/*"],
     "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 1000]}],
 }  # fmt: skip
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run in the event loop of all stand-ins, in a separate thread."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(60)
-
-
-class Server:
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self.port = 0
-        self.open()
-
-    def open(self) -> None:
-        """Listen; after `close`, on the same port."""
-        self._socket = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._socket.getsockname()[1]
-        application = web.Application(client_max_size=1 << 30)
-        application.router.add_route("*", "/{path:.*}", self._handler)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.01)
-
-        run(self._runner.setup())
-        run(web.SockSite(self._runner, self._socket).start())
-
-    def close(self) -> None:
-        """Close the port and reset its connections, as a process that is killed does."""
-
-        async def end() -> None:
-            # A connection accepted while its server closes would never be closed.
-            asyncio.get_running_loop().remove_reader(self._socket)
-            await asyncio.sleep(0.01)
-            await self._runner.cleanup()
-
-        if self._runner.server is not None:
-            run(end())
 
 
 def described(name: str, version: str = "1.0", workers: int = 1, ready: int = 1, start: str = "T0") -> dict[str, Any]:
