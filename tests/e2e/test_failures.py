@@ -68,7 +68,7 @@ def test_archives_that_cannot_load_say_why_and_are_unregistered_and_the_others_s
             assert expected in said
     assert server.management.models() == [MOBILENET]
     assert send(server, MOBILENET, photograph("coffee")).status == 200
-    # What is waited for in vain is said; scaled, a worker more answers.
+    # A wait that ends too early names its reason; then the second worker is ready.
     server.management.scale(MOBILENET, 2)
     with pytest.raises(NotReady, match="no ready worker after 0 s"):
         server.management.wait_ready(MOBILENET, 0)
