@@ -20,8 +20,8 @@ import pytest
 
 # Packages that take most of the seconds of an import: one process imports them, and its children have them.
 # Only packages without threads: a child has none of its parent's.
-SLOW = ("torch", "torchvision", "transformers.models.auto", "sklearn.linear_model", "aiohttp.web", "openvino")
-SLOW += ("playwright.sync_api", "plotly.graph_objects", "pydantic", "requests", "tritonclient.grpc", "uvicorn")
+SLOW = ["torch", "torchvision", "transformers.models.auto", "sklearn.linear_model", "aiohttp.web", "openvino"]
+SLOW += ["playwright.sync_api", "plotly.graph_objects", "pydantic", "requests", "tritonclient.grpc", "uvicorn"]
 # Seconds after which a child prints its stacks and ends.
 CHILD_S = 400
 # Tests of the core that run without any optional part.
