@@ -139,7 +139,7 @@ IN_ARRAYS: list[tuple[str, Any, str]] = [
 
 NPY = {"body": {"content-type": "application/x-npy"}}
 ROW_WITHOUT, ARRAYS_WITHOUT = ({name: each for name, each in all_.items() if name != "seq"} for all_ in (ROW, ARRAYS))
-WITHOUT = (inference(ARRAYS_WITHOUT), inference(ARRAYS_WITHOUT, True), (as_json(ROW_WITHOUT), {}))
+WITHOUT: tuple[Any, ...] = (inference(ARRAYS_WITHOUT), inference(ARRAYS_WITHOUT, True), (as_json(ROW_WITHOUT), {}))
 WHOLE: list[tuple[models.Body, dict[str, Any], int, str, str]] = [
     (inference({n: a[:0] for n, a in ARRAYS.items()})[0], {}, 400, "", "The tensors have no rows."),
     (instances([1, 2]), {}, 400, "", '{"x": ..., "ids": ..., "text": ..., "seq": ...}'),
