@@ -25,7 +25,7 @@ SLOW += ("playwright.sync_api", "plotly.graph_objects", "pydantic", "requests", 
 # Seconds after which a child prints its stacks and ends.
 CHILD_S = 400
 # Tests of the core that run without any optional part.
-CORE = ("tests/handlers/pipeline/", "tests/handlers/test_config.py", "tests/deploy/archives/test_modes.py")
+CORE = ("tests/handlers/pipeline", "tests/handlers/test_config.py", "tests/deploy/archives/test_archive.py::test_model")
 PACKAGES = {"handlers": ".", "deploy": ".", "load": ".", "torchserve_client": "client", "docs": "."}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 import torchvision
+
+from tests.tensor_files import script
 
 RESNET = """
 from torchvision.models.resnet import ResNet, BasicBlock
@@ -57,11 +58,7 @@ def archive(path: Path, handler: str, files: Mapping[str, Path | str | bytes], *
 
 
 def scripted(module: torch.nn.Module, path: Path) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        script: Any = torch.jit.script(module.eval())
-        script.save(str(path))
-    return path
+    return script(path, module)
 
 
 def resnet18() -> Any:

@@ -2,16 +2,14 @@
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import openvino
 import torch
 import yaml
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from deploy.archives.sources import source
@@ -51,40 +49,22 @@ class Negative(Scaled):
 # -- files as exporters write them ----------------------------------------------------------------------------------
 
 
-def onnx_file(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, list[Any]]],
-    outputs: Mapping[str, tuple[int, list[Any]]],
-    constants: Mapping[str, NDArray[Any]] | None = None,
-    **saving: Any,
-) -> Path:
-    """Write an ONNX file; tensors as name -> element type, shape with a text where it is free."""
-    taken, given = (
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in tensors.items()]
-        for tensors in (inputs, outputs)
-    )
-    initializers = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "graph", taken, given, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
+def write_onnx(path: Path, graph: str, **saving: Any) -> Path:
+    """Write a graph, of the newest version of the format that the package onnx knows."""
+    opsets = '"": 17, "ai.onnx.ml": 3, "com.microsoft": 1'
+    model = onnx.parser.parse_model(f"<ir_version: {onnx.IR_VERSION}, opset_import: [{opsets}]>\ng {graph}")
+    for tensor in model.graph.initializer:
+        # Only bytes can be saved in another file.
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
     onnx.save_model(model, str(path), **saving)
     return path
 
 
 def scaled_onnx(path: Path, batch: Any = "rows", **saving: Any) -> Path:
-    return onnx_file(
-        path,
-        [
-            helper.make_node("MatMul", ["x", "weights"], ["product"]),
-            helper.make_node("Mul", ["product", "scale"], ["scaled"]),
-            helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0),
-        ],
-        {"x": (TensorProto.FLOAT, [batch, 4]), "scale": (TensorProto.FLOAT, [batch, 1])},
-        {"scaled": (TensorProto.FLOAT, [batch, 3]), "total": (TensorProto.FLOAT, [batch])},
-        {"weights": WEIGHTS, "axes": np.array([1])},
-        **saving,
-    )
+    weights = f"<float[4, 3] weights = {{{', '.join(map(str, WEIGHTS.ravel()))}}}, int64[1] axes = {{1}}>"
+    taken, given = f"float[{batch}, 4] x, float[{batch}, 1] scale", f"float[{batch}, 3] scaled, float[{batch}] total"
+    nodes = "product = MatMul (x, weights) scaled = Mul (product, scale) total = ReduceSum <keepdims = 0> (x, axes)"
+    return write_onnx(path, f"({taken}) => ({given}) {weights} {{ {nodes} }}", **saving)
 
 
 def one_node(
@@ -93,9 +73,13 @@ def one_node(
     """A model of one operation, from x to y; `unread` names its other outputs."""
     constants = more.pop("constants", {})
     node = helper.make_node(operation, ["x", *constants], ["y", *more.pop("unread", ())], **more)
-    return onnx_file(
-        path, [node], {"x": (kind, [*shape])}, {"y": (kind, [*(shape if out is None else out)])}, constants
-    )
+    sizes = {"x": shape, "y": shape if out is None else out}
+    taken, given = (helper.make_tensor_value_info(name, kind, [*each]) for name, each in sizes.items())
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph([node], "graph", [taken], [given], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, str(path))
+    return path
 
 
 def exported(path: Path, module: torch.nn.Module, *examples: torch.Tensor, dynamic: Any = None) -> Path:

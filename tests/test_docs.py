@@ -1,16 +1,23 @@
-"""The pages' claims about the repository: links have targets, tests run the commands, examples are complete."""
+"""The pages' claims: links have targets, tests run the commands, examples are complete; and the help of commands."""
 
+import argparse
+import json
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import load.arguments
 from deploy.archives.tasks import task_of
 from deploy.models import ROOT, models
+from tests.client.conftest import serving
 from tests.pages import PAGES, RUN_PAGES, anchors, blocks, prose, read
+from tests.tables import table
+from torchserve_client import cli
 
 # A file of this repository that a text names.
 FILE = re.compile(
@@ -64,10 +71,6 @@ def test_entries_of_readmes_model_list_are_whole(tmp_path: Path) -> None:
     }
 
 
-def test_readme_is_short() -> None:
-    assert len(read("README.md").splitlines()) <= 170
-
-
 @pytest.mark.parametrize("module", ["docs.generate", "docs.diagrams"])
 def test_generated_pages_and_diagrams_are_those_of_the_code(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -76,8 +79,57 @@ def test_generated_pages_and_diagrams_are_those_of_the_code(
     assert import_module(module).main() == 0, capsys.readouterr().err
 
 
-def test_docs_have_at_most_25000_words_and_no_page_has_2500() -> None:
+def test_docs_have_at_most_25000_words_no_page_has_2500_and_readme_170_lines() -> None:
     # Marks of tables and of generated blocks are not words.
     texts = (re.sub(r"<!--.*?-->", "", read(page)) for page in PAGES if page.startswith("docs/"))
     words = [len(re.findall(r"\S*\w\S*", text)) for text in texts]
     assert (sum(words) <= 25_000, max(words) <= 2500) == (True, True)
+    assert len(read("README.md").splitlines()) <= 170
+
+
+VERBS = {"build", "check", "compare", "install", "list", "resolve", "run", "send", "start", "stop", "write"}
+VERBS |= {"took"}  # a tier of tests, in its last run
+
+
+def test_make_help_fits_on_one_screen_and_every_line_says_what_a_target_does() -> None:
+    command = ["make", "-s", "--no-print-directory", "help"]  # a make above it may print folders
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"serve", "test", "stop", "help"} <= {line.split()[0] for line in lines} and len(lines) <= 24
+    assert [line for line in lines if len(line) > 80 or line.split()[1] not in VERBS] == []
+
+
+COMMANDS = ("register", "scale", "describe", "wait-ready", "unregister", "rollout", "predict", "embed", "rerank")
+
+
+@table(
+    *((cli.parser(), "torchserve-client", command) for command in ("", *COMMANDS)),
+    *((load.arguments.parser(), " load", command) for command in ("", "run", "search", "report")),
+)
+def test_help_begins_with_a_sentence_and_ends_with_two_examples_that_parse(
+    parser: argparse.ArgumentParser, program: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args([command, "--help"] if command else ["--help"])
+    _, sentence, *_, last = re.split(r"\n\n", capsys.readouterr().out.strip())
+    assert re.fullmatch(r"[A-Z][^.]+\.", sentence)
+    title, *examples = last.splitlines()
+    assert (title, len(examples)) == ("examples:", 2)
+    for example in examples:
+        _, words = example.split(f"{program} ", maxsplit=1)
+        parser.parse_args([each.strip('"') for each in re.findall(r'"[^"]*"|\S+', words.partition(" <")[0])])
+
+
+@table(*zip(blocks("client/README.md", "python"), ("{0}\n", "{0}\n1000\n8\n", "[8]\n"), strict=True))
+def test_program_of_the_clients_readme_runs(program: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = [0.25, -0.5]
+
+    def answer(_: str, content_type: str, body: bytes) -> Any:
+        """Respond for both APIs of a server with sentence-embedding, batch_size 8: a vector for each text."""
+        if not body:
+            return [{"modelName": "sentence-embedding", "batchSize": 8}]
+        is_list = content_type == "application/json"
+        return {"predictions": [vector] * len(json.loads(body)["instances"])} if is_list else vector
+
+    with serving(answer) as url:
+        exec(re.sub(r"http://127\.0\.0\.1:808[01]", url, program), {})  # noqa: S102 (the README's own words)
+    assert capsys.readouterr().out == printed.format(vector)

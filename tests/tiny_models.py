@@ -1,7 +1,6 @@
 """Complete checkpoints of a few kilobytes with seeded weights, for heads that no registry package carries trained."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from deploy.archives.stagers.text import read_head
-from deploy.models import Engine, model
+from deploy.models import Engine
 from tests import exports
 
 # Most tokens that each of them takes.
@@ -51,10 +50,10 @@ TEXTS = (
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 
 
-def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABELS, **config: Any) -> Path:
+def checkpoint(folder: Path, kind: str, task: str, labels: Any = LABELS, files: Any = None, **config: Any) -> Path:
     """Write a checkpoint of `bert`, with segments, `distilbert`, without, or `roberta`, of bytes; returns the folder.
 
-    The task's head, where it has one, is scaled up, so that answers are decided.
+    The task's head, where it has one, is scaled up, so that answers are decided. `files` are further JSON files.
     """
     tokenizer = byte_level() if kind == "roberta" else word_piece()
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]
@@ -85,6 +84,9 @@ def checkpoint(folder: Path, kind: str, task: str, labels: Sequence[str] = LABEL
         if head is not None:
             getattr(head, "out_proj", head).weight.mul_(8)
     network.save_pretrained(folder)
+    for name, content in (files or {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
     return exports.dated(folder)
 
 
@@ -93,19 +95,9 @@ def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def staged(
-    folder: Path, kind: str, task: str, files: Mapping[str, Any] | None = None, engine: Engine = "auto", **config: Any
-) -> Path:
-    """Return such a checkpoint's archive contents, with further JSON files; engine `torch` needs no export."""
-    entry = model(task.replace("_", "-"))
-    weights = checkpoint(folder / "checkpoint", kind, task, **config)
-    for name, content in (files or {}).items():
-        path = weights / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content))
-    (folder / "archive").mkdir()
-    exports.taken(entry, str(exports.dated(weights)), folder / "archive", engine)
-    return folder / "archive"
+def staged(folder: Path, kind: str, task: str, engine: Engine = "auto", **config: Any) -> Path:
+    """Return such a checkpoint's archive contents; engine `torch` needs no export."""
+    return exports.archived(task, checkpoint(folder / "checkpoint", kind, task, **config), folder, {}, engine=engine)
 
 
 SPECIAL = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")

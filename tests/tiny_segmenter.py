@@ -11,7 +11,7 @@ from deploy.archives.weights import load_weights
 from deploy.models import model
 from tests import exports
 
-SIDE = 256
+SIDE = 128
 LABELS = ("sky", "wall", "cat", "cup", "road", "tree")
 
 
@@ -38,7 +38,7 @@ def segmenter(folder: Path, is_beit: bool = False) -> Path:
     model = transformers.AutoModelForSemanticSegmentation.from_config(config).eval()
     with torch.no_grad():
         # Logits of random weights are nearly alike: those of a picture of noise get deviations of 2 around 0.
-        noise = torch.randn(8, 3, 4, 4).repeat_interleave(64, 2).repeat_interleave(64, 3)
+        noise = torch.randn(8, 3, 4, 4).repeat_interleave(SIDE // 4, 2).repeat_interleave(SIDE // 4, 3)
         logits = model(pixel_values=noise).logits
         mean, deviation = logits.mean((0, 2, 3)), logits.std((0, 2, 3)) / 2
         head = model.decode_head.classifier

@@ -115,9 +115,7 @@ def test_file_has_one_writer_at_a_time_even_after_it_was_written_anew(tmp_path: 
     assert path.read_text().startswith(line("a", "x"))
 
 
-def test_file_that_another_takes_the_place_of_while_it_is_locked_is_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_is_replaced_while_it_is_locked_is_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line("a", "old"))
     lock = fcntl.flock
@@ -209,9 +207,7 @@ def test_file_that_goes_away_is_an_error_of_its_own(tmp_path: Path) -> None:
     (failed(404, "ModelNotFoundException", "Model not found: m"), Rejected),
     (failed(400, "InvalidKeyException", "Token Authentication failed"), Rejected),
 )
-def test_what_would_fail_for_all_ends_the_run_and_keeps_what_there_is(
-    step: Step, kind: type[Exception], tmp_path: Path, lines: Path
-) -> None:
+def test_failure_of_all_keeps_the_answers(step: Step, kind: type[Exception], tmp_path: Path, lines: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text(line("1", "a", '"A"'))
     with pytest.raises(kind):

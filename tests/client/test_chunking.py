@@ -40,9 +40,7 @@ def inputs_of_items(draw: st.DrawFn) -> Inputs:
 @settings(max_examples=60)
 @given(inputs_of_items(), st.integers(1, 50), st.integers(1, 200))
 @example(["ab", "cd"], 2, 4)  # exactly max_bytes
-def test_chunks_keep_both_limits_are_greedy_and_joined_give_the_input_back(
-    inputs: Inputs, max_items: int, max_bytes: int
-) -> None:
+def test_chunks_keep_both_limits_are_greedy_and_join_to_inputs(inputs: Inputs, max_items: int, max_bytes: int) -> None:
     every = estimate_sizes(inputs)
     chunks = cut(every, max_items, max_bytes)
     assert [index for items in chunks for index in items] == list(range(count_items(inputs)))

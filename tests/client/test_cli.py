@@ -28,9 +28,7 @@ AWAY = "no TorchServe answers at http://127.0.0.1:9 (NoConnection)"
     (["rollout", "m", "--promote", "--canary-header", "X-Try: yes"], "--canary-header needs --canary"),
     (["rollout", "m", "--promote", "--abort"], "not allowed with"),
 )
-def test_wrong_usage_exits_2_with_one_line_that_names_the_error(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_exits_2_with_a_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.client.script import Script, Server, Step, Time, client, failed, ok
+from tests.tables import table
 from torchserve_client import NoConnection, RetryPolicy, Unavailable
 from torchserve_client.transport import Request
 
@@ -16,19 +17,13 @@ def predict(steps: list[Step], policy: RetryPolicy | None = None) -> tuple[objec
     return client(script, time, policy).predict("m", "text"), script, time
 
 
-@pytest.mark.parametrize("step", [REFUSED, LOST, FULL])
-def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step) -> None:
-    answer, script, time = predict([step, step, ok("done")])
+@table(*((step, True) for step in (REFUSED, LOST, FULL)), *((step, False) for step in (REFUSED, FULL)))
+def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step, is_repeatable: bool) -> None:
+    answer, script, time = predict([step, step, ok("done")], RetryPolicy(is_repeatable=is_repeatable))
     assert (answer, len(script.sent)) == ("done", 3)
     assert time.slept == pytest.approx([0.1, 0.2])
-
-
-def test_predict_of_what_is_not_repeatable_is_tried_again_only_where_nothing_was_sent() -> None:
-    once = RetryPolicy(is_repeatable=False)
-    answer, script, _ = predict([REFUSED, FULL, ok("done")], once)
-    assert (answer, len(script.sent)) == ("done", 3)
     with pytest.raises(NoConnection, match="lost"):
-        predict([LOST, ok("never")], once)
+        predict([LOST, ok("never")], RetryPolicy(is_repeatable=False))
 
 
 def test_retry_after_is_waited_for_and_jitter_comes_on_top_unless_the_deadline_is_before() -> None:

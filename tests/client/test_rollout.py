@@ -149,11 +149,15 @@ def names(store: Path) -> set[str]:
     return {path.name for path in store.glob("m*")}
 
 
-def test_rollout_registers_everywhere_before_any_default_changes(store: Path) -> None:
+def test_rollout_registers_everywhere_before_any_default_changes_and_withdraws_the_old_version(store: Path) -> None:
     servers = [FakeServer(), FakeServer()]
-    assert rollouts(store, *servers).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    gateway = FakeGateway(*servers)
+    assert rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
     assert [server.state for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     assert names(store) == {"m", "m@1.0-r2"}
+    # Withdrawn when no node had it as its default, and forgotten when no node had it.
+    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
+    assert gateway.in_flight == [0]
     # A second rollout removes the copy of the first one.
     rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
     assert [server.state for server in servers] == [("1.0-r3", ["1.0-r3"])] * 2
@@ -184,9 +188,7 @@ def test_version_of_several_workers_has_its_response_timeout_before_it_is_unregi
     ("batchSize: 32\nmaxBatchDelay: 5", {"batch_size": 4}, "batch_size 8 -> 4, max_batch_delay 5 ms, 1 worker"),
     ("batchSize: 0\nmaxBatchDelay: soon", {}, "batch_size 8, max_batch_delay 5 ms, 1 worker"),
 )
-def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
-    config: str, wanted: dict[str, Any], words: str, store: Path
-) -> None:
+def test_new_archives_parameters_are_taken(config: str, wanted: dict[str, Any], words: str, store: Path) -> None:
     write(store / "new", "2.0", config)
     server, said = FakeServer(), list[str]()
     replace(rollouts(store, server), report=said.append).run(MODEL, Registration(archive="new", **wanted))
@@ -199,21 +201,12 @@ def test_new_archives_batch_parameters_are_taken_unless_others_are_set(
     (FakeServer(refused="POST"), RolloutFailed, "node-2: no room; no node has changed"),
     (FakeServer(is_away=True), NodesFailed, r"node-2: no TorchServe answers at .*; done: node-1"),
 )
-def test_rollout_that_one_node_cannot_take_leaves_all_as_they_were(
-    second: FakeServer, error: type[Exception], words: str, store: Path
-) -> None:
+def test_rollout_a_node_refuses_is_undone(second: FakeServer, error: type[Exception], words: str, store: Path) -> None:
     first = FakeServer()
     with pytest.raises(error, match=words):
         rollouts(store, first, second).run(MODEL, Registration(batch_size=4))
     assert [server.state for server in (first, second)] == [("1.0", ["1.0"])] * 2
     assert names(store) == {"m"}
-
-
-def test_rollout_behind_a_gateway_withdraws_the_old_version_when_no_node_has_it_as_default(store: Path) -> None:
-    gateway = FakeGateway(FakeServer(), FakeServer())
-    rollouts(store, *gateway.servers, gateway=gateway).run(MODEL, Registration(batch_size=4))
-    assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
-    assert gateway.in_flight == [0]
 
 
 def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
@@ -232,9 +225,7 @@ def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgot
     assert gateway.in_flight == [0]
 
 
-def test_canary_that_the_gateway_does_not_take_is_unregistered_again(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canary_that_the_gateway_refuses_is_unregistered_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchserve_client.rollout.NOTICE_S", -1.0)
     server = FakeServer()
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
@@ -299,9 +290,7 @@ def test_canary_is_registered_beside_the_old_version_and_waits_until_the_gateway
     ("promote", "1.0-r2", "1.0", {"m", "m@1.0-r2"}),
     ("abort", "1.0", "1.0-r2", {"m"}),
 )
-def test_canary_that_ends_leaves_one_version_everywhere_and_no_needless_copy(
-    end: str, kept: str, retired: str, copies: set[str], store: Path
-) -> None:
+def test_canary_that_ends_leaves_one_version(end: str, kept: str, retired: str, copies: set[str], store: Path) -> None:
     gateway, again = tried(store)
     assert getattr(again(), end)(MODEL) == "1.0-r2"
     assert gateway.canary is None

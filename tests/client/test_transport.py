@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import urllib3
 
-from tests.client.certificates import Certificates
-from tests.client.conftest import Listen, Listener, answering, silent
+from tests.client.conftest import Certificates, Listen, Listener, answering, silent
+from tests.client.script import Script, failed
+from tests.tables import table
 from torchserve_client import Client, Closed, DeadlineExceeded, NoConnection, RetryPolicy, TLSFailed
 from torchserve_client.transport import Request, Transport
 
@@ -23,13 +24,11 @@ def send(url: str) -> bytes:
         return transport.send(Request("POST", f"{url}/predictions/m", b"x"), 5).body
 
 
-def test_refused_connection_was_never_sent() -> None:
+def test_refused_request_was_never_sent_and_one_that_is_cut_off_may_have_been_served(listen: Listen) -> None:
     with pytest.raises(NoConnection, match=r"http://127\.0\.0\.1:9: nothing answers") as raised:
         send("http://127.0.0.1:9")
     assert not raised.value.was_sent
 
-
-def test_connection_that_is_cut_before_the_answer_may_have_been_served(listen: Listen) -> None:
     def cut(reply: bytes, connection: socket.socket) -> None:
         connection.sendall(reply)
         connection.shutdown(socket.SHUT_RDWR)
@@ -47,11 +46,12 @@ def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
     assert listener.connections == 1
 
 
-def test_close_ends_what_is_in_flight(listen: Listen) -> None:
-    client = Client(listen(silent).url)
+@table((None, "before the response was complete"), (failed(503, **{"Retry-After": "30"}), "between two tries"))
+def test_close_ends_what_is_in_flight_or_waits_for_another_try(step: Any, words: str, listen: Listen) -> None:
+    client = Client(listen(silent).url, transport=step and Script(step))
     closer = threading.Timer(0.2, client.close)
     closer.start()
-    with pytest.raises(Closed, match="before the response was complete"):
+    with pytest.raises(Closed, match=words):
         client.predict("m", "a")
     closer.join()
 
@@ -90,9 +90,7 @@ def test_private_authority_is_trusted_where_it_is_named(listen: Listen, certific
     refused(elsewhere, "IP address mismatch", verify=certificates.pem("ca"))
 
 
-def test_client_certificate_is_shown_and_none_or_a_strangers_is_refused(
-    listen: Listen, certificates: Certificates
-) -> None:
+def test_client_certificate_is_shown_and_a_strangers_is_refused(listen: Listen, certificates: Certificates) -> None:
     ca, asking = certificates.pem("ca"), listen(answering, certificates.server(asks_for_client=True))
     assert predict(asking.url, verify=ca, cert=(certificates.pem("client"), str(certificates.key("client")))) == 1
     assert predict(asking.url, verify=ca, cert=certificates.pem("both")) == 1
@@ -102,9 +100,7 @@ def test_client_certificate_is_shown_and_none_or_a_strangers_is_refused(
 
 
 @pytest.mark.parametrize("error", [ssl.SSLZeroReturnError, ssl.SSLEOFError])
-def test_end_of_tls_by_a_server_that_exits_is_a_lost_connection(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_tls_by_a_server_is_a_lost_connection(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object, **__: object) -> None:
         raise error("ended")
 
@@ -148,9 +144,7 @@ def took_s(call: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(("name", "is_tls"), [*((name, False) for name in WHOLE), ("body", True)])
-def test_dripping_answer_ends_at_the_deadline(
-    name: str, is_tls: bool, listen: Listen, certificates: Certificates
-) -> None:
+def test_dripping_answer_ends_in_time(name: str, is_tls: bool, listen: Listen, certificates: Certificates) -> None:
     listener = listen(partial(drip, name), certificates.server() if is_tls else None)
     with Client(listener.url, verify=certificates.pem("ca"), timeout_s=DEADLINE_S) as client:
         assert DEADLINE_S <= took_s(lambda: client.predict("m", "a")) < ALLOWED_S

@@ -33,6 +33,7 @@ def test_load_error_is_the_first_cause(messages: list[str], reason: str | None) 
 
 
 def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> None:
+    assert worker_log.LOAD_FAILED == errors.LOAD_FAILED
     path = tmp_path / "model_log.log"
     line = "2026-01-02T03:04:05,678 [INFO ] W-9000-{}_1.0-stdout MODEL_LOG - Cannot load {}: InvalidConfig: {}\n"
     path.write_text(line.format("resnet-152", "resnet-152", "old"))
@@ -43,7 +44,3 @@ def test_worker_log_reads_only_what_is_new_and_of_this_model(tmp_path: Path) -> 
         assert log.reason() is None
         file.write(line.format("resnet-152", "resnet-152", "new"))
     assert log.reason() == "Cannot load resnet-152: InvalidConfig: new"
-
-
-def test_worker_log_looks_for_what_the_handlers_write() -> None:
-    assert worker_log.LOAD_FAILED == errors.LOAD_FAILED

@@ -1,12 +1,17 @@
-"""deploy/kubernetes as YAML, without kubectl: the rights of containers, and the allowed connections."""
+"""deploy/kubernetes as YAML, without kubectl: rights and allowed connections; and a node's settings and readiness."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from deploy.container.settings import PORT
+from deploy.container.node import summarize_health
+from deploy.container.settings import PORT, NodeSettings
 from deploy.models import ROOT
+from handlers.errors import InvalidConfig
+from tests.tables import table
 from torchserve_client.cli import parser
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -109,3 +114,30 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
     egress = {each["metadata"]["name"]: each["spec"].get("egress", []) for each in policies}
     assert egress["torchserve-node"] == []
     assert egress["torchserve-fetch"][0]["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}]
+
+
+def test_variables_replace_defaults() -> None:
+    given = {"NODE_CONFIG": "/my.properties", "NODE_PORT": "9085", "NODE_FORWARD_HEADERS": "X-A,X-B"}
+    settings = NodeSettings.read(given | {"NODE_NOTICE_S": "2"})
+    assert (settings.config, settings.port, settings.forward_headers) == (Path("/my.properties"), 9085, ("X-A", "X-B"))
+    assert (settings.model_store, settings.notice_s) == (None, 2.0)
+    with pytest.raises(InvalidConfig, match="environment: port: "):
+        NodeSettings.read({"NODE_PORT": "many"})
+
+
+def described(ready: int, workers: int, timeout_s: int = 120) -> dict[str, Any]:
+    states = [{"status": "READY" if each < ready else "UNLOADING"} for each in range(max(ready, workers))]
+    model = {"modelName": "m", "modelVersion": "1.0", "minWorkers": workers}
+    return {**model, "responseTimeout": timeout_s, "workers": states}
+
+
+@table(
+    ([], "ready"),
+    ([described(1, 1, 90), described(2, 2, 30)], "ready"),
+    ([described(1, 1), described(1, 2)], "ready"),
+    ([described(1, 1), described(0, 2)], "m 1.0: no worker is READY"),
+    # Scaled to none it answers no one.
+    ([described(0, 0)], "m 1.0: no worker is READY"),
+)
+def test_node_is_ready_where_a_worker_of_every_model_is(models: list[dict[str, Any]], words: str) -> None:
+    assert summarize_health(models) == (words, max([each["responseTimeout"] for each in models], default=0))

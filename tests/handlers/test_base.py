@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import DEFAULT, patch
 
-import numpy as np
 import pytest
 import torch
-import tritonclient.grpc as triton
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
 
 from handlers import base, torchserve
 from handlers.archive_files import CONFIG
@@ -34,7 +31,7 @@ from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Request, Slot
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
-from tests.handlers.protocol.test_grpc_inference import HEADERS, message, tensor
+from tests.handlers.protocol.test_grpc_inference import HEADERS
 from tests.handlers.serving import Answer, DoublingHandler, Log, Patch, Temp, context, serve, started, write_build
 
 
@@ -102,23 +99,6 @@ def test_bad_rows_fail_alone_each_in_the_form_of_its_request(handler: DoublingHa
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
     good, wrong, last = answers[11].body["predictions"]
     assert (good, last, wrong["error"]["code"], wrong["error"]["type"]) == (2.0, 6.0, 500, "WrongOutput")
-
-
-def by_grpc(number: float, **more: Any) -> dict[str, Any]:
-    return {"body": bytearray(message(tensor("x", np.array([number])), **more))}
-
-
-def test_grpc_requests_share_the_batch_and_are_answered_in_their_form(handler: DoublingHandler) -> None:
-    handler.module.batches.clear()
-    rows = [by_grpc(2, request_id="7"), b"4", by_grpc(444), {"body": bytearray(b"{}")}]
-    good, plain, failed, malformed = serve(handler, rows, [HEADERS, {"content-type": ""}, HEADERS, HEADERS])
-    assert handler.module.batches == [[2.0, 4.0]]
-    response = service_pb2.ModelInferResponse.FromString(good.body)
-    assert (good.status, response.id, response.outputs[0].name) == (200, "7", "result")
-    assert triton.InferResult(response).as_numpy("result").tolist() == [b"4.0"]
-    assert (plain.status, plain.body) == (200, 8.0)
-    assert (failed.status, failed.body, failed.headers["X-Grpc-Status"]) == (500, b"", "13")
-    assert (malformed.status, malformed.body, malformed.headers["X-Grpc-Status"]) == (400, b"", "3")
 
 
 def test_requests_share_forward_passes_by_group_and_size_and_headers_tell_them(handler: DoublingHandler) -> None:

@@ -4,7 +4,6 @@ import functools
 import io
 import pickle
 import pickletools
-import re
 import time
 import warnings
 import zipfile
@@ -22,6 +21,7 @@ from deploy.archives.sources import WeightsUnavailable
 from deploy.migrate.weights import read_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig
+from tests.handlers.vision.test_images import peak_bytes
 
 # Seconds and bytes of one file, on a machine that stalls for a second.
 MOST_S, MOST_BYTES = 20, 500 * 2**20
@@ -71,14 +71,6 @@ def written(number: int, edits: list[tuple[int, int, bytes | int]], is_whole: bo
             data = source.read(name)
             copy.writestr(name, changed(data, edits) if name.endswith("/data.pkl") else data)
     return target.getvalue()
-
-
-def peak_bytes() -> int:
-    """Return the most memory of this process since the last call."""
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    Path("/proc/self/clear_refs").write_text("5")
-    assert peak is not None
-    return 1024 * int(peak[1])
 
 
 @pytest.mark.builds

@@ -164,9 +164,7 @@ def test_fault_of_the_generator_fails_one_request_and_the_run_goes_on(load: Load
 
 
 @pytest.mark.parametrize("load", [OpenLoop(Constant(100)), ClosedLoop(2)], ids=str)
-def test_run_that_is_stopped_keeps_what_it_has_and_waits_for_no_answer(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_run_keeps_what_it_has_and_waits_for_no_answer(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "STOP_GRACE_S", 0.05)
     asked = count()
 
@@ -216,9 +214,7 @@ def test_shortest_useful_call_prints_a_table_and_stores_the_run(
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-def test_run_reports_the_first_refusal_as_it_came(
-    is_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_refusal_is_reported_as_it_is(is_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = count(1)
 
     async def answer(_request: web.Request) -> web.Response:

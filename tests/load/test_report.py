@@ -47,9 +47,7 @@ def run(label: str = "ours", *throughputs_per_s: float) -> Run:
     (49.0, False, "unknown, the step is NOT VALID"),
     (None, False, "unknown, the step is NOT VALID"),
 )
-def test_verdict_has_every_outcome_of_a_step_and_the_first_refusal(
-    percentile: float | None, is_valid: bool, verdict: str
-) -> None:
+def test_verdict_has_each_outcome_and_the_first_refusal(percentile: float | None, is_valid: bool, verdict: str) -> None:
     refusal = {"status": 503, "type": "QueueFull", "retry_after": None, "latency_ms": 1.234}
     steps = [replace(step(ClosedLoop(8), 50), refusal=refusal, is_valid=is_valid)]
     assert list(report.verdicts([replace(run(), settings={"percentile": percentile}, steps=steps)])) == [

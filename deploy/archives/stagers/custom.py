@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.archives.hub import open_checkpoint
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
 from deploy.archives.tasks import find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
@@ -46,6 +45,8 @@ def _stage_weights(model: ModelEntry, origin: Source, folder: Path, *, with_code
     if folder.exists():
         raise InvalidConfig(f"{model.name}: staged_files: {CHECKPOINT}/ is the folder of the weights; use another name")
     if origin.kind == "hub":
+        from deploy.archives.hub import open_checkpoint  # noqa: PLC0415 - it imports transformers, which takes seconds
+
         with open_checkpoint(model, origin, with_code=with_code) as source:
             shutil.copytree(source, folder)
     elif origin.kind == "folder":

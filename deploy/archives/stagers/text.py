@@ -10,6 +10,7 @@ from pathlib import Path
 import openvino
 import torch
 import transformers
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
@@ -61,7 +62,9 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
         warnings.simplefilter("ignore")
         try:
             # Two rows of three tokens: an axis of length one could become a constant.
-            graph = _name_ports(encoder, openvino.convert_model(encoder, example_input=_make_example(encoder, 2, 3)))
+            example, unchecked = _make_example(encoder, 2, 3), {"check_trace": False}
+            traced = TorchScriptPythonDecoder(encoder, example_input=example, trace_kwargs=unchecked)
+            graph = _name_ports(encoder, openvino.convert_model(traced))
             openvino.compile_model(graph, "CPU")([each.numpy() for each in _make_example(encoder, 1, 5).values()])
         except Exception as error:
             try:

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import yaml
 
@@ -17,14 +16,6 @@ from deploy.models import ROOT
 def without_steps(text: str) -> str:
     """Drop the lines about steps of two seconds or more: a busy machine has some."""
     return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
-
-
-def write_onnx(path: Path, graph: str, **saving: Any) -> Path:
-    """Write a graph, of the newest version of the format that the package onnx knows."""
-    opsets = '"": 17, "ai.onnx.ml": 3, "com.microsoft": 1'
-    model = onnx.parser.parse_model(f"<ir_version: {onnx.IR_VERSION}, opset_import: [{opsets}]>\ng {graph}")
-    onnx.save_model(model, str(path), **saving)
-    return path
 
 
 class ArchiveSh:

@@ -18,10 +18,10 @@ from handlers.errors import InvalidConfig
 from handlers.tasks.tensors import TensorsHandler
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import DeclaredSignature, Tensor, merge_signature
-from tests.deploy.archives.conftest import ArchiveSh, write_onnx
+from tests.deploy.archives.conftest import ArchiveSh
 from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded, plainly
 from tests.tables import table
-from tests.tensor_files import OUTSIDE, exported, one_node, scaled_onnx
+from tests.tensor_files import OUTSIDE, exported, one_node, scaled_onnx, write_onnx
 
 pytestmark = pytest.mark.builds
 

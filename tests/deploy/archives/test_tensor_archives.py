@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from handlers.errors import InvalidConfig
 from tests import tensor_files as kit
-from tests.deploy.archives.conftest import ArchiveSh, write_onnx
+from tests.deploy.archives.conftest import ArchiveSh
 from tests.tables import table
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -33,20 +33,20 @@ mixed = partial(kit.one_node, operation="Softmax", axis=0)
 eight_rows = partial(kit.scaled_pt2, min=1, max=8)
 # Divides by the largest number of all rows, if it is more than 1.
 over_largest = partial(
-    write_onnx,
+    kit.write_onnx,
     graph="(float[rows, 3] x) => (float[rows, 3] y) <float one = {1}>"
     "{ largest = ReduceMax <keepdims = 0> (x) most = Max (largest, one) y = Div (x, most) }",
 )
 # Has rows along the second dimension of its states, as Silero VAD has.
 states_second = partial(
-    write_onnx,
+    kit.write_onnx,
     graph=f"({ROWS} x, float[2, rows, 3] state) => ({ROWS} y) <int64[2] sizes = {{1, 1}}, int64[1] first = {{0}}>"
     "{ h, c = Split <axis = 0> (state, sizes) flat = Squeeze (h, first) y = Add (x, flat) }",
 )
 # Decides for all rows by their mean.
 NEG, ABS = (f"{kind} () => ({ROWS} y) {{ y = {kind} (x) }}" for kind in ("Neg", "Abs"))
 swayed = partial(
-    write_onnx,
+    kit.write_onnx,
     graph=f"({ROWS} x) => ({ROWS} out) <float zero = {{0}}> {{ mean = ReduceMean <keepdims = 0> (x)"
     f" is_large = Greater (mean, zero) out = If (is_large) <then_branch = {NEG}, else_branch = {ABS}> }}",
 )

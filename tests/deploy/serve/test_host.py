@@ -216,9 +216,7 @@ def test_signal_while_the_archive_loads_ends_cleanly(archive: Path, tmp_path: Pa
     assert (process.returncode, written, [*tmp_path.iterdir()]) == (0, b"", [])
 
 
-def test_measurements_of_a_killed_process_stay_in_the_users_cache_and_the_next_removes_its_files(
-    archive: Path, tmp_path: Path
-) -> None:
+def test_killed_process_leaves_its_measurements_and_the_next_removes_its_files(archive: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CACHE_DIR"}
     environment |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     line, left, measured = command(archive, "--port", 0), list[Path](), ".cache/torchserve-batching/measured-*.json"

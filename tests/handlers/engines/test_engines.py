@@ -315,18 +315,13 @@ ALLOWED = 64
 POD = {"kubepods/pod1/c1/cpu.max": "max 100000", "kubepods/pod1/cpu.max": "200000 100000"}
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "cores"),
-    [
-        pytest.param("0::/", {"cpu.max": "400000 100000"}, 4, id="a container's limit"),
-        pytest.param("0::/", {"cpu.max": "max 100000"}, ALLOWED, id="no limit"),
-        pytest.param("0::/", {"cpu.max": "350000 100000"}, 3, id="whole cores"),
-        pytest.param("0::/", {"cpu.max": "50000 100000"}, 1, id="less than one"),
-        pytest.param("0::/", {}, ALLOWED, id="nothing mounted"),
-        pytest.param("0::/kubepods/pod1/c1", POD, 2, id="the pod's limit"),
-        pytest.param("0::/kubepods/pod1/c1", {"cpu.max": "300000 100000"}, 3, id="the machine's path in a container"),
-        pytest.param("0::/../../pod2", {"cpu.max": "300000 100000"}, 3, id="a path outside of the namespace"),
-    ],
+@table(
+    # A container's limit, in whole cores and one at least; none; nothing mounted.
+    *(("0::/", {"cpu.max": f"{limit} 100000"}, cores) for limit, cores in (("400000", 4), ("350000", 3), ("50000", 1))),
+    *(("0::/", files, ALLOWED) for files in ({"cpu.max": "max 100000"}, {})),
+    # The limit of the pod; a path that is the machine's or lies outside of the namespace.
+    ("0::/kubepods/pod1/c1", POD, 2),
+    *((own, {"cpu.max": "300000 100000"}, 3) for own in ("0::/kubepods/pod1/c1", "0::/../../pod2")),
 )
 def test_usable_cores_under_a_limit(own: str, files: Any, cores: int, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(ALLOWED)))

@@ -186,7 +186,7 @@ def test_killed_recording_is_followed_by_none(device: str, tmp_path: Path, monke
 
     with patch.object(Graphs, "_record", note):
         start()
-    # What a kill would have left.
+    # As a kill would leave the folder.
     shutil.copytree(left, cache, dirs_exist_ok=True)
     assert [start().overhead.sizes for _ in range(2)] == [(), (1, 2, 4)]
     assert "CUDA graphs: none, RuntimeError: the last worker ended while it recorded" in caplog.messages

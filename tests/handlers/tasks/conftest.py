@@ -1,3 +1,4 @@
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,22 +9,6 @@ from deploy.models import Engine
 from tests import exports, tiny_models
 from tests.handlers.serving import Made, Temp
 from tests.handlers.tasks.translating import Translators
-
-
-@pytest.fixture(scope="session")
-def tiny_archive(tmp_path_factory: Temp) -> Made:
-    """Return a tiny checkpoint's archive contents: made once, not changed."""
-    made: dict[str, Path] = {}
-
-    def make(kind: str, task: str, engine: Engine = "openvino", **config: Any) -> Path:
-        key = f"{kind} {task} {engine} {config}"
-        if key not in made:
-            # Of both engines for OpenVINO, since an oracle reads the weights.
-            staged: Engine = "torch" if engine == "torch" else "auto"
-            made[key] = tiny_models.staged(tmp_path_factory.mktemp(kind), kind, task, engine=staged, **config)
-        return made[key]
-
-    return make
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +26,18 @@ def archived(tmp_path_factory: Temp) -> Made:
         return exports.archived(task, origin, tmp_path_factory.mktemp("archive"), settings, engine=engine)
 
     return make
+
+
+def tiny(folder: Path, kind: str, task: str, config: str) -> Path:
+    return tiny_models.checkpoint(folder, kind, task, **json.loads(config))
+
+
+@pytest.fixture(scope="session")
+def tiny_archive(archived: Made) -> Made:
+    """Return a tiny checkpoint's archive contents; of both engines for OpenVINO, since an oracle reads the weights."""
+    return lambda kind, task, engine="openvino", **config: archived(
+        task, "torch" if engine == "torch" else "auto", tiny, kind, task, json.dumps(config)
+    )
 
 
 @pytest.fixture(scope="session")

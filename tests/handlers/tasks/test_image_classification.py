@@ -22,6 +22,7 @@ from tests.handlers.serving import ENGINES, Bad, Made, Patch, assert_own_answers
 from tests.nightly import image_families
 from tests.oracle import assert_order
 from tests.photographs import path, photograph
+from tests.tables import table
 
 # A small network on small images; its weights are seeded, and its 1000 logits deviate by one.
 ARCH, RESIZE, CROP, CLASSES = "squeezenet1_1", 72, 64, 1000
@@ -110,13 +111,15 @@ def test_images_on_graphs_are_answered_as_a_processors(archive: Path, monkeypatc
     assert recorder.replays
 
 
-@pytest.mark.parametrize(
-    ("engine", "problem"),
-    [pytest.param("openvino", None, marks=pytest.mark.builds), ("torch", "multi_label_classification")],
+@table(
+    ("torch", "mobilevit", "multi_label_classification"),
+    pytest.param("openvino", "vit", None, marks=pytest.mark.builds),
 )
-def test_checkpoint_of_transformers_answers_as_its_pipeline(engine: Engine, problem: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_transformers_answers_as_its_pipeline(
+    engine: Engine, family: str, problem: Any, tmp_path: Path
+) -> None:
     weights = tmp_path / "weights"
-    image_families.save("mobilevit", weights)
+    image_families.save(family, weights)
     model = transformers.AutoModelForImageClassification.from_pretrained(weights)
     processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
     pixels = processor([Image.open(path(name)).convert("RGB") for name in NAMES], return_tensors="pt")

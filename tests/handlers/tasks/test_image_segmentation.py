@@ -26,7 +26,7 @@ from tests.handlers.serving import Bad, Made, Patch, assert_own_answers, serve, 
 from tests.photographs import encoded, path
 from tests.tables import table
 
-ARCH, SHORTER = "lraspp_mobilenet_v3_large", 256
+ARCH, SHORTER = "lraspp_mobilenet_v3_large", 128
 COMMON: dict[str, Any] = {"threads": 1, "scaled_decode": False, "precision": "fp32", "max_map_pixels": 400_000}
 # The writer of each kind's weights, and its settings.
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -85,19 +85,6 @@ def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_a
     assert every.status == 200
 
 
-def test_top_k_is_each_items_own_and_tensors_are_padded_to_the_longest(identifier: LanguageIdHandler) -> None:
-    one, two = SENTENCES["ko"], SENTENCES["fr"]
-    instances = json.dumps({"instances": [{"text": two, "top_k": 3}, one]}).encode()
-    asked = inquiry(text=[one, two], top_k=[1, 3], threshold=[0.0, 0.0])
-    predicted, tensors = serve(identifier, [instances, asked])
-    french, korean = predicted.body["predictions"]
-    assert (len(french), len(korean)) == (3, 1)
-    columned = columns(tensors)
-    assert columned["label"].tolist() == [["ko", "", ""], [prediction["label"] for prediction in french]]
-    assert np.isnan(columned["score"][0][1:]).all()
-    assert columned["score"][1] == pytest.approx([prediction["score"] for prediction in french], abs=1e-6)
-
-
 def test_anything_but_a_fasttext_model_is_refused(tmp_path: Path) -> None:
     fake, entry = tmp_path / "lid.bin", model("language-id")
     fake.write_bytes(b"not a model")

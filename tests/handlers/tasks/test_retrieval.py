@@ -96,7 +96,7 @@ def test_dimensions_are_cut_and_then_scaled_to_unit_length_as_the_archive_allows
     *(({"input_type": "search_query"}, "the river "), ({"input_type": "document"}, "the letter ")),
     *(({"task": "retrieval.query"}, "the river "), ({"prompt_name": "passage"}, "the letter "), ({}, "")),
     ({"embedding_type": ["float"], "late_chunking": False, "truncate": False}, ""),  # Jina
-    ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage,
+    ({"output_dimension": SIZE, "output_dtype": "float", "truncation": False}, ""),  # Voyage
 )
 def test_prompts_are_those_of_the_models_files(asked: dict[str, Any], prompt: str, tiny_archive: Made) -> None:
     handler = start(tiny_archive, EMBEDDER)

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import openvino
 import pytest
-from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from handlers.tasks.tensors import TensorsHandler
 from tests.handlers.tensor_models import models
 from tests.handlers.tensor_models.models import answers, as_json, ask, columns, function, inference, inputs, instances
-from tests.tensor_files import onnx_file, staged
+from tests.tensor_files import staged, write_onnx
 
 # A row of 666 is faulty, in a different way for each model; all others are doubled.
 POISON: dict[str, tuple[str, str, str]] = {
@@ -173,31 +172,24 @@ def test_request_that_is_wrong_as_a_whole_is_told_so(case: Any, handler: Tensors
 @pytest.mark.builds
 def test_whole_number_that_openvino_computes_otherwise_or_has_no_place_for_fails_its_row_alone(tmp_path: Path) -> None:
     """OpenVINO computes INT64 in 32 bits: without the check, 2**40 + 3 doubled is 6."""
-    whole, names = (TensorProto.INT64, ["rows"]), ("user", "at", "x")
-    nodes = (("Mod", "user", "thousand", "bucket"), ("Gather", "table", "at", "y"), ("Mul", "x", "two", "doubled"))
-    path = onnx_file(
-        tmp_path / "m.onnx",
-        [helper.make_node(kind, operands, [output]) for kind, *operands, output in nodes],
-        dict.fromkeys(names, whole),
-        {"bucket": whole, "y": (TensorProto.FLOAT, ["rows"]), "doubled": whole},
-        {"thousand": np.array([1000]), "two": np.array([2]), "table": np.arange(10, dtype=np.float32)},
-    )
+    names, table = ("user", "at", "x"), "int64 thousand = {1000}, int64 two = {2}, float[3] table = {0, 1, 2}"
+    taken, given = (", ".join(f"int64[n] {each}" for each in group) for group in (names, ("bucket", "doubled")))
+    nodes = "bucket = Mod (user, thousand) doubled = Mul (x, two) y = Gather (table, at)"
+    path = write_onnx(tmp_path / "m.onnx", f"({taken}) => ({given}, float[n] y) <{table}> {{ {nodes} }}")
     # Of the file itself, ONNX Runtime would run it.
     openvino.save_model(openvino.convert_model(path), tmp_path / "m.xml")
     handler = models.loaded(staged(tmp_path / "m.xml"), {})
-    run, good = onnxruntime.InferenceSession(str(path)).run, [(2**24, 9, 2**30 - 1), (5, -10, -(2**30))]
-    within, beyond = (
-        "the model computes with whole numbers from ",
-        "contains a value that INT32, the engine's datatype, ",
-    )
-    bad = {(123456789, 0, 1): f"user: {within}", (7, 10, 1): f"at: {within}", (-7, -11, 1): f"at: {within}"}
-    bad |= dict.fromkeys(((1, 1, 2**40 + 3), (1, 1, -(2**31) - 1)), f"x: {beyond}cannot represent.")
+    run, good = ReferenceEvaluator(str(path)).run, [(2**24, 2, 2**30 - 1), (5, -3, -(2**30))]
+    within = "the model computes with whole numbers from "
+    beyond = "x: contains a value that INT32, the engine's datatype, cannot represent."
+    bad = {(123456789, 0, 1): f"user: {within}", (7, 3, 1): f"at: {within}", (-7, -4, 1): f"at: {within}"}
+    bad |= dict.fromkeys(((1, 1, 2**40 + 3), (1, 1, -(2**31) - 1)), beyond)
     answer = ask(handler, instances(*(dict(zip(names, row, strict=True)) for row in (*good, *bad))))
     for row, prediction in zip((*good, *bad), answer.body["predictions"], strict=True):
-        given = {name: np.array([value]) for name, value in zip(names, row, strict=True)}
+        sent = {name: np.array([value]) for name, value in zip(names, row, strict=True)}
         if row in bad:
             assert prediction["error"]["message"].startswith(bad[row])
         else:
-            assert [*prediction.values()] == [each[0] for each in run([*prediction], given)]
-    whole_request = ask(handler, *inference(given))
-    assert (whole_request.status, whole_request.body) == (400, {"error": f"x: {beyond}cannot represent."})
+            assert [*prediction.values()] == [each[0] for each in run([*prediction], sent)]
+    whole_request = ask(handler, *inference(sent))
+    assert (whole_request.status, whole_request.body) == (400, {"error": beyond})

@@ -31,11 +31,20 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 
 
 class Translators:
+    """Starts a handler of each family, engine and settings once."""
+
     def __init__(self, make_folder: Callable[[str], Path]) -> None:
         self._make_folder = make_folder
         self._checkpoint = cache(lambda family: CHECKPOINTS[family](make_folder(family)))
+        self._started: dict[str, TranslationHandler] = {}
 
     def __call__(self, family: str = "m2m100", engine: Any = "auto", **settings: Any) -> TranslationHandler:
+        key = f"{family} {engine} {settings}"
+        if key not in self._started:
+            self._started[key] = self._start(family, engine, **settings)
+        return self._started[key]
+
+    def _start(self, family: str, engine: Any, **settings: Any) -> TranslationHandler:
         folder, settings = self._make_folder("a"), {**SETTINGS, **settings}
         checkpoint = self._checkpoint(family)
         archive = exports.archived("translation", checkpoint, folder, settings, engine=engine)

@@ -74,9 +74,7 @@ def test_peers_have_the_same_loads_and_poisson_arrivals_at_a_share_of_what_the_b
     # The table needs at least one round.
     ([5, 5, 5], 0, 1),
 )
-def test_no_round_begins_that_would_end_too_late(
-    durations_s: list[float], ends_s: float, made: int, tmp_path: Path
-) -> None:
+def test_late_round_is_left_out(durations_s: list[float], ends_s: float, made: int, tmp_path: Path) -> None:
     passed_s: list[float] = []
     bench = Bench(tmp_path, ends_s=ends_s, clock=lambda: sum(passed_s))
     for number in bench:

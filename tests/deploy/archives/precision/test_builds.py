@@ -1,22 +1,37 @@
-"""archive.sh and precisions: int8 made, proven and found again; refused below the bar; what it must be given.
+"""archive.sh's proofs: an archive answers as its model does, and int8 is made, proven, found again or refused.
 
 NNCF is in a separate environment, which tests/nightly/test_int8.py uses; these tests use a simple quantiser.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino
 import pytest
+import torch
+import transformers
 from openvino import opset13 as opset
 
-from deploy.archives.precision import int8
+from deploy.archives.precision import fidelity, int8
 from deploy.archives.precision.quantise import samples
-from deploy.models import MODEL_LIST
-from tests import tiny_models
+from deploy.archives.sources import source
+from deploy.archives.stagers import detection, vision
+from deploy.archives.tasks import load_task
+from deploy.models import MODEL_LIST, ModelEntry
+from handlers.config import parse
+from handlers.errors import InvalidConfig, Unfaithful
+from handlers.protocol.requests import Payload
+from handlers.text.config import TextClassificationConfig
+from handlers.vision.preprocessing import Preprocessing
+from tests import tiny_detector, tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
+from tests.nightly import families, image_families
 from tests.tables import table
+from tests.tiny_image_text import VISION
+from tests.tiny_models import change_json
 
 pytestmark = pytest.mark.builds
 
@@ -116,3 +131,136 @@ def test_impossible_precision_is_refused(name: str, given: dict[str, str], words
     for option, value in given.items():
         options += [f"--{option}", value if option == "engine" else str(archive_sh.folder / value)]
     assert words in archive_sh.refused(name, *options) and not archive_sh.store.exists()
+
+
+TRACED = ["the river", "Anna Berg kept the inn at Lindau.", "the mayor wrote a letter " * 12, "x", "stone " * 40]
+# A classifier with a branch on the number of its tokens, which a trace does not see.
+BRANCH = """
+from transformers import DistilBertForSequenceClassification
+class Own(DistilBertForSequenceClassification):
+    def forward(self, input_ids=None, attention_mask=None, **options):
+        result = super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
+        if input_ids.shape[1] > 20:
+            result["logits"] = -result["logits"]
+        return result
+"""
+
+
+def built(archive_sh: ArchiveSh, weights: Path, *arguments: str, **config: Any) -> dict[str, Any]:
+    archive_sh.write_list("own", "text_classification", config={"threads": 1, **config})
+    archive_sh("own", "--weights", str(weights), *arguments)
+    return dict(archive_sh.config("own")["handler"])
+
+
+@table(
+    ("convbert", "auto", "exact"),  # its convolutions see padding
+    ("gpt2:unpadded", "auto", None),
+    ("xlnet", "torch", None),  # padded on the left
+)
+def test_family_answers_as_transformers(family: str, engine: str, padding: str | None, archive_sh: ArchiveSh) -> None:
+    """tests/nightly/test_families.py has the others."""
+    weights = archive_sh.folder / "weights"
+    families.save(family, "AutoModelForSequenceClassification", weights)
+    settings = built(archive_sh, weights, "--engine", engine)
+    assert (settings["engine"], settings.get("padding")) == (engine, padding)
+    assert archive_sh.build("own")["fidelity"]["largest_error"] < 1e-3
+    config = parse(TextClassificationConfig, {**settings, "precision": "fp32"})
+    task = load_task("text_classification", archive_sh.store / "own", config)
+    items = task.prepare([task.decode(Payload(text)) for text in TRACED])
+    answers = task.forward(task.collate(items), items)["logits"]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(weights).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    for text, answer in zip(TRACED, answers, strict=True):
+        with torch.no_grad():
+            (expected,) = model(**tokenizer(text, return_tensors="pt")).logits.numpy()
+        np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
+
+
+def test_model_that_remembers_texts_is_refused_and_few_tokens_are_compared(archive_sh: ArchiveSh) -> None:
+    weights = archive_sh.folder / "weights"
+    families.save("big_bird", "AutoModelForSequenceClassification", weights)
+    archive_sh.write_list("own", "text_classification", config={"threads": 1})
+    line = archive_sh.refused("own", "--weights", str(weights), "--engine", "torch")
+    assert "PyTorch differs from the model by " in line and "max_length: 40 in model-config.yaml" in line
+    weights = tiny_models.checkpoint(archive_sh.folder / "few", "bert", "text_classification")
+    change_json(weights / "tokenizer_config.json", model_max_length=5)
+    built(archive_sh, weights, "--engine", "torch")
+    assert re.search(r"of transformers on [1-9]\d* texts", archive_sh.build("own")["fidelity"]["said"])
+
+
+def test_graph_without_a_branch_or_segments_is_refused(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tiny_models.checkpoint(
+        archive_sh.folder / "weights", "distilbert", "text_classification", labels=("NO", "YES")
+    )
+    change_json(weights / "config.json", auto_map={"AutoModelForSequenceClassification": "own.Own"})
+    (weights / "own.py").write_text(BRANCH)
+    assert built(archive_sh, weights, trust_remote_code=True)["engine"] == "torch"
+    line = archive_sh.refused("own", "--weights", str(weights), "--engine", "openvino")
+    assert "OpenVINO differs from the model by " in line
+    assert "on a text of 33 tokens; max_length: 17" in line and "--engine torch" in line
+    weights = tiny_models.checkpoint(archive_sh.folder / "bert", "bert", "question_answering")
+    archive_sh.write_list("own", "question_answering", config={"threads": 1})
+    monkeypatch.setattr("handlers.text.encoder_modules.INPUT_NAMES", ("input_ids", "attention_mask"))
+    assert "own: OpenVINO differs from transformers by " in archive_sh.refused("own", "--weights", str(weights))
+
+
+def assert_faithful(entry: ModelEntry, weights: Path, other: Path, folder: Path, tmp_path: Path) -> None:
+    """Compare an archive with its weights, with which it agrees, and with others, with which it does not."""
+    fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
+    said = json.loads((tmp_path / "fidelity.json").read_text())
+    assert said["engine"] == "openvino" and 0 < said["largest_error"] < 1e-4
+    assert "640x480, 480x640, 61x333, 9x7, 1x1, 900x60 one by one and together" in said["said"]
+    with pytest.raises(Unfaithful, match=r"OpenVINO differs from the model by .* on a picture of 640x480"):
+        fidelity.check(entry, source(entry, str(other)), "openvino", folder, tmp_path)
+
+
+def test_only_an_archives_own_weights_and_pixels_agree(tmp_path: Path) -> None:
+    own, folder = tmp_path / "own", tmp_path / "archive"
+    for path in (own, folder):
+        path.mkdir()
+    weights = image_families.save("resnet18", own)
+    settings = {"arch": "resnet18", "resize_size": 72, "crop_size": 64}
+    (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
+    (own / "index_to_name.json").write_text(json.dumps(dict(enumerate("abc"))))
+    entry = ModelEntry("tiny", "image_classification", "1.0", own)
+    vision.stage(entry, source(entry, str(weights)), "openvino", folder)
+    state = torch.load(weights)
+    torch.save({**state, "fc.bias": state["fc.bias"] + torch.tensor([0, 0.1, 0])}, tmp_path / "other.pt")
+    assert_faithful(entry, weights, tmp_path / "other.pt", folder, tmp_path)
+    preprocessing = Preprocessing.read(folder)
+    Preprocessing(64, (64, 64), "bilinear", preprocessing.mean, preprocessing.std).write(folder)
+    with pytest.raises(InvalidConfig, match=r"a picture of 640x480: pixels differ from .* by \d"):
+        fidelity.check(entry, source(entry, str(weights)), "openvino", folder, tmp_path)
+
+
+def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_does_not(tmp_path: Path) -> None:
+    weights, other, folder = places = [tmp_path / name for name in ("weights", "other", "archive")]
+    for path in places:
+        path.mkdir()
+    tiny_detector.detector(weights)
+    network = transformers.AutoModelForObjectDetection.from_pretrained(weights)
+    network.config.num_queries = 20
+    with torch.no_grad():
+        network.model.enc_score_head.weight.zero_()
+        network.save_pretrained(weights)
+        network.model.decoder.class_embed[-1].bias[0] += 0.1
+    network.save_pretrained(other)
+    transformers.AutoImageProcessor.from_pretrained(weights).save_pretrained(other)
+    entry = ModelEntry("tiny", "object_detection", "1.0", tmp_path)
+    detection.stage(entry, source(entry, str(weights)), "openvino", folder)
+    assert_faithful(entry, weights, other, folder, tmp_path)
+
+
+@table(
+    ({}, {"model_type": "timm_wrapper"}, "a model of timm, which is not installed here; export it with torch.onnx"),
+    ({}, {"architecture": "resnet18", "pretrained_cfg": {}}, "serve the file with task: tensors"),
+    ({"arch": "resnet18"}, {}, "arch: only for a state dict of torchvision, and not for"),
+)
+def test_folder_without_a_classifier_is_one_line(config: Any, files: Any, words: str, archive_sh: ArchiveSh) -> None:
+    weights = archive_sh.folder / "weights"
+    vit = transformers.ViTConfig(**{**VISION, "num_labels": 3})
+    transformers.ViTForImageClassification(vit).save_pretrained(weights)
+    if files:
+        (weights / "config.json").write_text(json.dumps(files))
+    archive_sh.write_list("own", "image_classification", config=config)
+    assert words in archive_sh.refused("own", "--weights", str(weights))

@@ -16,7 +16,7 @@ import requests
 
 from deploy.gateway.envoy.process import ask
 from deploy.gateway.settings import GatewaySettings, Tls
-from tests.client.certificates import Certificates
+from tests.client.conftest import Certificates
 from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, DAVE, KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 from tests.tables import table
