@@ -227,7 +227,9 @@ def logged(server: Server) -> str:
 
 def printed(*words: str | Path, **how: Any) -> str:
     """Run a command and return what it prints; its errors are the assertion's."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **how)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [*map(str, words)], capture_output=True, text=True, check=False, **how
+    )
     assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
 
