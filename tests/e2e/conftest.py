@@ -34,7 +34,7 @@ ADAPTIVE = {"continuousBatching": True, "maxBatchDelay": 1, "minWorkers": 1, "ma
 
 
 # Modules that take longest, in this order: processes that run modules side by side end together if these come first.
-LONGEST = ("readme", "tasks", "nodes", "gateway", "conformance", "failures", "rollout", "gateway_processes")
+LONGEST = ("nodes", "readme", "conformance", "tasks", "failures", "rollout", "gateway", "production")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -227,7 +227,9 @@ def logged(server: Server) -> str:
 
 def printed(*words: str | Path, **how: Any) -> str:
     """Run a command and return what it prints; its errors are the assertion's."""
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **how)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [*map(str, words)], capture_output=True, text=True, check=False, **how
+    )
     assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
 

@@ -83,8 +83,8 @@ def test_requests_while_a_version_is_rolled_out_and_a_model_unregistered_are_ans
     """TorchServe answers nothing of a batch that is being filled then: with this delay there is always one."""
 
     def run(*words: str) -> list[str]:
-        arguments = ["--management-url", server.settings.management_url, *words, "--gateway", served.control]
-        assert torchserve_client(arguments) == 0
+        addresses = ["--url", server.settings.inference_url, "--management-url", server.settings.management_url]
+        assert torchserve_client([*addresses, *words, "--gateway", served.control]) == 0
         return capsys.readouterr().out.splitlines()
 
     def clients(path: str) -> Clients:

@@ -1,4 +1,4 @@
-"""One gateway's processes, in the order of the tests: started once, taken over, killed, hung, restarted, stopped."""
+"""One gateway's processes, in the order of the tests: started once, restarted, taken over, killed, hung, stopped."""
 
 import socket
 from collections.abc import Iterator
@@ -56,7 +56,18 @@ def test_gateway_that_runs_is_not_started_again_nor_from_another_file_nor_on_a_t
     assert "torchserve-batching gateway stop" in refused.stderr
 
 
-def test_gateway_is_taken_over_by_a_new_supervisor_and_a_process_that_dies_or_hangs_is_back(own: Sandbox) -> None:
+def test_gateway_is_restarted_on_other_ports(own: Sandbox) -> None:
+    present, others = ports_of(own)
+    own.configure(ports=others)
+    again = own.command("start")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "its ports have changed" in again.stdout
+    assert f"http://127.0.0.1:{others['http']} " in again.stdout
+    assert (is_listening("127.0.0.1", others["http"]), is_listening("127.0.0.1", present)) == (True, False)
+    own.http, own.control = (f"http://127.0.0.1:{others[name]}" for name in ("http", "control"))
+
+
+def test_gateway_is_taken_over_its_dead_and_hung_processes_are_back_and_it_is_stopped(own: Sandbox) -> None:
     # A supervisor that is killed leaves an Envoy that goes on, and that the next one takes over.
     envoy = (own.state_dir / "envoy.pid").read_text()
     psutil.Process(int((own.state_dir / "gateway.pid").read_text())).kill()
@@ -76,17 +87,7 @@ def test_gateway_is_taken_over_by_a_new_supervisor_and_a_process_that_dies_or_ha
     hung.wait(HANG_S + 5)
     # A SIGTERM is seen while the next one starts.
     until(lambda: control_of(own))
-
-
-def test_gateway_is_restarted_on_other_ports_and_stopped(own: Sandbox) -> None:
-    present, others = ports_of(own)
-    own.configure(ports=others)
-    again = own.command("start")
-    assert (again.returncode, again.stderr) == (0, "")
-    assert "its ports have changed" in again.stdout
-    assert f"http://127.0.0.1:{others['http']} " in again.stdout
-    assert (is_listening("127.0.0.1", others["http"]), is_listening("127.0.0.1", present)) == (True, False)
-    envoy = int((own.state_dir / "envoy.pid").read_text())
+    envoy = (own.state_dir / "envoy.pid").read_text()
     assert own.command("stop").stdout == "gateway: stopped\n"
     assert own.command("stop").stdout == "gateway: not running\n"
-    assert not psutil.pid_exists(envoy)
+    assert not psutil.pid_exists(int(envoy))

@@ -117,7 +117,7 @@ print(json.dumps([[each.status, each.body.decode()] for each in answers]))
 
 
 def test_archive_answers_in_its_own_process_with_its_own_handlers(store: Path) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, store / "language-id.mar"]
+    words = (sys.executable, "-W", "ignore", "-c", OWN_HANDLERS, store / "language-id.mar")
     german, french, empty = json.loads(printed(*words, cwd=ROOT, timeout=120).splitlines()[-1])
     assert (german[0], french[0], empty[0]) == (200, 200, 400)
     assert ('"de"' in german[1], '"fr"' in french[1], '"EmptyInput"' in empty[1]) == (True, True, True)
