@@ -58,6 +58,17 @@ def test_files_that_comments_and_pages_name_exist() -> None:
     assert {found for found in named - OTHERS if not (ROOT / found).exists()} == set()
 
 
+def test_guarantees_have_the_tests_that_their_table_names() -> None:
+    missing = []
+    for row in re.findall(r"^\|[^|]+\|([^|]+)\|$", read("tests/README.md"), re.MULTILINE):
+        for name, test in re.findall(r"`([\w/]+)(?:::(\w+))?`", row):
+            path = ROOT / "tests" / re.sub("^envoy/", "deploy/gateway/envoy/", name)
+            file = path.with_name(f"test_{path.name}.py")
+            if not (path.is_dir() or (file.is_file() and f"def test_{test}" in file.read_text(encoding="utf-8"))):
+                missing.append((name, test))
+    assert missing == []
+
+
 def test_shell_blocks_stand_on_pages_that_are_run() -> None:
     assert {page for page in PAGES if blocks(page)} == {*RUN_PAGES}
 
