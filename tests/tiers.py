@@ -15,7 +15,7 @@ import pytest
 
 # Seconds of each tier's tests on two ordinary cores that do nothing else (CONTRIBUTING.md). A slow machine takes up to
 # twice as long; a suite that takes longer has grown.
-ALLOWED_S = {"check": 90, "builds": 240, "test": 450, "nightly": 3600}
+ALLOWED_S = {"check": 90, "builds": 200, "test": 280, "nightly": 3600}
 SLOWEST = 10
 STORE = Path(__file__).parents[1] / ".pytest_cache" / "tiers"
 OUTCOMES = ("passed", "failed", "skipped")
