@@ -1,23 +1,22 @@
 """`make gateway`: starts, checks and stops Envoy and the process that configures it."""
 
 import argparse
-import json
 import logging
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from deploy.command import CommandParser, run_command
-from deploy.gateway.configuration import GUARDED
+from deploy.gateway.configuration import GUARDED, START, STARTED
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
+from deploy.gateway.watch import read_saved
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode, reachable_nodes
@@ -28,8 +27,6 @@ from deploy.run.summary import shorten
 from handlers.errors import InvalidConfig
 
 PID = "gateway.pid"
-# The settings file of the last start, and its ports, which do not change until the gateway ends.
-STARTED = "started.json"
 STOP = "torchserve-batching gateway stop"
 START_S = 90.0  # seconds until both processes must be up
 STOP_S = 30.0  # seconds that `stop` waits beyond limits.response_s
@@ -43,7 +40,7 @@ def start(options: argparse.Namespace, settings: GatewaySettings) -> None:
     state_dir: Path = options.state_dir
     addresses = list_addresses(settings.ports)
     if (pid := find_holder(state_dir / PID)) is not None:
-        config, ports = _read_started(state_dir) or (options.config, settings.ports)
+        config, ports = read_saved(state_dir / STARTED, START, None) or (options.config, settings.ports)
         if config != options.config:
             raise GatewayFailed(f"already running with {shorten(config)} (pid {pid}); to stop it: {STOP}")
         if ports == settings.ports:
@@ -83,15 +80,6 @@ def start(options: argparse.Namespace, settings: GatewaySettings) -> None:
     print_addresses(settings)
 
 
-def _read_started(state_dir: Path) -> tuple[Path, Ports] | None:
-    """Return the settings file and the ports of the last start; None if unknown."""
-    try:
-        config, ports = json.loads((state_dir / STARTED).read_text(encoding="utf-8"))
-        return Path(config), Ports(**ports)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def check(options: argparse.Namespace, _: GatewaySettings) -> None:
     """Raise GatewayFailed if a running gateway does not work as configured."""
     if find_holder(options.state_dir / PID) is not None and (problem := read_problem(options.state_dir / PROBLEM)):
@@ -112,13 +100,13 @@ def run(options: argparse.Namespace, settings: GatewaySettings) -> None:
         signal.signal(number, lambda *_: is_ending.set())
     with hold_pid_file(state_dir / PID):
         (state_dir / GUARDED).unlink(missing_ok=True)
-        (state_dir / STARTED).write_text(json.dumps([str(options.config), asdict(settings.ports)]), encoding="utf-8")
+        (state_dir / STARTED).write_bytes(START.dump_json((options.config, settings.ports)))
         supervise(settings, options.config, options.nodes_file, state_dir, is_ending)
 
 
 def stop(options: argparse.Namespace) -> bool:
     """End the gateway after its last response; return whether it was running."""
-    started = _read_started(options.state_dir)
+    started = read_saved(options.state_dir / STARTED, START, None)
     try:
         limit_s = read_settings(started[0] if started else options.config).limits.response_s
     except (InvalidConfig, OSError):

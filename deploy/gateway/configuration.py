@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, make_settings, read_document
+from deploy.gateway.settings import GUARDS, NONE, GatewaySettings, Ports, make_settings, read_document
 from deploy.gateway.watch import read_saved
 from deploy.run.node import Node, read_nodes, replace_file
 from handlers.errors import InvalidConfig
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # The file of the guards that the gateway has had since its start, which a new control process reads.
 GUARDED = "guards.json"
+# The settings file of the gateway's start, and its ports, which do not change until it ends.
+STARTED, START = "started.json", TypeAdapter[tuple[Path, Ports] | None](tuple[Path, Ports])
 
 # The place of a setting: ("limits", "headers"), or ("keys", "shop", "burst") of a client's key.
 Place = tuple[str, ...]
@@ -63,6 +65,9 @@ class Configuration:
         self._logged = ""
         self._guards_file = None if state_dir is None else state_dir / GUARDED
         self._guards = read_saved(self._guards_file, PLACES, set()) if self._guards_file else set()
+        started = read_saved(state_dir / STARTED, START, None) if state_dir else None
+        self._ports = started[1] if started else None
+        self._has_other_ports = False
         # The settings as last parsed, with the times and sizes of their files.
         self._parsed: tuple[Any, GatewaySettings] | None = None
         self._seen: Any = None  # the times and sizes of the files at the last read
@@ -71,9 +76,8 @@ class Configuration:
         """Read both; with `discover` this may block for as long as a name server takes."""
         settings, nodes = self.parse(), self._nodes
         problems: list[str] = []
-        if self._settings is not None and settings.ports != self._settings.ports:
+        if self._has_other_ports:
             problems.append(f"{self._config.name}: ports change when the gateway is restarted")
-            settings = replace(settings, ports=self._settings.ports)
         if settings.discover is None:
             nodes = settings.nodes or tuple(read_nodes(self._nodes_file))
         else:
@@ -95,6 +99,9 @@ class Configuration:
         document = read_document(self._config)
         settings = make_settings(self._config, document)
         self._keep_guards(document)
+        self._ports = self._ports or settings.ports
+        self._has_other_ports = settings.ports != self._ports
+        settings = replace(settings, ports=self._ports)
         self._parsed, self._seen = (found, settings), found
         return settings
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.gateway.__main__ import check_ports, main
-from deploy.gateway.configuration import GUARDED, Configuration, resolve_host
-from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
+from deploy.gateway.configuration import GUARDED, START, STARTED, Configuration, resolve_host
+from deploy.gateway.settings import CONFIG, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
 from deploy.run.node import Node, write_nodes
 from handlers.errors import InvalidConfig
@@ -128,6 +128,11 @@ def test_cut_settings_open_nothing(in_file: bool, order: tuple[int, ...], config
             assert [configuration.read_changes() for _ in range(3)] == [None] * 3
             assert f"{path.name}: its last line is incomplete: end the file with a newline" in configuration.problem
             path.write_text("".join(lines))
+
+
+def test_new_control_process_keeps_the_ports_of_the_gateways_start(config: Path, tmp_path: Path) -> None:
+    (tmp_path / STARTED).write_bytes(START.dump_json((config, Ports(http=9000))))
+    assert Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path).read()[0].ports == Ports(http=9000)
 
 
 def test_restarted_control_process_reports_what_the_settings_have_lost(config: Path, tmp_path: Path) -> None:
