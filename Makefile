@@ -47,8 +47,8 @@ pytest = $(capped) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorde
 
 check: lint tier-check ## run lint and the tests that build and start nothing; 2 minutes
 
-# Number of test processes, each with a separate TorchServe. A TorchServe that starts or waits for a batch leaves most of two
-# cores idle. Each process needs up to 3 GB of memory.
+# Number of test processes, each with a separate TorchServe. Three keep two cores busy; four took longer. Each process needs
+# up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
 test: check tier-builds tier-test ## run check, then tests with builds and servers; 8 to 20 minutes

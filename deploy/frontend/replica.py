@@ -20,7 +20,7 @@ from deploy.loader import LoadedArchive
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
-# An image as it is sent is not read before its decoding: JPEG, PNG, GIF, WebP.
+# JPEG, PNG, GIF and WebP: only the decode threads read such a body, so unpacking it takes no time.
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF")
 SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
 

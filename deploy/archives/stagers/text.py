@@ -62,6 +62,7 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
         warnings.simplefilter("ignore")
         try:
             # Two rows of three tokens: an axis of length one could become a constant.
+            # As in `vision`, no check traces it again.
             example, unchecked = _make_example(encoder, 2, 3), {"check_trace": False}
             traced = TorchScriptPythonDecoder(encoder, example_input=example, trace_kwargs=unchecked)
             graph = _name_ports(encoder, openvino.convert_model(traced))
