@@ -120,7 +120,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                 self.exchanges = Exchanges(self.core, window, recorder)
             else:
                 self._start_classic(window, trial)
-            self.metadata = replace(self.metadata, precision=precision_of(self.engine))
+            proofs = {**self.metadata.proofs, **{name: proof.to_json() for name, proof in trial.proofs.items()}}
+            self.metadata = replace(self.metadata, precision=precision_of(self.engine), proofs=proofs)
             if self.device.type != "cpu" and self.config.precision == "auto":
                 self._log_change()
         except Exception as error:

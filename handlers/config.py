@@ -150,8 +150,8 @@ class HandlerConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = doc(
         "auto",
         "The engine's arithmetic. `int8` needs an archive that was built with it. `auto` selects the "
-        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; never one whose accuracy check "
-        "failed. PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
+        "fastest of fp32, bf16 if the hardware has it, and int8 if the archive has it; only those that passed an "
+        "accuracy check on this kind of processor. PyTorch runs `auto` in fp32 on a CPU and in bf16 or fp16 on a GPU.",
     )
     cuda_graphs: Switch = doc(
         "auto",

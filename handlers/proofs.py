@@ -18,13 +18,17 @@ AVERAGES = ("accuracy", "vectors", "map", "miou", "ranks", "values")
 # change of accuracy of 0.01.
 FEWEST_SAMPLES: Mapping[str, int] = {"top-1": 300, "labels": 300, "accuracy": 100}
 
+# The fewest samples, each with one clear answer, of which one may differ. An engine that chooses one of two labels at
+# random differs at most once in 10 with a chance of 1 %.
+TOLERANT = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """The comparison of one precision with fp32, on inputs that were not used to make it."""
 
     measure: Measure
-    # Share of samples, 0..1, with equal answers; for AVERAGES see deploy.archives.precision.comparisons.
+    # Share of samples, 0..1, with equal answers; for AVERAGES see handlers.precision.comparisons.
     agreement: float
     # The largest change of a probability, 0..1; for vectors 1 - the least cosine; for maps the largest share of an
     # image's pixels that changed; for numbers a share of their deviation; None if the task has none of these.
@@ -39,13 +43,11 @@ class Proof:
         return not self.broken and self.agreement >= self.least
 
     @property
-    def is_refuted(self) -> bool:
-        """Whether too many answers differ, and more than one: one of twenty samples is weak evidence against 0.99."""
-        if self.broken:
-            return True
-        if self.measure in AVERAGES:
-            return not self.holds and self.samples > 0
-        return not self.holds and round((1 - self.agreement) * self.samples) > 1
+    def is_enough(self) -> bool:
+        """Whether the precision may be used: it agrees, or one of TOLERANT clear answers differs, a weak objection."""
+        if self.holds or self.broken or self.measure in AVERAGES or self.samples < TOLERANT:
+            return self.holds
+        return round((1 - self.agreement) * self.samples) <= 1
 
     def __str__(self) -> str:
         """Return the line that `archive` prints and workers log."""

@@ -46,7 +46,7 @@ class Metadata:
         inputs, outputs: tensors in the model's order; no outputs if only a first run determines them.
         max_batch_size: most rows of one request; 0 if it is not known.
         precision: arithmetic of the running model, as in "bf16"; empty if it is not known.
-        proofs: by precision, its agreement with fp32, measured when the archive was built: "measure"
+        proofs: by precision, its agreement with fp32, measured by the build or this worker: "measure"
             (docs/explanation/precision.md), "agreement" (0..1), "largest_change" (or None), "samples", "least".
     """
 

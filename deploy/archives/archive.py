@@ -332,7 +332,7 @@ def report(archive: Archive, seconds: float) -> None:
     if archive.fidelity:
         print(f"{place}: {archive.fidelity}")
     for precision, proof in archive.proofs.items():
-        short = "" if not proof.is_refuted else f", less than {proof.least:g}: `precision: auto` leaves it out"
+        short = "" if proof.is_enough else f", less than {proof.least:g}: `precision: auto` leaves it out"
         print(f"{place}: {precision}: {proof}{proof.weakness}{short}")
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: random weights, so its answers mean nothing", file=sys.stderr)

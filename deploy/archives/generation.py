@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from deploy.archives.tasks import run_items
 from handlers.checkpoints import load_tokenizer
 from handlers.engines.seq2seq import load_model
+from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items
 

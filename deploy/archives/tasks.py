@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,6 @@ from typing import Any, Literal
 from deploy.archives.task_file import check_module, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
-from handlers.pipeline.micro_batches import plan_micro_batches
 
 Mode = Literal["classic", "adaptive"]  # TorchServe forms the batches, or the worker
 
@@ -192,19 +191,3 @@ def load_task(handler: str, folder: Path, config: Any) -> Any:
     task.longest_run_s = math.inf
     task.engine = task.load()
     return task
-
-
-def run_items(
-    task: Any,
-    items: Sequence[Any],
-    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]],
-    max_items: int,
-    max_tokens: int | None = None,
-) -> list[Any]:
-    """Run items in micro-batches, and return one answer for each, in order."""
-    answers: dict[int, Any] = {}
-    for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
-        some = [items[index] for index in indices]
-        outputs = task.forward(task.collate(some), some)
-        answers |= dict(zip(indices, read(task, outputs, some), strict=True))
-    return [answers[index] for index in range(len(items))]

@@ -4,6 +4,7 @@ core           submit, cancel, close: requests and threads, behind one lock
   arrivals       admission and decoding of submitted requests
   guard          ends the process after a bug on a thread
 trial          chooses precision and streams while the worker loads
+accuracy       precisions that agree with fp32 on this processor
 measurements   durations of micro-batches, stored in a file
 scheduler      the queue, its engine and admission              pure: the caller
 request_queue  waiting items and their order                    passes the time

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from handlers.engines import available_threads
 from handlers.engines.compilation import cache_dir
+from handlers.engines.cores import PROCESSORS
 from handlers.pipeline.task import Task
-
-PROCESSORS = Path("/proc/cpuinfo")  # Linux's description of the processors
 
 Seeds = list[tuple[int, float]]  # (padded tokens, seconds) of micro-batches, one item first
 

@@ -1,6 +1,6 @@
 """Chooses precision and number of streams while a worker loads, and measures how long micro-batches take.
 
-    engine's precisions and streams, settings -> candidates -> warm up and measure each one -> Choice
+    engine's precisions that agree with fp32, streams, settings -> candidates -> warm up and measure each one -> Choice
                                                  stored measurements -> one item on each engine -> Choice
 
 A measurement runs the steps of serving from `collate` to `split`: one item on the whole engine, and full micro-batches
@@ -22,10 +22,11 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from handlers.batching import measurements
+from handlers.batching import accuracy, measurements
 from handlers.batching.measurements import Candidate, Measurement, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
 from handlers.pipeline.task import Task
+from handlers.proofs import Proof
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items, run
 
@@ -67,7 +68,10 @@ class Trial:
     """The candidates of one loaded task, and their measurements."""
 
     def __init__(self, task: Task, window: int) -> None:
-        """Read the stored measurements of a loaded task; `window` is the registration's batch_size."""
+        """Choose the precisions of a loaded task that agree with fp32, and read its stored measurements.
+
+        `window` is the registration's batch_size.
+        """
         config, engine = task.config, task.engine
         self._task = task
         self._is_adaptive = config.scheduling.mode == "adaptive"
@@ -75,7 +79,13 @@ class Trial:
         self._is_on_gpu = task.device.type != "cpu"
         self._first_s: float | None = None
         self._decoded_beside: Payload | None = None  # decoded beside full micro-batches; None in classic mode
-        self._precisions = tuple(engine.precisions) if isinstance(engine, Precise) else ("",)
+        self._engines: dict[str, Engine] = {}
+        self._precisions: tuple[str, ...] = ("",)
+        self.proofs: Mapping[str, Proof] = {}
+        if isinstance(engine, Precise):
+            self.proofs = accuracy.find_proofs(task, engine.precisions, self._in_precision)
+            self._precisions = accuracy.choose_precisions(task, engine.precisions, self.proofs)
+            self._engines = {each: made for each, made in self._engines.items() if each in self._precisions}
         self._counts: tuple[int, ...] = (1,)
         # Classic mode has streams only if the whole engine consists of them.
         if isinstance(engine, Divisible) and (self._is_adaptive or engine.deals_out):
@@ -89,9 +99,7 @@ class Trial:
     @property
     def engine(self) -> Engine:
         """The task's engine, in the best precision by the stored measurements, or else in the likeliest."""
-        engine = self._task.engine
-        precision = self._best().precision if self._known else self._precisions[0]
-        return engine.in_precision(precision) if isinstance(engine, Precise) else engine
+        return self._in_precision(self._best().precision if self._known else self._precisions[0])
 
     def choose(self) -> Choice:
         """Choose, and run every sample on the chosen engines, so that no request pays for a first time."""
@@ -196,10 +204,15 @@ class Trial:
         return min(self._most_items, int(FULL_S / self._first_s))
 
     def _arrange(self, candidate: Candidate) -> Arrangement:
-        engine = self._task.engine
-        if isinstance(engine, Precise):
-            engine = engine.in_precision(candidate.precision)
+        engine = self._in_precision(candidate.precision)
         return engine.divide(candidate.streams) if isinstance(engine, Divisible) else Arrangement(engine)
+
+    def _in_precision(self, precision: str) -> Engine:
+        """Return the engine in a precision; it is compiled once, for the accuracy check and the measurements."""
+        if precision not in self._engines:
+            engine = self._task.engine
+            self._engines[precision] = engine.in_precision(precision) if isinstance(engine, Precise) else engine
+        return self._engines[precision]
 
     def _figures(self) -> dict[Candidate, tuple[float, float]]:
         """Return the seconds of an item of each measured candidate, single and concurrent."""

@@ -1,6 +1,6 @@
 """OpenVINO runs an exported graph on the CPU, with a dynamic batch, in int8, bf16 or fp32.
 
-model.xml, model-int8.xml, the processor's capabilities, the proofs -> precisions to choose from -> a compiled graph
+model.xml, model-int8.xml, the processor's capabilities -> precisions to choose from -> a compiled graph
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from handlers.archive_files import INT8_GRAPH, load_proofs
+from handlers.archive_files import INT8_GRAPH
 from handlers.engines import (
     ALLOCATION_FAILURES,
     Arrangement,
@@ -27,7 +27,6 @@ from handlers.engines import (
 from handlers.engines.compilation import cache_dir, note_crash, read_crash
 from handlers.engines.cores import usable_cores
 from handlers.errors import InvalidConfig, OutOfMemory
-from handlers.proofs import Proof
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +46,14 @@ def int8_graph(graph: Path) -> Path:
     return graph.with_name(INT8_GRAPH)
 
 
-def candidates(capabilities: Collection[str], proven: Mapping[str, Proof], *, has_int8: bool) -> tuple[str, ...]:
-    """List the precisions that `auto` may choose, the likeliest first, without those whose proofs failed.
+def candidates(capabilities: Collection[str], *, has_int8: bool) -> tuple[str, ...]:
+    """List the precisions that `auto` may choose if they agree with fp32, the likeliest first.
 
     A processor with bf16 may be faster in fp32: a Xeon with AVX-512 but without AMX needs 1.8 times as long for
     ResNet-152 in bf16.
     """
     existing = {"bf16": "BF16" in capabilities, "fp32": True, "int8": has_int8}
-    refuted = {precision for precision, proof in proven.items() if proof.is_refuted}
-    return tuple(precision for precision, exists in existing.items() if exists and precision not in refuted)
+    return tuple(precision for precision, exists in existing.items() if exists)
 
 
 class Stream:
@@ -127,8 +125,8 @@ class OpenVinoEngine:
     def __init__(self, graph: Path, *, precision: Precision = "auto", threads: int = 0) -> None:
         """Read the .xml of an OpenVINO IR, with its .bin and its `int8_graph` beside it.
 
-        With precision `auto` a trial chooses among `precisions`; without a trial the first one is used. The operations
-        of an int8 graph that stay in floating point run in bf16 if the processor has it, else in fp32.
+        With precision `auto` a trial chooses among `precisions`; without a trial it is fp32. The operations of an int8
+        graph that stay in floating point run in bf16 if the processor has it, else in fp32.
         """
         self._core = openvino.Core()
         capabilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -148,12 +146,12 @@ class OpenVinoEngine:
         self._graph, self._threads = graph, available_threads(threads)
         wanted: Sequence[str] = (precision,)
         if precision == "auto":
-            wanted = candidates(capabilities, load_proofs(graph.parent), has_int8=has_int8)
+            wanted = candidates(capabilities, has_int8=has_int8)
         self.precisions: Sequence[str] = [each for each in wanted if not self._find_crash(each, 1)]
         if not self.precisions:
             crash = self._find_crash(wanted[0], 1)
             raise InvalidConfig(f"precision: {crash}; use fp32, or another number of threads")
-        self._precision, *_ = self.precisions
+        self._precision = "fp32" if "fp32" in self.precisions else self.precisions[0]
         self.model = self._core.read_model(int8_graph(graph) if self._precision == "int8" else graph)
         self.stream_counts: Sequence[int] = stream_counts(self._threads)
         self.input_names = tuple(port.any_name for port in self.model.inputs)

@@ -71,8 +71,8 @@ class TensorsConfig(HandlerConfig):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = doc(
         "fp32",
-        "The engine's arithmetic. `auto` is the faster of fp32 and bf16 if the processor has bf16, which "
-        "not every model tolerates.",
+        "The engine's arithmetic. `auto` is fp32 on a CPU: nothing compares the answers in bf16, which not every model "
+        "tolerates.",
     )
     allow_non_finite: bool = doc(
         False,

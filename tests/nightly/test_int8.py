@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from deploy.archives.__main__ import main
 from deploy.archives.fingerprint import read_build
-from deploy.archives.precision.comparisons import LEAD
 from deploy.models import ROOT, model
 from handlers.archive_files import GRAPH, INT8_GRAPH, load_proofs
 from handlers.engines.openvino import OpenVinoEngine
+from handlers.precision.comparisons import LEAD
 from handlers.probabilities import softmax
 from handlers.proofs import read_proofs
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig

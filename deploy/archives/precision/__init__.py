@@ -3,7 +3,6 @@
 request    the options of `archive`, checked, and the step of a build: results from the cache, or made
 fidelity   the archive in fp32 against the library that owns its model; text_ and image_fidelity, references
 inputs     a user's folder or file, or an example's samples -> payloads, as a client would send them
-answers    payloads -> the task's own hooks, on an engine -> answers; those in two precisions -> a Proof
-prove      bf16 for every archive that OpenVINO runs
+prove      bf16 for every archive that OpenVINO runs, and samples for other processors
 int8       on request, refused below the bar; quantise, a program in the environment that has NNCF -> model-int8.xml
 """

@@ -41,6 +41,7 @@ HELD_OUT = 0.25  # the least share of the inputs that validate, without --valida
 NAMED = 3  # the most inputs that a message names
 CROPS = 20  # crops of photographs; a trained ResNet-152 answers them in fp32 in two seconds
 SHARES = (0.7, 1.0)  # a crop's side, as a share of the photograph's shorter one: large enough for the subject
+KEPT_SIDE = 384  # the side in pixels of a photograph that an archive keeps: larger than most models' input
 SUFFIXES = (".jpg", ".jpeg", ".png")
 EXAMPLES = MODEL_LIST.parent
 SENTENCES = EXAMPLES / "translation" / "samples.txt"
@@ -173,6 +174,18 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     if model.handler in PAIRS:
         return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_read_text, own) if each), *texts)]
+
+
+def make_kept_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
+    """Make samples that an archive may contain: this project's texts and photographs, none of the model's folder."""
+    payloads = make_sample_payloads(replace(model, folder=EXAMPLES / "none"), fields)
+    return [Payload(_shrink(each.value)) if isinstance(each.value, bytes) else each for each in draw(payloads)]
+
+
+def _shrink(picture: bytes) -> bytes:
+    with io.BytesIO() as body:
+        Image.open(io.BytesIO(picture)).resize((KEPT_SIDE, KEPT_SIDE)).save(body, "JPEG", quality=90)
+        return body.getvalue()
 
 
 def fit_sample(task: Any, payload: Payload, fits: Callable[[Any], bool] | None = None) -> tuple[Any, Payload] | None:

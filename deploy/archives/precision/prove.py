@@ -2,6 +2,7 @@
 
 files of an archive, inputs -> answers in fp32 -> answers in bf16, if the processor has it -> proof
                                                -> int8, on request                         -> proof, or a refusal
+samples of this project     -> answers in fp32 -> precision-samples.npz, for workers on other processors
 """
 
 import json
@@ -11,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.archives.precision import inputs
-from deploy.archives.precision.answers import answer_items, exact_settings, make_proof, name_kind
-from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput
+from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput, fit_sample
 from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import load_task, task_of
 from deploy.models import ModelEntry
@@ -22,6 +22,8 @@ from handlers.config import parse
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
+from handlers.precision.answers import answer_items, exact_settings, make_proof, name_kind
+from handlers.precision.samples import SAMPLES, Samples, name_place
 from handlers.proofs import Proof
 
 CLASSIFIERS = ("image_classification", "text_classification")  # tasks with one right class for an input
@@ -31,11 +33,12 @@ STATISTICS_S = 60.0  # the most seconds of the inputs that calibrate
 # The cost of an input that calibrates, in answers in fp32: 4 with ResNet-152, 7 with MobileNetV2.
 STATISTICS_RUNS = 8.0
 LEAST_CALIBRATING = 32  # the fewest inputs that calibrate, however long they take; more hardly move the ranges
+KEPT_S = 20.0  # the most seconds of answers in fp32 to the samples that the archive keeps
 TIMED = 8  # inputs that time an answer in fp32
 
 
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
-    """Write proofs.json, and on request the int8 graph and label.json, into `out`."""
+    """Write proofs.json, samples for other processors, and on request the int8 graph and label.json, into `out`."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
     task = load_task(model.handler, folder, exact_settings(model.handler, config))
     calibration, validation = _read_inputs(model, request, task)
@@ -61,6 +64,8 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
         int8 = open_room("int8")
         proofs["int8"] = int8.make(model, folder / GRAPH, out / INT8_GRAPH, arrays, prove_graph)
         int8.check_proof(model, request, proofs, is_trained=is_trained)
+    if config.precision != "fp32" or request.precision is not None:
+        _keep_samples(model, task, engine, request.least, out)
     _write(out, proofs, len(arrays) if request.precision else None)
 
 
@@ -77,9 +82,17 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
     if calibration is not None and validation is None:
         calibration, validation = inputs.split(calibration)
     if validation is None:
-        samples = (inputs.fit_sample(task, each) for each in inputs.make_sample_payloads(model, task.inputs))
+        samples = (fit_sample(task, each) for each in inputs.make_sample_payloads(model, task.inputs))
         validation = [DecodedInput(sample[0], None) for sample in samples if sample]
     return [each.item for each in (calibration or [])[:MOST]], validation[:MOST_VALIDATING]
+
+
+def _keep_samples(model: ModelEntry, task: Any, engine: Engine, least: float | None, out: Path) -> None:
+    """Write samples and their answers in fp32, for workers on another kind of processor."""
+    samples = [sample for each in inputs.make_kept_payloads(model, task.inputs) if (sample := fit_sample(task, each))]
+    answers = answer_items(task, [item for item, _ in samples], engine, KEPT_S)
+    kind, payloads = name_kind(task), [payload for _, payload in samples[: len(answers)]]
+    Samples(name_place(), kind, least, payloads, answers).write(out / SAMPLES)
 
 
 def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: Any) -> list[int] | None:

@@ -20,6 +20,7 @@ from deploy.places import INSTALL_INT8
 from deploy.progress import step
 from deploy.rooms import ROOMS, open_room
 from handlers.archive_files import GRAPH
+from handlers.engines.cores import read_processor
 from handlers.errors import InvalidConfig
 
 # The programs that compare, and modules that decode their inputs: other code decodes other inputs.
@@ -131,16 +132,6 @@ def precision_fingerprint(
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
     return digest({**find_modules(root, *programs, *DECODING), **samples}, export, facts, settings)
-
-
-def read_processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Name the machine's instructions that decide the arithmetic of a precision; empty if they are unknown."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            line = next((line for line in file if line.startswith("flags")), "")
-    except OSError:
-        return ""
-    return " ".join(sorted(flag for flag in line.split() if flag.startswith(("amx_", "avx"))))
 
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:

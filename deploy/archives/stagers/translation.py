@@ -24,7 +24,7 @@ from ctranslate2.converters import TransformersConverter
 from deploy.archives.generation import TEXTS, find_differences
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
-from deploy.archives.tasks import find_named_file, load_task, run_items
+from deploy.archives.tasks import find_named_file, load_task
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.checkpoints import load_tokenizer
@@ -32,6 +32,7 @@ from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
 from handlers.engines.decoding import foreign_settings
 from handlers.errors import InvalidConfig, reason
+from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector

@@ -24,7 +24,6 @@ from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
 from handlers.engines.torch import TorchEngine, dtype_for, memory_errors
 from handlers.errors import InvalidConfig, OutOfMemory
-from handlers.proofs import Proof
 from tests import graphs
 from tests.handlers.serving import Log, Patch, Temp
 from tests.tables import table
@@ -179,14 +178,13 @@ def test_openvino_divided_gives_the_results_of_the_whole_side_by_side(graph: Pat
     assert not whole.divide(1).streams and not OpenVinoEngine(graph, precision="fp32", threads=1).divide(2).streams
 
 
-@table(
-    *(({}, False, ("bf16", "fp32")), ({"bf16": 0.9}, False, ("fp32",))),
-    *(({"bf16": 1.0, "int8": 1.0}, True, ("bf16", "fp32", "int8")), ({"int8": 0.9}, True, ("bf16", "fp32"))),
-)
-def test_auto_takes_what_no_proof_refutes(agreements: Any, has_int8: bool, wanted: Any) -> None:
-    proven = {name: Proof("top-1", agreement, None, 100, 0.99) for name, agreement in agreements.items()}
-    assert candidates({"FP32", "BF16"}, proven, has_int8=has_int8) == wanted
-    assert candidates({"FP32"}, {}, has_int8=False) == ("fp32",)
+def test_auto_lists_what_processor_and_archive_have_and_is_fp32_without_a_trial(
+    graph: Path, monkeypatch: Patch
+) -> None:
+    assert candidates({"FP32", "BF16"}, has_int8=True) == ("bf16", "fp32", "int8")
+    assert candidates({"FP32"}, has_int8=False) == ("fp32",)
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "BF16"])
+    assert OpenVinoEngine(graph).description == "openvino cpu fp32"
 
 
 def test_openvino_precision_that_cannot_be_had_is_refused(graph: Path, monkeypatch: Patch) -> None:

@@ -21,13 +21,17 @@ from deploy.archives.sources import source
 from deploy.archives.stagers import detection, vision
 from deploy.archives.tasks import load_task
 from deploy.models import MODEL_LIST, ModelEntry
+from handlers.batching import accuracy
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful
+from handlers.precision.samples import SAMPLES, read_samples
 from handlers.protocol.requests import Payload
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.config import TextClassificationConfig
 from handlers.vision.preprocessing import Preprocessing
 from tests import tiny_detector, tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
+from tests.handlers.serving import started
 from tests.nightly import families, image_families
 from tests.tables import table
 from tests.tiny_image_text import VISION
@@ -89,6 +93,27 @@ def test_int8_is_proven_found_again_and_refused_below_the_bar(archive_sh: Archiv
     assert refusal.startswith(f"tiny: int8: vectors {proof['agreement']:.4f} of 6 samples")
     assert "less than --min-agreement 1, so nothing was built" in refusal
     assert archive_sh.build("tiny") == build
+
+
+def test_int8_from_another_processor_is_compared_by_the_worker_with_samples_of_this_project(
+    archive_sh: ArchiveSh, checkpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = [*wanted(archive_sh, checkpoint), "--min-agreement", "0.5"]
+    own = "A text of the owner's, which others must not get."
+    (archive_sh.folder / "tiny" / "request.json").write_text(json.dumps({"text": own}))
+    archive_sh(*arguments)
+    folder, build = archive_sh.store / "tiny", archive_sh.build("tiny")
+    kept = read_samples(folder)
+    assert SAMPLES in build["files"] and kept is not None and len(kept.answers) >= 20
+    assert not {own, *TEXTS} & {each.value for each in kept.payloads}
+    monkeypatch.setenv("CACHE_DIR", str(archive_sh.folder / "cache"))
+    for place, count in ((kept.place, 6), ("another processor", len(kept.answers))):
+        monkeypatch.setattr(accuracy, "name_place", lambda place=place: place)
+        settings = {"precision": "auto", "engine": "openvino", "scheduling": {"mode": "classic"}}
+        handler = started(SentenceEmbeddingHandler(), folder, settings)
+        proof = handler.metadata.proofs["int8"]
+        assert (proof["samples"], proof["least"]) == (count, 0.5) and 0.5 < proof["agreement"] < 1
+    assert caplog.text.count("Compared int8 with fp32 on this processor: vectors ") == 1
 
 
 def test_labels_prove_int8_by_accuracy(archive_sh: ArchiveSh, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deploy.archives.precision import comparisons
-from deploy.archives.precision.comparisons import Array, Boxes, Comparison, Span
-from deploy.archives.tasks import run_items
 from handlers.engines import Engine
+from handlers.pipeline.micro_batches import plan_micro_batches
+from handlers.precision import comparisons
+from handlers.precision.comparisons import Array, Boxes, Comparison, Span
 from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
@@ -32,19 +32,40 @@ class Kind(NamedTuple):
     read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]]
     compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]  # the answers in fp32, and the others
     settings: Mapping[str, Any] = {}  # settings that replace the archive's
+    form: Callable[..., Any] = lambda part: part  # the arrays of an answer -> the answer
 
 
-def answer_items(task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf) -> list[Any]:
-    """Answer items in order on an engine, until `longest_s` seconds have passed; the first BATCH always."""
-    kind = KINDS[name_kind(task)]
+def answer_items(
+    task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf, kind_name: str | None = None
+) -> list[Any]:
+    """Answer items in order on an engine: the first, in which it prepares itself, and what ends within `longest_s`."""
+    kind = KINDS[kind_name or name_kind(task)]
     task.engine = engine
-    started = time.perf_counter()
-    answers: list[Any] = []
-    for first in range(0, len(items), BATCH):
-        if answers and time.perf_counter() - started > longest_s:
+    answers = run_items(task, items[:1], kind.read, BATCH, task.config.max_batch_tokens)
+    started_s, item_s, size = time.perf_counter(), 0.0, 1
+    while some := items[len(answers) : len(answers) + size]:
+        begun_s = time.perf_counter()
+        if begun_s - started_s + len(some) * item_s > longest_s:
             break
-        answers += run_items(task, items[first : first + BATCH], kind.read, BATCH, task.config.max_batch_tokens)
+        answers += run_items(task, some, kind.read, BATCH, task.config.max_batch_tokens)
+        item_s, size = max(item_s, (time.perf_counter() - begun_s) / len(some)), min(2 * size, BATCH)
     return answers
+
+
+def run_items(
+    task: Any,
+    items: Sequence[Any],
+    read: Callable[[Any, Mapping[str, Any], Sequence[Any]], Sequence[Any]],
+    max_items: int,
+    max_tokens: int | None = None,
+) -> list[Any]:
+    """Run items in micro-batches, and return one answer for each, in order."""
+    answers: dict[int, Any] = {}
+    for indices in plan_micro_batches([task.cost(item) for item in items], max_items, max_tokens):
+        some = [items[index] for index in indices]
+        outputs = task.forward(task.collate(some), some)
+        answers |= dict(zip(indices, read(task, outputs, some), strict=True))
+    return [answers[index] for index in range(len(items))]
 
 
 def name_kind(task: Any) -> str:
@@ -137,13 +158,13 @@ def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) ->
 KINDS: Mapping[str, Kind] = {
     "image_classification": Kind("top-1", 0.99, _read_labels, comparisons.compare_rows),
     "object_detection": Kind(
-        "map", 0.98, _read_boxes, comparisons.compare_boxes, {"threshold": FOUND, "answer": "boxes"}
+        "map", 0.98, _read_boxes, comparisons.compare_boxes, {"threshold": FOUND, "answer": "boxes"}, Boxes
     ),
     "image_segmentation": Kind("miou", 0.98, _read_maps, comparisons.compare_maps),
     "image_text_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
     "text_classification": Kind("labels", 0.99, _read_labels, comparisons.compare_rows),
     "token_classification": Kind("labels", 0.99, _read_tokens, comparisons.compare_rows),
-    "question_answering": Kind("labels", 0.99, _read_spans, comparisons.compare_spans, {"top_k": 2}),
+    "question_answering": Kind("labels", 0.99, _read_spans, comparisons.compare_spans, {"top_k": 2}, Span),
     "sentence_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
     "reranking": Kind("ranks", 0.98, _read_scores, comparisons.compare_ranks),
     REGRESSION: Kind("values", 0.98, _read_values, comparisons.compare_values),

@@ -1,0 +1,93 @@
+"""The accuracy check of a worker: a precision is used if it was compared with fp32 on this kind of processor.
+
+the build's proofs, if made here | an earlier start's | the archive's samples, run now -> Proof -> used or left out
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from handlers import archive_files
+from handlers.batching import measurements
+from handlers.engines import Engine
+from handlers.errors import reason
+from handlers.pipeline.task import Task
+from handlers.precision.answers import KINDS, answer_items, make_proof
+from handlers.precision.samples import Samples, name_place, read_samples
+from handlers.proofs import Proof, read_proofs
+from handlers.warm_up import decode_items
+
+logger = logging.getLogger(__name__)
+
+LOWER = ("bf16", "fp16", "int8")  # precisions whose answers differ from fp32's
+CHECK_S = 2.0  # the most seconds of runs with all lower precisions together, without their first
+
+EngineIn = Callable[[str], Engine]
+
+
+def find_proofs(task: Task, precisions: Sequence[str], engine_in: EngineIn) -> dict[str, Proof]:
+    """Return the proofs that hold on this processor, or failed on it; precisions without one are missing."""
+    lower = [each for each in precisions if each in LOWER]
+    if not lower:
+        return {}
+    made = {each: proof for each, proof in archive_files.load_proofs(task.model_dir).items() if each in lower}
+    try:
+        samples = read_samples(task.model_dir)
+    except Exception as error:
+        logger.warning("Samples for the accuracy check cannot be read: %s", reason(error))
+        return {}
+    if samples is None:
+        return made  # by an older build, which noted no processor
+    found = made if samples.place == name_place() else {}
+    missing = [each for each in lower if each not in found]
+    return found | (_compare_once(task, samples, missing, engine_in) if missing else {})
+
+
+def choose_precisions(task: Task, precisions: Sequence[str], proofs: Mapping[str, Proof]) -> tuple[str, ...]:
+    """Leave out precisions without a proof that is enough, with a line on each; one that a setting names stays."""
+    kept = []
+    for each in precisions:
+        proof, is_set = proofs.get(each), task.config.precision == each
+        if each not in LOWER or (proof is not None and proof.is_enough):
+            kept.append(each)
+            continue
+        use = "Used as `precision` sets it" if is_set else "Not used"
+        if proof is not None:
+            logger.warning("%s: %s, %s, less than %g on this processor", use, each, proof, proof.least)
+        else:
+            logger.info("%s: %s, without a comparison with fp32 on this processor", use, each)
+        if is_set:
+            kept.append(each)
+    return tuple(kept or precisions[-1:])
+
+
+def _compare_once(task: Task, samples: Samples, lower: Sequence[str], engine_in: EngineIn) -> dict[str, Proof]:
+    """Compare precisions, unless an earlier start has stored their proofs; workers of one archive take turns."""
+    path = measurements.path_for(task, f"proofs {name_place()}") if task.fingerprint else None
+    with measurements.lock(path):
+        try:
+            stored = read_proofs(measurements.load(path) or {})
+        except ValueError:
+            stored = {}
+        if missing := [each for each in lower if each not in stored]:
+            for each in missing:
+                try:
+                    stored[each] = _compare(task, samples, engine_in(each), CHECK_S / len(missing))
+                    logger.info("Compared %s with fp32 on this processor: %s", each, stored[each])
+                except Exception as error:
+                    logger.warning("%s: not compared with fp32: %s", each, reason(error))
+            if path:
+                measurements.write(path, {name: proof.to_json() for name, proof in stored.items()})
+    return {each: stored[each] for each in lower if each in stored}
+
+
+def _compare(task: Task, samples: Samples, engine: Engine, longest_s: float) -> Proof:
+    own: Any = copy(task)
+    own.config = replace(task.config, **KINDS[samples.kind].settings)
+    items = decode_items(own, samples.payloads)
+    if len(items) != len(samples.answers):
+        raise ValueError("the task rejects its samples")
+    answers = answer_items(own, items, engine, longest_s, samples.kind)
+    return make_proof(samples.kind, samples.answers[: len(answers)], answers, samples.least)
