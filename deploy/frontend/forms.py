@@ -5,15 +5,16 @@
 `handlers.protocol.rows` takes them apart, and has the limits of a body and of its fields.
 """
 
+import binascii
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 # As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
 BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
 EXPLAIN = "explain"  # every prediction of TorchServe has this header, and it replaces a client's
 MOST_HEAD_BYTES = 1024  # bytes of a part's head
+_NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
@@ -63,8 +64,17 @@ def _urlencoded(body: bytes) -> Fields:
     for pair in [*pairs, *([last] if b"=" in last else [])]:
         name, _, value = pair.replace(b"+", b" ").partition(b"=")
         if name:
-            _add(found, unquote_to_bytes(name).decode("utf-8", "replace"), unquote_to_bytes(value), "")
+            _add(found, _unquote(name).decode("utf-8", "replace"), _unquote(value), "")
     return found
+
+
+def _unquote(text: bytes) -> bytes:
+    """Decode %41 as quoted-printable's =41: a hundred times as fast as `urllib` if a body has nothing else."""
+    if b"%" not in text:
+        return text
+    if _NO_CODE.search(text):
+        raise MalformedForm("The form has a % without two hexadecimal digits.")
+    return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 
 def _multipart(body: bytes, boundary: bytes) -> Fields:

@@ -7,7 +7,8 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import GRPC_METHODS, Answer, log_bug, off_loop, refusal
+from deploy.frontend.http import BUSY, GRPC_METHODS, Answer, Refused, log_bug, off_loop, refusal
+from deploy.frontend.memory import Hold
 from deploy.frontend.routes import Models
 from deploy.protocol import messages_pb2
 from deploy.protocol.description import SERVICE
@@ -64,10 +65,19 @@ for _name in GRPC_METHODS:
 async def _infer(models: Models, message: bytes, context: Any) -> Answer:
     if len(message) > models.body_bytes:
         return refusal(413, "BodyTooLarge", f"A message may have {models.body_bytes} bytes.")
-    asked = await off_loop(len(message), parse, message, models.body_bytes)
-    terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
-    headers = {"content-type": PROTOBUF, **terms}
-    return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")
+    hold = Hold(models.memory)
+    try:
+        if not hold.take(len(message)):
+            return refusal(*BUSY)
+        message = await models.inflate(hold, message)
+        asked = await off_loop(len(message), parse, message, models.body_bytes)
+        terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
+        headers = {"content-type": PROTOBUF, **terms}
+        return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")
+    except Refused as refused:
+        return refusal(*refused.args)
+    finally:
+        hold.free()
 
 
 def _received(answer: Answer, context: Any) -> Written:

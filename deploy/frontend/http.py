@@ -5,7 +5,10 @@ import json
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+from deploy.frontend.memory import Hold, Memory
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,11 @@ PREFLIGHT = {
     "access-control-max-age": "3600",
 }
 LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
+# A thread that parses a body holds Python's lock, and a hostile one has many times its bytes once it is parsed.
+_READERS = ThreadPoolExecutor(2, "reader")
+HOLD = "hold"  # the key of a request's scope: its `Hold`
+# The arguments of `Refused` without memory for a request; the rest of its body is read, so that its client reads it.
+BUSY = (503, "ServiceUnavailableException", "The server holds too many bytes of requests.", RETRY)
 
 
 class Answer(NamedTuple):
@@ -34,6 +42,17 @@ class Answer(NamedTuple):
     body: bytes
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        return {"content-type": self.content_type, "content-length": str(len(self.body)), **self.headers}
+
+    async def __call__(self, _: Message, __: Receive, send: Send) -> None:
+        """Send this answer, as an ASGI application."""
+        named = self.all_headers.items()
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 class Refused(Exception):
@@ -46,7 +65,9 @@ class Disconnected(Exception):
 
 async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
     """Return what `read` makes of a body; a thread reads one of more than LOOP_BYTES."""
-    return read(*arguments) if size <= LOOP_BYTES else await asyncio.to_thread(read, *arguments)
+    if size <= LOOP_BYTES:
+        return read(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(_READERS, read, *arguments)
 
 
 def headers_of(scope: Message) -> dict[str, str]:
@@ -83,13 +104,14 @@ def log_bug(error: Exception) -> None:
 
 
 class Application:
-    """An ASGI application; `answer` has its routes."""
+    """An ASGI application; `answer` has its routes, and `form` writes their errors."""
 
     most_head_bytes = 8192  #: bytes of a request's path, query and headers; by default as in TorchServe
-    #: Seconds in which a body must come, as in the gateway, and bytes of all bodies that are not complete.
-    body_s, most_unread_bytes = 60.0, 256 << 20
-    _unread = 0
+    body_s = 60.0  #: seconds in which a body must come, as in the gateway
     origins: frozenset[str] = frozenset()  #: origins of web pages that may call from a browser
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -101,6 +123,7 @@ class Application:
             return
         target = (scope["path"], scope.get("query_string", b""))
         cors = _allow_origin(headers_of(scope), self.origins) if self.origins else {}
+        hold = scope[HOLD] = Hold(self.memory)
         try:
             if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
@@ -109,42 +132,50 @@ class Application:
                 answer = Answer(200, b"", headers=PREFLIGHT)
             else:
                 answer = await self.answer(scope, receive)
+        except Refused as refused:
+            answer = refusal(*refused.args)
         except Disconnected:
             return
         except Exception as error:
             log_bug(error)
             answer = refusal(500, "InternalServerException", "The server failed.")
-        named = {"content-type": answer.content_type, "content-length": str(len(answer.body)), **answer.headers, **cors}
-        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        finally:
+            hold.free()
+        answer = answer if answer.status < 400 else self.form(scope, answer)
+        answer = answer._replace(headers={**answer.headers, **cors}) if cors else answer
+        await answer(scope, receive, send)
 
     async def read_body(self, scope: Message, receive: Receive, most: int) -> bytes:
+        """Read a body of at most `most` bytes, of which the request's `Hold` has the count."""
         stated = int(next((value for name, value in scope["headers"] if name == b"content-length"), 0))
-        parts, size, is_more = [], 0, True
+        parts, is_more, hold = list[bytes](), True, scope[HOLD]
         try:
-            async with asyncio.timeout(self.body_s):
-                while is_more and max(size, stated) <= most:
+            async with asyncio.timeout(self.body_s) as deadline:
+                while is_more and max(hold.size, stated) <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Disconnected
                     parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    self._unread += len(parts[-1])
-                    is_more = message.get("more_body", False)
-                    if is_more and self._unread > self.most_unread_bytes:
-                        busy = "Too many bodies are incomplete."
-                        raise Refused(503, "ServiceUnavailableException", busy, {**RETRY, "Connection": "close"})
+                    if not hold.take(len(parts[-1])):
+                        raise Refused(*BUSY)
+                    if is_more := message.get("more_body", False):
+                        hold.wait(lambda: deadline.reschedule(0.0))
         except TimeoutError:
+            if hold.is_given_up:
+                raise Refused(*BUSY) from None
             late = f"The body was not complete after {self.body_s:g} s."
             raise Refused(408, "RequestTimeout", late, {"Connection": "close"}) from None
         finally:
-            self._unread -= size
-        if max(size, stated) > most:
+            hold.go_on()
+        if max(hold.size, stated) > most:
             raise Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
         return b"".join(parts)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
+        raise NotImplementedError
+
+    def form(self, scope: Message, answer: Answer) -> Answer:
+        """Write an error in the form of the request's API."""
         raise NotImplementedError
 
     async def close(self) -> None:

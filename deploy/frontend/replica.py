@@ -22,6 +22,8 @@ from deploy.protocol.description import strip_zeros
 OUT_OF_MEMORY = 507
 # JPEG, PNG, GIF and WebP: only the decode threads read such a body, so unpacking it takes no time.
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF")
+LOOP_S = 0.02  # seconds of the loop's micro-batches in a row; beyond, the threads run the next ones, for so long that
+LOOP_SHARE = 0.01  # such rows take this share of the loop's time
 SAMPLE_S = 20.0  # seconds in which the model's own sample must be answered
 
 
@@ -63,6 +65,7 @@ class Replica:
         self.metadata = self._handler.metadata
         self._is_doubtful = False
         self._is_helping = False  # whether the loop is about to run a micro-batch
+        self._threads_until_s = 0.0  # when the loop may run micro-batches again
         # Of the archive's own package, which is on the path now.
         from handlers.batching import guard  # noqa: PLC0415
         from handlers.continuous.timing import QUICK_S  # noqa: PLC0415
@@ -133,10 +136,14 @@ class Replica:
 
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""
-        self._is_helping, core = False, self._core
+        self._is_helping, core, began_s = False, self._core, time.perf_counter()
+        is_loops = began_s > self._threads_until_s
         with self._guard.watch(), core.lock:
-            while core.help(len(core.pending) if core.scheduler.ready_s <= self._quick_s else 0):
-                pass
+            while core.help(len(core.pending) if is_loops and core.scheduler.ready_s <= self._quick_s else 0):
+                # A prediction was wrong, and the next may be, too: other requests wait for the loop.
+                taken_s = time.perf_counter() - began_s
+                if taken_s > LOOP_S:
+                    is_loops, self._threads_until_s = False, began_s + taken_s / LOOP_SHARE
 
 
 def _end(waiter: "asyncio.Future[None]") -> None:

@@ -4,13 +4,18 @@
 /v2, /v2/models/M, /v2/health/ready, /ping                                      -> Models.describe -> deploy.protocol
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
+from deploy.frontend.forms import ORIGINAL_PATH
 from deploy.frontend.http import (
+    BUSY,
+    HOLD,
+    LOOP_BYTES,
     Answer,
     Application,
     Message,
@@ -22,10 +27,11 @@ from deploy.frontend.http import (
     off_loop,
     refusal,
 )
+from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
 from deploy.protocol import description
 from deploy.protocol.description import APIS, NAMELESS, UNKNOWN, UNKNOWN_MODEL, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
-from handlers.errors import InvalidInput, UnsupportedMedia
+from handlers.errors import BodyTooLarge, InvalidInput, UnsupportedMedia
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.grpc_inference import decompress
@@ -42,15 +48,24 @@ _INFERENCE = (
 )
 _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
+MOST_INFLATING = 2  # large bodies at once
 _CODINGS = ("gzip", "x-gzip", "deflate")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
 class Models:
     def __init__(
-        self, replicas: Mapping[str, Predict], invocations: str | None, body_bytes: int, preferred: Sequence[str] = ()
+        self,
+        replicas: Mapping[str, Predict],
+        invocations: str | None,
+        body_bytes: int,
+        preferred: Sequence[str] = (),
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
+        #: What all requests hold, by HTTP and by gRPC; one alone must fit, inflated beside its bytes.
+        self.memory = Memory(max(memory_bytes, 3 * body_bytes))
+        self._inflating = asyncio.Semaphore(MOST_INFLATING)
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred
         self.is_draining = False  #: whether the process is about to end, and so not ready
         #: The model of /invocations, or "" if the request must name it.
@@ -61,6 +76,23 @@ class Models:
         if name not in self._replicas:
             return refusal(404, "ModelNotFoundException", f"Model not found: {name}")
         return await self._replicas[name](version, headers, body, path) or no_version(name, version)
+
+    async def inflate(self, hold: Hold, body: bytes) -> bytes:
+        """Inflate what begins as gzip or zlib, up to a body's limit; return other bytes unchanged."""
+        most = min(LOOP_BYTES, self.body_bytes)
+        try:
+            inflated = decompress(body, most)
+        except BodyTooLarge:
+            if most == self.body_bytes:
+                raise
+            async with self._inflating:
+                if not hold.take(self.body_bytes):
+                    raise Refused(*BUSY) from None
+                inflated = await asyncio.to_thread(decompress, body, self.body_bytes)
+                hold.take(-self.body_bytes)
+        if inflated is not body and not hold.take(len(inflated)):
+            raise Refused(*BUSY)
+        return bytes(inflated)
 
     async def find_only(self, path: str) -> str:
         """Find the only model for a request that names none; "" without one."""
@@ -111,29 +143,30 @@ class Models:
 class Routes(Application):
     def __init__(self, models: Models, close: Callable[[], Awaitable[None]] | None = None) -> None:
         """Prepare; `close` ends the models' process."""
+        super().__init__(models.memory)
         self.models, self._close = models, close
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
-        path = scope["path"].rstrip("/")
         try:
-            answer = await self._answer(path, scope, receive)
-        except Refused as refused:
-            answer = refusal(*refused.args)
+            return await self._answer(scope["path"].rstrip("/"), scope, receive)
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:
-            answer = refusal(error.code, type(error).__name__, str(error))
-        is_formed = answer.status >= 400 and (path in APIS or path.startswith("/v2/"))
-        return _in_form(path, answer) if is_formed else answer
+            return refusal(error.code, type(error).__name__, str(error))
+
+    def form(self, scope: Message, answer: Answer) -> Answer:
+        """Write an error that is not the handler's in the form of the API of the request's path."""
+        path = (headers_of(scope).get(ORIGINAL_PATH) or str(scope["path"])).partition("?")[0].rstrip("/")
+        return _in_form(path, answer) if path in APIS or path.startswith("/v2") else answer
 
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
         if headers.get("content-encoding", "identity") in _CODINGS:
-            inflated = await off_loop(models.body_bytes, decompress, body, models.body_bytes)
-            if body and inflated is body:  # it returns others unchanged
+            inflated = await models.inflate(scope[HOLD], body)
+            if body and inflated is body:
                 raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
-            body = bytes(inflated)
+            body = inflated
             del headers["content-encoding"]
         if path in APIS:
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
@@ -143,12 +176,14 @@ class Routes(Application):
                 raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
-            is_v2 = path.startswith("/v2/")
-            return await models.predict(found["model"], found["version"] or "", headers, body, path if is_v2 else "")
+            # A gateway's nodes get the path of a prediction, and the client's path as a header.
+            asked = next((each for each in (path, headers.get(ORIGINAL_PATH, "")) if each.startswith("/v2/")), "")
+            return await models.predict(found["model"], found["version"] or "", headers, body, asked)
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
-                raise RequestError(400, "/invocations names no model: add ?model_name=MODEL, or set invocations")
+                message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
+                raise Refused(400, "MissingModel", message)
             return await models.predict(name, "", headers, body)
         return await self._described(path)
 
@@ -188,11 +223,15 @@ def _named_model(body: bytes) -> str:
 
 
 def _in_form(path: str, answer: Answer) -> Answer:
-    """Write an error that is not the handler's in the form of OpenAI's API, or of the Open Inference Protocol."""
-    found = json.loads(answer.body or b"{}")
-    if "message" not in found:
+    """Write an error of TorchServe's form in OpenAI's or Cohere's, or in the Open Inference Protocol's."""
+    try:
+        match json.loads(answer.body):
+            case {"code": _, "type": kind, "message": message}:
+                pass
+            case _:
+                return answer
+    except ValueError:
         return answer
-    kind, message = found["type"], found["message"]
     field = "model" if kind in ("MissingModel", UNKNOWN_MODEL) else None
     is_api = path in APIS
     content = error_document(answer.status, kind, message, field, APIS[path]) if is_api else {"error": message}

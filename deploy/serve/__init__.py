@@ -2,6 +2,9 @@
 
 __main__   the command: binds the ports, loads the archive, and starts the servers
 process    signals, and the end
-server     HTTP by uvicorn with the limits of --config, and gRPC
+limits     the limits of --config
+connection HTTP: a connection, by uvicorn and httptools
+rpc        gRPC
+server     starts and ends the servers of HTTP and gRPC
 app        management and metrics beside the routes of deploy.frontend
 """

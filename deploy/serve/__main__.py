@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Any, process: Process) -> None:
-    from deploy.serve.server import Limits, load, run  # noqa: PLC0415
+    from deploy.serve.limits import Limits  # noqa: PLC0415
+    from deploy.serve.server import load, run  # noqa: PLC0415
     from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
 
     path = options.config

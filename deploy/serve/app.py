@@ -16,7 +16,8 @@ from typing import Any
 from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_version, refusal
 from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
-from deploy.serve.server import RUNNING, Limits
+from deploy.serve.connection import RUNNING
+from deploy.serve.limits import Limits
 from handlers.protocol.metadata import METADATA_HEADER
 
 DRAINING = "Draining"  # the `type` of the answer of a node that ends (deploy.gateway.management)
@@ -29,7 +30,8 @@ class Host(Routes):
         self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._running = 0  # the requests that run or wait
-        super().__init__(Models({replica.name: self._predict}, None, replica.max_body_bytes), replica.close)
+        models = Models({replica.name: self._predict}, None, replica.max_body_bytes, memory_bytes=limits.memory_bytes)
+        super().__init__(models, replica.close)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
         path = scope["path"].rstrip("/")

@@ -4,17 +4,23 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from handlers.engines import available_threads
-from handlers.engines.compilation import cache_dir
+from handlers.engines.compilation import APPEND, READ, cache_dir, open_own
 from handlers.engines.cores import PROCESSORS
 from handlers.pipeline.task import Task
+
+LOCK_S = 30.0  # seconds to wait for another worker's measurements; then both measure
+CHECK_S = 0.05  # seconds between two looks at its lock
+MOST_BYTES = 1 << 20  # of a file of measurements
 
 Seeds = list[tuple[int, float]]  # (padded tokens, seconds) of micro-batches, one item first
 
@@ -63,29 +69,41 @@ def _version(package: str) -> str:
 
 @contextmanager
 def lock(path: Path | None) -> Iterator[None]:
-    """Let one worker at a time measure for this file; without one, or if it cannot be written, none waits."""
+    """Let one worker at a time measure for this file; without one, or if it cannot be locked in LOCK_S, none waits."""
     with ExitStack() as stack:
         if path is not None:
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # The kernel releases the lock when the process ends.
-                fcntl.flock(stack.enter_context(path.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+                _wait_for(stack.enter_context(open_own(path.with_suffix(".lock"), APPEND)))
         yield
+
+
+def _wait_for(file: BinaryIO) -> None:
+    ends_s = time.monotonic() + LOCK_S
+    while time.monotonic() < ends_s:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(CHECK_S)
 
 
 def write(path: Path, content: Any) -> None:
     """Store JSON; no effect in a folder that cannot be written to."""
     with suppress(OSError):
         # Another server may read the file now: replace it in one step.
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_text(json.dumps(content), encoding="utf-8")
-        own.replace(path)
+        number, own = tempfile.mkstemp(prefix=f"{path.stem}.", dir=path.parent)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        Path(own).replace(path)
 
 
 def load(path: Path | None) -> Any:
     """Return the stored JSON; None if the file is missing or invalid."""
     with suppress(OSError, ValueError, RecursionError):
-        return path and json.loads(path.read_bytes())
+        if path is not None:
+            with open_own(path, READ) as file:
+                return json.loads(file.read(MOST_BYTES))
     return None
 
 

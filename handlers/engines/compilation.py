@@ -6,10 +6,14 @@ before: an empty note beside the archive's measurements -> compile -> removed; a
 import faulthandler
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+READ, APPEND = os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
 def cache_dir(model_dir: Path) -> Path:
@@ -18,10 +22,20 @@ def cache_dir(model_dir: Path) -> Path:
     return Path(configured) if configured else model_dir / ".cache"
 
 
+def open_own(path: Path, flags: int) -> BinaryIO:
+    """Open a file of this user or of root, in a folder where others may write: no link, and no pipe that blocks."""
+    file = os.fdopen(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "ab" if flags == APPEND else "rb")
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid not in (0, os.geteuid()):
+        file.close()
+        raise PermissionError(f"{path} is not a file of its own")
+    return file
+
+
 def read_crash(note: Path) -> str:
     """Return the crash of a former process, such as `Floating point exception`; empty if there was none."""
-    with suppress(OSError):
-        first, *_ = note.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    with suppress(OSError), open_own(note, READ) as file:
+        first = file.readline(200).decode("utf-8", "replace").rstrip("\n")
         return first.removeprefix("Fatal Python error: ")
     return ""
 
@@ -32,7 +46,7 @@ def note_crash(note: Path) -> Iterator[None]:
     is_new = not note.parent.exists()
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        file = note.open("ab")
+        file = open_own(note, APPEND)
     except OSError:
         yield
         return
@@ -59,7 +73,7 @@ def attempt(note: Path) -> Iterator[bool]:
         has_ended = False
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(note.open("ab"))
+            file = stack.enter_context(open_own(note, APPEND))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             stack.callback(file.truncate, 0)
             has_ended = note.stat().st_size > 0

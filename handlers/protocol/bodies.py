@@ -10,10 +10,12 @@ from typing import Any, Literal
 import orjson
 
 from handlers.config import MOST_OPTIONS, TOO_MANY
-from handlers.errors import InvalidOption, InvalidText, MalformedJson, UnsupportedMedia
+from handlers.errors import BodyTooLarge, InvalidOption, InvalidText, MalformedJson, UnsupportedMedia
 
 TENSOR = {"name", "shape", "datatype", "data", "parameters"}  # the fields of a tensor of the Open Inference Protocol
 BOM = "\ufeff"
+MOST_CONTAINERS = 500_000  # lists and objects of a body: eight images of 224 x 224 as nested lists have 400,000
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 Reader = Literal["json", "form", "text", "unknown", "other"]
 # Media types (RFC 9110, section 8.3.1; RFC 6839 for +json) and their readers; the first pattern that matches decides.
@@ -68,12 +70,24 @@ def form_value(value: Any) -> Any:
 
 def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
     """Read JSON, without the byte order mark that RFC 8259, section 8.1, allows to skip."""
+    if len(body) > MOST_CONTAINERS:
+        _check_containers(bytes(body) if isinstance(body, memoryview) else body)
     mark = BOM if isinstance(body, str) else BOM.encode()
     try:
         return orjson.loads(body[len(mark) :] if body[: len(mark)] == mark else body)
     except orjson.JSONDecodeError as error:
         # The error has the place and what was expected, and no part of the body.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
+
+
+def _check_containers(body: bytes | bytearray | str) -> None:
+    """Refuse too many lists and objects: two million empty ones take Python's lock for a second, and 120 MB."""
+    if isinstance(body, str):
+        body = body.encode("utf-8", "surrogatepass")
+    is_many = body.count(b"[") + body.count(b"{") > MOST_CONTAINERS
+    # Those in texts are none.
+    if is_many and sum(map(_STRING.sub(b"", body).count, (b"[", b"{"))) > MOST_CONTAINERS:
+        raise BodyTooLarge(f"The body has more than {MOST_CONTAINERS} lists and objects.")
 
 
 def check_count(options: Mapping[str, Any]) -> None:

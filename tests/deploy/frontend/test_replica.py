@@ -13,11 +13,13 @@ from tests.deploy.serve.conftest import number_archive
 
 pytestmark = pytest.mark.builds
 
-# A number above 1000 finds no memory, and the sample neither if so it is told.
+# A number above 1000 finds no memory, and the sample neither if so it is told; 500 takes long.
 INFER = """
-import os, pathlib
+import os, pathlib, time
 
 def infer(x):
+    if x[0] == 500:
+        time.sleep(0.5)
     if x[0] > 1000 or pathlib.Path(os.environ["FULL"]).exists():
         raise MemoryError
     return {"y": x * 2}
@@ -50,6 +52,13 @@ async def main(folder):
     found["on_loop"] = [each is threading.main_thread() for each in readers]
     asked = (("", ""), ("1.0", ""), ("1", ""), ("1", "/v2"), ("2", "/v2"))
     found["versions"] = [replica.is_version(*each) for each in asked]
+    for _ in range(20):
+        await ask(3)
+    await ask(500)
+    slow, found["turns"] = asyncio.create_task(ask(500)), 0
+    while not slow.done():
+        await asyncio.sleep(0.01)
+        found["turns"] += 1
     found["memory"] = await ask(2000)
     await replica.check()
     # A response in between proves nothing of the larger request.
@@ -77,6 +86,8 @@ def test_replica_has_own_handlers_and_ends_without_memory(tmp_path: Path, monkey
     assert found["answer"] == [200, '{"y":8}']
     # A thread reads a large body.
     assert found["on_loop"] == [False, True]
+    # The first micro-batch that turns slow has held the loop, and the next does not.
+    assert found["turns"] > 5
     # TorchServe's form of a version, and that of the Open Inference Protocol.
     assert found["versions"] == [True, True, False, True, False]
     assert (found["memory"][0], "memory" in found["unhealthy"]) == (507, True)

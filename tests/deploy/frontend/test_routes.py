@@ -17,7 +17,8 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 from deploy.frontend import http
 from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
 from deploy.frontend.grpc import Service
-from deploy.frontend.http import Answer, Message, Refused
+from deploy.frontend.http import Answer, Message, Refused, refusal
+from deploy.frontend.memory import Hold, Memory
 from deploy.frontend.routes import Models, Routes
 from deploy.protocol.errors import RequestError
 from handlers.protocol import rows
@@ -44,6 +45,10 @@ async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str
         return Answer(200, json.dumps(METADATA).encode())
     if version not in ("", "1.0"):
         return None
+    if "refuses" in headers:
+        return refusal(503, "ServiceUnavailableException", "none")
+    if "fails" in headers:
+        raise ZeroDivisionError
     asked = {"version": version, "body": body.decode("utf-8", "replace"), "path": path, "api": headers.get("x-api")}
     return Answer(200, json.dumps(asked).encode(), headers={"Server-Timing": "x"})
 
@@ -100,6 +105,47 @@ def test_head_and_body_are_bounded_as_a_compressed_body_is_inflated() -> None:
         for query, header in (("", "x" * 9000), ("a=b&" * 3000, "")):
             status, document = ask("POST", path, b"a", query, x_long=header)
             assert (status, document["type"]) == (431, "HeadTooLarge")
+
+
+NATIVE, OPENAI, COHERE, INFERENCE = {"code", "type", "message"}, {"message", "type", "param", "code"}, {"message"}, None
+BEHIND = {"x_envoy_original_path": "/v2/models/texts/versions/1/infer"}
+# Paths and headers -> the fields of their API's errors, of which OpenAI's are in `error`, as the protocol's text is.
+FORMS: list[tuple[str, dict[str, str], set[str] | None]] = [
+    *((path, {}, OPENAI) for path in ("/v1/embeddings", "/embed", "/rerank", "/v1/rerank", "/v2/rerank")),
+    *((path, {}, COHERE) for path in ("/v1/embed", "/v2/embed")),
+    *((path, {}, NATIVE) for path in ("/predictions/texts", "/v1/models/texts:predict", "/invocations")),
+    ("/v2/models/texts/infer", {}, INFERENCE),
+    # As a gateway's node gets them.
+    ("/predictions/texts", BEHIND, INFERENCE),
+    ("/predictions/texts", {"x_envoy_original_path": "/v1/embeddings?a=b", "x_api": "embeddings"}, OPENAI),
+    ("/predictions/texts", {"x_envoy_original_path": "/v2/embed", "x_api": "cohere-v2"}, COHERE),
+]
+BODY = b'{"model": "texts"}'
+REFUSALS: dict[int, tuple[bytes | None, dict[str, str]]] = {
+    408: (None, {}),
+    413: (b"x" * 5000, {}),
+    415: (b"abc", {"content_encoding": "gzip"}),
+    431: (BODY, {"x_long": "x" * 9000}),
+    500: (BODY, {"fails": "1"}),
+    503: (BODY, {"refuses": "1"}),
+}
+
+
+@table(*((status, *form) for status in REFUSALS for form in FORMS))
+def test_every_refusal_has_the_form_of_its_api(
+    status: int, path: str, sent: dict[str, str], fields: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, headers = REFUSALS[status]
+    monkeypatch.setattr(http.Application, "body_s", 60.0 if body else 0.0)
+    found, document = ask("POST", path, body, **sent, **headers)
+    error = document if fields in (NATIVE, COHERE) else document["error"]
+    assert (found, isinstance(error, str) if fields is INFERENCE else {*error} == fields) == (status, True), document
+
+
+def test_gateways_header_makes_the_path_of_the_protocol() -> None:
+    _, asked = ask("POST", "/predictions/texts/1.0", b"a", **BEHIND)
+    assert (asked["version"], asked["path"]) == ("1.0", BEHIND["x_envoy_original_path"])
+    assert ask("POST", "/predictions/texts", b"a", x_envoy_original_path="/predictions/texts")[1]["path"] == ""
 
 
 @table(
@@ -166,9 +212,10 @@ def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch:
     receive = AsyncMock(return_value={"type": "http.request", "body": b"x" * 10, "more_body": True})
     # Bytes that are stated -> calls until they are too many.
     for stated, calls in ((26, 0), (0, 3)):
-        scope = {"headers": [(b"content-length", b"%d" % stated)]}
+        memory = Memory()
+        scope = {"headers": [(b"content-length", b"%d" % stated)], http.HOLD: Hold(memory)}
         with pytest.raises(Refused) as refused:
-            asyncio.run(http.Application().read_body(scope, receive, 25))
+            asyncio.run(http.Application(memory).read_body(scope, receive, 25))
         assert (refused.value.args[0], receive.await_count) == (413, calls)
     monkeypatch.setattr(http.Application, "body_s", 0.0)
     status, document = ask("POST", "/predictions/texts", None)

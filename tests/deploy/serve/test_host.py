@@ -22,7 +22,8 @@ from uvicorn.server import ServerState
 
 from deploy.models import ROOT
 from deploy.serve import __main__ as program
-from deploy.serve.server import Joined, Limits, Protocol
+from deploy.serve.connection import Joined, Protocol
+from deploy.serve.limits import Limits
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
@@ -74,7 +75,7 @@ def test_head_and_body_of_an_answer_are_sent_together_and_one_that_is_not_read_e
         end()
     assert [call.args[0] for call in transport.writelines.mock_calls] == [[first], parts, parts]
     loop, transport = Mock(), Mock()
-    transport.get_extra_info.return_value = None
+    transport.get_extra_info.return_value, transport.get_write_buffer_size.return_value = None, 70_000
     protocol = Protocol(uvicorn.Config(Mock(), lifespan="off"), ServerState(), {}, _loop=loop)
     protocol.connection_made(transport)
     protocol.pause_writing()

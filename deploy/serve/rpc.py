@@ -1,0 +1,117 @@
+"""gRPC: the Open Inference Protocol and grpc.health.v1, with the limits of a server that has no proxy in front.
+
+a call -> its message, in time -> deploy.frontend.grpc.Service -> the answer has left
+
+gRPC's library takes a message whole, and tells nothing of one that is under way. So a call that waits for long counts
+as a whole message; if there is no memory for it, it is refused. Health reads no message, and so has no limit to fill.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import grpc
+
+from deploy.frontend.grpc import CODES, Service
+from deploy.frontend.http import BUSY, GRPC_METHODS
+from deploy.frontend.memory import Hold
+from deploy.frontend.routes import Models
+from deploy.protocol.description import SERVICE
+from deploy.serve.limits import Limits
+from handlers.protocol.responses import DEADLINE_EXCEEDED, INVALID_ARGUMENT, code_of
+
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
+MOST_STREAMS = 100  # calls at once of a connection
+CALL_BYTES = 65536  # of a call: its objects, and what the library reads of a message unasked
+HEAD_BYTES = 65536  # of a message besides its tensors
+SLOW_S = 0.25  # seconds from which a call counts as a whole message
+
+
+class Waiting(NamedTuple):
+    """A call whose message is not complete."""
+
+    hold: Hold
+    since_s: float
+
+
+class Calls:
+    """The calls of a port, and the limits of their messages' bytes and seconds."""
+
+    def __init__(self, models: Models, limits: Limits) -> None:
+        self._models, self._body_s = models, limits.body_s
+        self.message_bytes = models.body_bytes + HEAD_BYTES
+        self._waiting: dict[asyncio.Timeout, Waiting] = {}  # the oldest first
+
+    def handler(self, method: Any) -> Any:
+        """Make the handler of a method: as of a stream of messages, so that the first is read here."""
+
+        async def call(_: Any, context: Any) -> bytes:
+            hold = Hold(self._models.memory)
+            context.add_done_callback(lambda _: hold.free())
+            try:
+                message = await self._read(hold, context)
+            except TimeoutError:
+                late = f"The message was not complete after {self._body_s:g} s."
+                return _failed(context, *((code_of(503), BUSY[2]) if hold.is_given_up else (DEADLINE_EXCEEDED, late)))
+            if message is grpc.aio.EOF:
+                return _failed(context, INVALID_ARGUMENT, "The call has no message.")
+            answer: bytes = await method(message, context)
+            hold.take(len(answer))
+            return answer
+
+        return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
+
+    async def _read(self, hold: Hold, context: Any) -> Any:
+        async with asyncio.timeout(None) as deadline:
+            self._waiting[deadline] = Waiting(hold, asyncio.get_running_loop().time())
+            try:
+                hold.take(CALL_BYTES)
+                return await context.read()
+            finally:
+                del self._waiting[deadline]
+                hold.go_on()
+                hold.take(CALL_BYTES - hold.size)
+
+    async def watch(self) -> None:
+        """End calls that wait for too long, and count those that wait for long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SLOW_S / 2)
+            for deadline, (hold, since_s) in [*self._waiting.items()]:
+                if since_s > loop.time() - SLOW_S:
+                    break
+                if since_s < loop.time() - self._body_s:
+                    deadline.reschedule(0.0)
+                elif hold.size == CALL_BYTES:
+                    hold.wait(lambda deadline=deadline: deadline.reschedule(0.0))  # type: ignore[misc]
+                    if not hold.take(self.message_bytes):
+                        hold.is_given_up = True
+                        deadline.reschedule(0.0)
+
+
+async def start(models: Models, address: str, limits: Limits) -> Any:
+    """Start the server of gRPC; RuntimeError if the address is not free."""
+    calls, service = Calls(models, limits), Service(models)
+    options = {
+        **{"grpc.max_receive_message_length": calls.message_bytes, "grpc.so_reuseport": 0},
+        **{"grpc.max_allowed_incoming_connections": limits.connections, "grpc.max_concurrent_streams": MOST_STREAMS},
+        **{"grpc.max_connection_idle_ms": 1000 * limits.keep_alive_s, "grpc.http2.bdp_probe": 0},
+    }
+
+    async def check(_: Any, __: Any) -> bytes:
+        return NOT_SERVING if models.is_draining else SERVING
+
+    methods = {name: calls.handler(getattr(service, name)) for name in GRPC_METHODS}
+    health = {"Check": grpc.stream_unary_rpc_method_handler(check)}
+    server = grpc.aio.server(options=[*options.items()])
+    for name, handlers in ((SERVICE, methods), ("grpc.health.v1.Health", health)):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    server.add_insecure_port(address)
+    await server.start()
+    server.watching = asyncio.create_task(calls.watch())  # lives as long
+    return server
+
+
+def _failed(context: Any, code: int, message: str) -> bytes:
+    context.set_code(CODES[code])
+    context.set_details(message)
+    return b""
