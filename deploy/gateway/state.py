@@ -97,6 +97,8 @@ class Fleet:
     unapplied: str = ""  # why gateway.yaml cannot be applied
     is_shut: bool = False  # whether no request may reach a node, since keys may have changed
     rejected: frozenset[str] = frozenset()  # the files that Envoy rejects
+    # Digests of `client_ca`: of new connections, and of those that Envoy accepted before, until it has the new one.
+    authorities: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str:

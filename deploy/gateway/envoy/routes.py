@@ -44,7 +44,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         name,
         timeout_s=timeout_s,
         ready_status=200 if fleet.is_ready else 503,
-        keys=fill_template("route", "disabled") if settings.keys else None,
+        keys=fill_template("route", "disabled"),
         question_bytes=question_bytes,
         api_prefixes=f"({'|'.join(APIS)})(/.*)?",
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
