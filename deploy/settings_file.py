@@ -4,11 +4,17 @@ It imports `handlers` only for an error: a process of one archive has that archi
 """
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
+
+from deploy.yaml_text import parse_yaml
+
+MOST_BYTES = 1 << 20  # bytes of a file of settings
 
 # An origin of web pages, or * for all.
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]{1,253})$")]
@@ -18,11 +24,23 @@ Settings = TypeVar("Settings")
 
 def read_yaml(path: Path) -> Any:
     """Return a document of YAML; an InvalidConfig names the line that cannot be read."""
+    content = read_file(path)
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return parse_yaml(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         raise _invalid(f"{path.name}{f', line {mark.line + 1}' if mark else ''}: not valid YAML") from None
+
+
+def read_file(path: Path) -> bytes:
+    """Read a regular file of at most MOST_BYTES, or raise InvalidConfig: a pipe or a device could have no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _invalid(f"{path.name}: not a regular file")
+    # A pipe in its place meanwhile would block.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if len(content := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+            raise _invalid(f"{path.name}: over {MOST_BYTES} bytes")
+        return content
 
 
 def read_settings(kind: type[Settings], path: Path, document: Any) -> Settings:

@@ -13,6 +13,7 @@ import psutil
 
 from deploy.command import CommandParser, run_command
 from deploy.gateway.configuration import GUARDED, START, STARTED
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, Ports, read_settings
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, is_listening, read_problem, start_module, supervise
@@ -60,9 +61,9 @@ def start(options: argparse.Namespace, settings: GatewaySettings) -> None:
     is_envoy_up = Envoy(state_dir).pid() is not None
     check_ports(options.config, addresses[: 2 if is_envoy_up else None], wait_s=CONTROL_S if is_envoy_up else 0.0)
     state_dir.mkdir(parents=True, exist_ok=True)
-    files = {"--config": options.config, "--nodes-file": options.nodes_file, "--state-dir": state_dir}
+    paths = {"--config": options.config, "--nodes-file": options.nodes_file, "--state-dir": state_dir}
     log = state_dir / "gateway.log"
-    child = start_module(["deploy.gateway", "run", *(str(word) for item in files.items() for word in item)], log)
+    child = start_module(["deploy.gateway", "run", *(str(word) for item in paths.items() for word in item)], log)
 
     # A gateway that was started at the same time may be the one that runs.
     def is_up() -> bool:
@@ -184,9 +185,15 @@ def execute(options: argparse.Namespace) -> None:
         return
     if sys.platform != "linux":
         raise GatewayFailed("Envoy runs only on Linux")
-    if not options.config.is_file():
-        raise GatewayFailed(f"no file {shorten(options.config)}; CONFIG is a copy of deploy/gateway.yaml")
-    {"start": start, "run": run, "check": check}[options.command](options, read_settings(options.config))
+    try:
+        if not options.config.exists():
+            raise GatewayFailed(f"no file {shorten(options.config)}; CONFIG is a copy of deploy/gateway.yaml")
+        settings = read_settings(options.config)
+    except (GatewayFailed, InvalidConfig, OSError):
+        if options.command != "check" and find_holder(options.state_dir / PID) is None:
+            files.shut(options.state_dir)  # an Envoy whose supervisor was killed has former keys
+        raise
+    {"start": start, "run": run, "check": check}[options.command](options, settings)
 
 
 def main(arguments: list[str]) -> int:

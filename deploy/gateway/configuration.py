@@ -4,7 +4,7 @@ gateway.yaml ──────────────────────�
 its nodes, or the addresses of its name, or nodes.json ────> nodes
 
 Files that change are read when they have not changed for a second. One may still be cut, so a setting that closes the
-edge is removed by `NAME: none` or a restart only.
+edge is removed by `NAME: none` or a restart only. Clients, and their rates, are removed by their removal.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ GUARDED = "guards.json"
 # The settings file of the gateway's start, and its ports, which do not change until it ends.
 STARTED, START = "started.json", TypeAdapter[tuple[Path, Ports] | None](tuple[Path, Ports])
 
-# The place of a setting: ("limits", "headers"), or ("keys", "shop", "burst") of a client's key.
+# The place of a setting: ("limits", "headers").
 Place = tuple[str, ...]
 PLACES = TypeAdapter(set[Place])
 Resolver = Callable[[str], Iterable[str]]
@@ -64,7 +64,10 @@ class Configuration:
         self.is_shut = False  # whether a file that cannot be applied may have other keys
         self._logged = ""
         self._guards_file = None if state_dir is None else state_dir / GUARDED
-        self._guards = read_saved(self._guards_file, PLACES, set()) if self._guards_file else set()
+        self._guards: set[Place] = set()
+        if self._guards_file and self._guards_file.exists():
+            # A file that cannot be read may have named each of them.
+            self._guards = read_saved(self._guards_file, PLACES, {(name,) for name in GUARDS})
         started = read_saved(state_dir / STARTED, START, None) if state_dir else None
         self._ports = started[1] if started else None
         self._has_other_ports = False
@@ -113,9 +116,8 @@ class Configuration:
     def _keep_guards(self, document: dict[str, Any]) -> None:
         """Remember the guards; raise InvalidConfig if the file has lost one."""
         found = dict(_find_guards(document))
-        # Without the list itself, or with a client's key removed, the edge is not more open.
         inner = {place for place in self._guards - found.keys() if found.get(place[:-1], NONE) != NONE}
-        if lost := sorted(".".join(place) for place in inner if place[:-1] != ("keys",)):
+        if lost := sorted(map(".".join, inner)):
             raise InvalidConfig(
                 f"{self._config.name}: has no {', '.join(lost)} any more; `{lost[0]}: {NONE}` or a restart removes it"
             )
@@ -162,8 +164,6 @@ class Configuration:
 def _find_guards(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Yield the settings that close the edge, with their places and values."""
     yield place, value
-    if isinstance(value, list):
-        value = {key["client"]: key for key in value}
     for name, each in value.items() if isinstance(value, dict) else ():
         if each and (place or name in GUARDS):
             yield from _find_guards(each, (*place, name))

@@ -41,6 +41,7 @@ METRICS = (
     ("gateway_worker_restarts_total", "counter", "Restarts of the workers of the version on the node."),
     ("gateway_settings_unapplied", "gauge", "Whether gateway.yaml cannot be applied."),
     ("gateway_files_rejected", "gauge", "Files of its configuration that Envoy has not accepted."),
+    ("gateway_version_lost", "gauge", "Whether the node has restarted and will not restore the version by itself."),
     ("gateway_queued_requests", "gauge", "Requests in TorchServe's queue of the version, at the last poll."),
 )
 
@@ -148,6 +149,7 @@ def render(fleet: Fleet, scraped: Container[str]) -> str:
                 values["gateway_workers"].append((labels, replica.workers))
                 values["gateway_workers_ready"].append((labels, replica.ready_workers))
                 values["gateway_worker_restarts_total"].append((labels, replica.restarts))
+                values["gateway_version_lost"].append((labels, int(bool(replica.lost))))
                 if replica.queued is not None:
                     values["gateway_queued_requests"].append((labels, replica.queued))
     lines = []

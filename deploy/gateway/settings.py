@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from deploy import settings_file
@@ -16,7 +16,7 @@ from deploy.gateway.envoy.resources import filter_headers
 from deploy.models import ROOT
 from deploy.places import HOME
 from deploy.run.node import Node
-from deploy.settings_file import Origin, Port, read_yaml
+from deploy.settings_file import Origin, Port, read_file, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
 
@@ -83,6 +83,15 @@ class Key:
     burst: Count | None = None
 
 
+def _check_keys(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
+        raise ValueError("duplicate client or key")
+    return keys
+
+
+Keys = Annotated[tuple[Key, ...], AfterValidator(_check_keys)]
+
+
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
 class Limits:
     body_bytes: Bytes = 32 << 20
@@ -109,7 +118,7 @@ class GatewaySettings:
     discover: Discover | None = None
     ports: Ports = Field(default_factory=Ports)
     tls: Tls | None = None
-    keys: tuple[Key, ...] = ()
+    keys: Keys = ()
     limits: Limits = Field(default_factory=Limits)
     key_file: str | None = None
     management: bool = False
@@ -122,11 +131,8 @@ class GatewaySettings:
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
-        keys = self.keys
         if len({node.name for node in self.nodes}) < len(self.nodes):
             raise ValueError("nodes: duplicate name")
-        if len({key.client for key in keys}) < len(keys) or len({key.key for key in keys}) < len(keys):
-            raise ValueError("keys: duplicate client or key")
         if self.nodes and self.discover is not None:
             raise ValueError("nodes and discover cannot both be set; remove one")
         filter_headers(self.forward_headers)
@@ -148,8 +154,9 @@ def read_document(path: Path) -> dict[str, Any]:
     if isinstance(name := document.get("key_file"), str):
         if document.get("keys"):
             raise InvalidConfig(f"{path.name}: keys and key_file cannot both be set; remove one")
-        if not (keys := read_yaml(path.parent / name)):
-            raise InvalidConfig(f"{name}: contains no keys")
+        if not isinstance(keys := read_yaml(secret := path.parent / name), list) or not keys:
+            raise InvalidConfig(f"{name}: expected a list of keys, as `keys` of {CONFIG.name}")
+        settings_file.read_settings(Keys, secret, keys)  # an error names this file, and `none` is no value
         document["keys"] = keys
     return document
 
@@ -160,7 +167,7 @@ def make_settings(path: Path, document: dict[str, Any]) -> GatewaySettings:
     secret = Path(settings.key_file or path)
     if settings.keys and secret.stat().st_mode & stat.S_IRWXO:
         raise InvalidConfig(f"{secret.name}: other users may read its keys: chmod 600 {secret}")
-    if settings.keys and not secret.read_bytes().endswith(b"\n"):
+    if settings.keys and not read_file(secret).endswith(b"\n"):
         # A file that is cut inside a key contains a shorter key.
         raise InvalidConfig(f"{secret.name}: its last line is incomplete: end the file with a newline")
     return settings

@@ -26,6 +26,7 @@ class Replica:
     max_batch_delay_ms: int
     is_default: bool  # whether it is the node's default version
     is_missing: bool = False  # whether the node has restarted and not restored it yet
+    lost: str = ""  # why the node will not restore it by itself; "" if it may
     # Differs after a registration or a worker's restart.
     generation: tuple[str, ...] = field(default=(), compare=False)
     processes: Mapping[str, int] = field(default_factory=dict, compare=False)  # worker -> its last process id
@@ -54,6 +55,12 @@ class ServedVersion:
     @property
     def is_ready(self) -> bool:
         return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
+
+    @property
+    def lost(self) -> str:
+        """Why no node will restore it; "" if one may."""
+        reasons = [replica.lost for replica in self.replicas.values()]
+        return reasons[0] if reasons and all(reasons) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,8 @@ class Fleet:
     unapplied: str = ""  # why gateway.yaml cannot be applied
     is_shut: bool = False  # whether no request may reach a node, since keys may have changed
     rejected: frozenset[str] = frozenset()  # the files that Envoy rejects
+    # Digests of `client_ca`: of new connections, and of those that Envoy accepted before, until it has the new one.
+    authorities: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str:
@@ -111,8 +120,12 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a node answers and every version that was once READY is ready; a fleet without models is ready."""
-        versions = [version for model in self.models.values() for version in model.versions.values()]
+        """Whether a node answers and every version that was once READY is ready, except lost ones: they may never be.
+
+        A fleet without models is ready.
+        """
+        known = (version for model in self.models.values() for version in model.versions.values())
+        versions = [version for version in known if not version.lost]
         counted = [each for each in versions if any(one.was_ready or one.is_ready for one in each.replicas.values())]
         is_started = bool(counted) or not versions
         return self.is_up and not self.problem and is_started and all(map(self.is_version_ready, counted))

@@ -5,12 +5,14 @@
 
 A slow or dead node delays no other. A node that does not answer keeps its models, without READY workers: Envoy's health
 checks decide whether it receives requests. The registered models are saved, so that a new control process removes no
-route before it has seen that the model no longer exists.
+route before it has seen that the model no longer exists. A version that a restarted node does not restore is lost: its
+requests get 503 with the reason, and the gateway's readiness does not wait for it.
 """
 
 import asyncio
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +34,10 @@ POLL_S = 2.0  # Seconds between two polls of a node. Envoy's configuration conta
 # Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
 # first run.
 ASK_S = 5.0
+# Seconds after which a version counts as lost that a restarted node neither has nor reports: on another machine.
+RESTORE_S = 300.0
+LATE = f"its node has not restored it in {RESTORE_S:g} s"
+DAMAGED = "its node's record of models was damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Watch:
         self.problem = ""
         self._faults: dict[str, str] = {}  # model names that no URL can contain, with the reason
         self._was_unreachable = False  # whether it was unreachable since it last answered
+        self._missing_s: dict[tuple[str, str], float] = {}  # when a version was first missing, on the monotonic clock
         self._session, self._changed = session, changed
         self._polling = asyncio.Lock()
         self._task = asyncio.create_task(self._follow())
@@ -72,6 +79,7 @@ class Watch:
                 missing = self._find_missing(found, None if pending is None or later is None else {**pending, **later})
                 found = {key: _keep_history(self.models.get(key), replica) for key, replica in found.items()}
                 self.models = {**found, **missing}
+                self._missing_s = {key: self._missing_s[key] for key in missing}
                 for name in faults.keys() - self._faults:
                     logger.error("%s: %r is not served: its name %s", self.node.name, name, faults[name])
                 self._faults = faults
@@ -99,11 +107,14 @@ class Watch:
         """Return the versions that the node has not restored, as registered; None if it does not report that."""
         if (name := self.node.restore_file) is not None and Path(name).with_name(STARTED).exists():
             try:
-                return {(each["model"], each["version"]): _recall(each) for each in json.loads(Path(name).read_bytes())}
+                entries = json.loads(Path(name).read_bytes())
+                # After a power cut null stands for versions that the record does not name.
+                unnamed = {key: replace(each, lost=DAMAGED) for key, each in self.models.items() if None in entries}
+                return unnamed | {(each["model"], each["version"]): self._recall(each) for each in entries if each}
             except FileNotFoundError:
                 return {}
             except (OSError, ValueError, LookupError, TypeError):
-                return dict.fromkeys(self.models)
+                return {**self.models}
         # A node in a container lists its models when all are restored (deploy.container.envoy).
         return {} if self.node.inference == self.node.management else None
 
@@ -118,8 +129,23 @@ class Watch:
             absent = {key: replica for key, replica in absent.items() if is_new or replica.is_missing}
         else:
             # A gateway that has started since, too, knows those that are not restored.
-            absent = {key: each for key in pending if (each := absent.get(key) or pending[key]) and key not in found}
-        return {key: replace(each, is_missing=True, ready_workers=0, queued=None) for key, each in absent.items()}
+            absent = {key: each for key, each in pending.items() if each and key not in found}
+        return {key: self._mark_missing(key, each) for key, each in absent.items()}
+
+    def _recall(self, entry: Mapping[str, Any]) -> Replica | None:
+        """Return a version from its node's record; None from an entry with less, unless the version is known."""
+        replica = self.models.get((entry["model"], entry["version"]))
+        if replica is None and "batch_size" in entry:
+            workers, size, delay_ms = (int(entry[each]) for each in ("min_workers", "batch_size", "max_batch_delay_ms"))
+            replica = Replica(workers, 0, size, delay_ms, bool(entry["is_default"]), was_ready=workers > 0)
+        return replica and replace(replica, lost=str(entry.get("lost", "")))
+
+    def _mark_missing(self, key: tuple[str, str], replica: Replica) -> Replica:
+        since_s = self._missing_s.setdefault(key, time.monotonic())
+        lost = replica.lost or (LATE if time.monotonic() - since_s > RESTORE_S else "")
+        if lost and lost != getattr(self.models.get(key), "lost", ""):
+            logger.error("%s: %s %s is lost: %s", self.node.name, *key, lost)
+        return replace(replica, is_missing=True, ready_workers=0, queued=None, lost=lost)
 
     def close(self) -> None:
         self._task.cancel()
@@ -165,14 +191,6 @@ class Watch:
                 except NodeFailed as error:
                     logger.warning("%s %s on %s: metadata: %s", model, version, self.node.name, error)
             await asyncio.sleep(ASK_S)
-
-
-def _recall(entry: Mapping[str, Any]) -> Replica | None:
-    """Return a version that a node has lost, from its record; None from an entry with less."""
-    if "batch_size" not in entry:
-        return None
-    batch = int(entry["batch_size"]), int(entry["max_batch_delay_ms"])
-    return Replica(int(entry["min_workers"]), 0, *batch, bool(entry["is_default"]), is_missing=True, was_ready=True)
 
 
 def _keep_history(before: Replica | None, now: Replica) -> Replica:

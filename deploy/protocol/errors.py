@@ -27,6 +27,6 @@ def unknown_version(name: str, version: str, known: str) -> RequestError:
     return RequestError(404, f"Request for unknown model: '{name}' {lacking} is not found; versions: {known}")
 
 
-def not_ready(name: str, version: str) -> RequestError:
+def not_ready(name: str, version: str, reason: str = "") -> RequestError:
     """Return Triton's error for a version without READY workers."""
-    return RequestError(503, f"'{name}' version {version} is not at ready state")
+    return RequestError(503, f"'{name}' version {version} is not at ready state{reason and ': '}{reason}")

@@ -7,6 +7,7 @@ stop_node:  `torchserve --stop`; deploy.gateway.drain drains the requests of the
 """
 
 import threading
+from dataclasses import replace
 
 from deploy.progress import step, warn
 from deploy.run.errors import ServerError
@@ -37,9 +38,9 @@ def start_node(local: LocalNode) -> None:
                 server.start()
         lost = []
         if server.settings.has_model_api:  # without the model API the configuration names all models
-            for each, (line, is_registered) in zip(pending, restore(local, pending), strict=True):
+            for each, (line, reason) in zip(pending, restore(local, pending), strict=True):
                 print(line, flush=True)
-                lost += [] if is_registered else [each]
+                lost += [replace(each, lost=reason)] if reason else []
         record.finish(lost)  # the gateway answers 503 for a lost version, and the next start tries it again
 
 

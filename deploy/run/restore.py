@@ -44,6 +44,7 @@ class Registration:
     response_timeout_s: int
     startup_timeout_s: int
     since_s: float = field(default=0.0, compare=False)  # when, in Unix time; 0 if unknown
+    lost: str = field(default="", compare=False)  # why the last start could not restore it
 
 
 class Record:
@@ -63,7 +64,7 @@ class Record:
 
     def begin(self) -> list[Registration]:
         """Before a start, return the registrations to restore, and keep them until `finish`."""
-        found = self.read() if self.exists() else []
+        found = [replace(each, lost="") for each in self.read()] if self.exists() else []
         for path in (self._pending, self._older):
             replace_file(path, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
@@ -84,7 +85,7 @@ class Record:
         return _read(self._pending)
 
     def finish(self, lost: Sequence[Registration] = ()) -> None:
-        """End the restoration, except of `lost` versions; TorchServe's snapshots are the record of all others."""
+        """End the restoration; the record keeps `lost` versions with their reason, and snapshots all others."""
         unknown = [None] if self.is_damaged else []
         if lost or unknown:
             replace_file(self._pending, json.dumps([*(asdict(each) for each in lost), *unknown], indent=1))
@@ -153,8 +154,8 @@ def parse_snapshot(snapshot: str) -> list[Registration] | None:
         return None
 
 
-def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[str, bool]]:
-    """Register versions again; yield a line for each, and whether the node has it."""
+def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[str, str]]:
+    """Register versions again; yield a line for each, and why the node does not have it, or ""."""
     management = local.server.management
     logs = [WorkerLog(local.server.logs / "model_log.log", each.model, each.version) for each in wanted]
     problems = [_register(local, each) for each in wanted]
@@ -162,8 +163,8 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[
         if each.is_default and problem is None and management.describe(each.model)["modelVersion"] != each.version:
             management.set_default(each.model, each.version)
 
-    def line(each: Registration, problem: str | None, log: WorkerLog) -> tuple[str, bool]:
-        is_registered = problem is None
+    def line(each: Registration, problem: str | None, log: WorkerLog) -> tuple[str, str]:
+        lost = problem or ""
         if problem is None and each.min_workers > 0:
             try:
                 wait_loaded(management, each.model, log, each.version)
@@ -171,9 +172,9 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[
                 problem = error.message
         name = f"{local.name}: {each.model} {each.version}"
         if problem is not None:
-            return f"{name} is not restored: {problem}", is_registered
+            return f"{name} is not restored: {problem}", lost
         batch = f"batch_size {each.batch_size}, max_batch_delay {each.max_batch_delay_ms} ms"
-        return f"{name}: restored, {batch}, workers {each.min_workers}", True
+        return f"{name}: restored, {batch}, workers {each.min_workers}", ""
 
     with ThreadPoolExecutor(max(1, len(wanted))) as pool:
         yield from pool.map(line, wanted, problems, logs)

@@ -35,7 +35,7 @@ LOCKS += (ROOT / "deploy" / "extras").glob("*.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The engine of some archives, and packages that only it needs: a process of one archive may lack them.
 ENGINE = {"torch", "torchvision", "transformers", "ts", "safetensors"}
-SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_file.py")
+SERVED = ("serve", "frontend", "protocol", "loader.py", "command.py", "settings_file.py", "yaml_text.py")
 # The required fields in the schemas of CycloneDX 1.6 and OpenVEX 0.2.0, of a statement also by its status.
 SBOM, COMPONENT = {"bomFormat", "specVersion", "version", "metadata"}, {"type", "name", "bom-ref", "purl"}
 VEX, STATEMENT = {"@context", "@id", "author", "timestamp", "version"}, {"vulnerability", "products", "status"}

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 
 from deploy.models import ROOT
 from deploy.run.lifecycle import find_watcher, start_node
@@ -140,7 +141,14 @@ def test_killed_node_loses_no_request_and_the_gateway_brings_it_back_with_all_th
         assert send(node.server, "by-curl", TEXT).status == 200
         for name in ("by-curl", "at-last"):
             management.unregister(name)
+        # The lost one makes nothing else unready, and says why it is not served.
         site.wait_ready()
+        until(
+            lambda: (
+                "gone.mar is missing from the model store"
+                in requests.post(f"{site.gateway.http}/predictions/gone", timeout=READY_S).text
+            )
+        )
         clients.wait_for(40)
     # The other node has answered the requests of the node that died.
     assert_all_answered(clients)

@@ -23,6 +23,7 @@ from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
+from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.watch import read_known
@@ -81,9 +82,10 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
         settings = configuration.parse()
         if settings.discover is None:
             settings, nodes = configuration.read()
-    except InvalidConfig as error:
-        # The supervisor tries again, and `check` fails until then.
-        replace_file(state_dir / PROBLEM, f"{error}; the previous settings stay")
+    except (InvalidConfig, OSError) as error:
+        # A process that knows no keys admits no client. The supervisor tries again, and `check` fails until then.
+        files.shut(state_dir)
+        replace_file(state_dir / PROBLEM, f"{error}; every inference gets 503")
         raise
     # With `discover` the known nodes are used until the name is resolved, which may take a while.
     gateway = Gateway(settings, nodes, Envoy(state_dir), state_dir)
@@ -120,8 +122,8 @@ def main(arguments: list[str]) -> int:
     parser = CommandParser(
         prog="python -m deploy.gateway.control", description="Run a gateway's control process, for its supervisor."
     )
-    files = {"config": "gateway.yaml", "nodes_file": "nodes.json", "state_dir": "folder for logs and saved state"}
-    for name, words in files.items():
+    paths = {"config": "gateway.yaml", "nodes_file": "nodes.json", "state_dir": "folder for logs and saved state"}
+    for name, words in paths.items():
         parser.add_argument(name, type=Path, metavar=name.upper(), help=words)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

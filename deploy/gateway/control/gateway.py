@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.envoy import files
-from deploy.gateway.envoy.listeners import LISTENERS
+from deploy.gateway.envoy.listeners import KEYS, LISTENERS, RATES, read_authority
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
 from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet
@@ -70,6 +70,7 @@ class Gateway:
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
         self._keys = settings.keys  # the keys that Envoy has accepted
+        self._authority = ""  # the digest of the client_ca that Envoy has accepted
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,6 +78,9 @@ class Gateway:
 
     async def start(self) -> None:
         """Poll the nodes, configure Envoy, and start the periodic tasks."""
+        with suppress(OSError):
+            # Keys that were removed meanwhile do not wait for the nodes.
+            files.write_filters(self.settings, self.fleet, self._state_dir)
         await self.poll(FIRST_POLL_S)
         with suppress(OSError):
             await self.write()
@@ -133,6 +137,7 @@ class Gateway:
             registered = {key for watch in watches.values() for key in watch.models}
             self.decide(withdrawn=self.decisions.withdrawn & registered)
         reported = {name for name, watch in watches.items() if watch.is_draining}
+        authority = read_authority(self.settings.tls)
         fleet = Fleet(
             {name: watch.node for name, watch in watches.items()},
             self.decisions.draining & watches.keys() | reported,
@@ -140,8 +145,9 @@ class Gateway:
             self.decisions.withdrawn,
             is_up=any(watch.is_up for watch in watches.values()),
             unapplied=self.unapplied,
-            is_shut=self.is_shut or (LISTENERS in self._rejected and self.settings.keys != self._keys),
+            is_shut=self.is_shut or (KEYS in self._rejected and self.settings.keys != self._keys),
             rejected=self._rejected,
+            authorities=(authority, *{self._authority} - {authority, ""}) if authority else (),
         )
         if fleet.problem != self.fleet.problem:
             logger.error("%s", fleet.problem or "works as configured again")
@@ -164,18 +170,22 @@ class Gateway:
         self.update()
         async with self._writing:
             self._changed.clear()
-            await asyncio.to_thread(files.write, self.settings, self.fleet, self._state_dir)
+            settings, fleet = self.settings, self.fleet
+            await asyncio.to_thread(files.write, settings, fleet, self._state_dir)
             write_known(self._state_dir / KNOWN, self.watches.values())
             self._rejected = await self._confirm()
+            if KEYS not in self._rejected:
+                self._keys = settings.keys
             if LISTENERS not in self._rejected:
-                self._keys = self.settings.keys
+                # The next write refuses connections of a former one.
+                self._authority = "".join(fleet.authorities[:1])
         self.update()
         replace_file(self._state_dir / PROBLEM, self.fleet.problem)
 
     async def apply(self) -> None:
         """Write a decision; raise RequestError if Envoy does not accept it."""
         await self.write()
-        if self._rejected - {LISTENERS}:
+        if self._rejected - {LISTENERS, KEYS, RATES}:
             raise RequestError(503, f"the decision is saved and has no effect yet: {self.fleet.problem}")
 
     async def _confirm(self) -> frozenset[str]:

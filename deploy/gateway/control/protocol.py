@@ -200,7 +200,7 @@ def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any
 def _handler_metadata(fleet: Fleet, model: ServedModel, version: ServedVersion) -> dict[str, Any]:
     """Return the handler's metadata; empty for a handler of another project."""
     if version.metadata is None and not fleet.is_version_ready(version):
-        raise not_ready(model.name, version.version)
+        raise not_ready(model.name, version.version, version.lost)
     return dict(version.metadata or {})
 
 
@@ -252,7 +252,7 @@ def _is_ready(fleet: Fleet, model: str, version: str) -> bool:
 
 def _make_not_ready(request: web.Request) -> RequestError:
     model, version = find(request.app[GATEWAY].fleet, *_model_and_version(request))
-    return not_ready(model.name, version.version)
+    return not_ready(model.name, version.version, version.lost)
 
 
 def _model_and_version(request: web.Request) -> tuple[str, str]:

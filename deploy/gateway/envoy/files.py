@@ -1,8 +1,9 @@
 """Envoy's files: replaced by a rename, only if they change; Envoy reads or (discovery.py) receives them at once.
 
-    (Settings, Fleet) -> clusters.json, routes-*.json, secret-*.json, listeners.json, endpoints.json
+    (Settings, Fleet) -> clusters.json, routes-*.json, secret-*.json, filter-*.json, listeners.json, endpoints.json
 
-Clusters are written before their routes, and endpoints last, since a name server may take long, and keys never wait.
+Keys are written first, clusters before their routes, and endpoints last: a name server may take long, and keys never
+wait.
 Only the owner can read the folder, since it contains keys and tokens. A copy of each file's last accepted version is
 kept beside it: it replaces a rejected file, so that a restarted Envoy has a valid configuration.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from deploy.gateway.configuration import resolve_host
 from deploy.gateway.envoy.clusters import list_upstreams, make_clusters, make_endpoints
 from deploy.gateway.envoy.discovery import ENDPOINTS
-from deploy.gateway.envoy.listeners import CLUSTERS, LISTENERS, make_listeners, make_secrets
+from deploy.gateway.envoy.listeners import CLUSTERS, FILTERS, LISTENERS, make_filters, make_listeners, make_secrets
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP, make_routes, shut_routes
 from deploy.gateway.settings import GatewaySettings
@@ -30,16 +31,31 @@ ACCEPTED = ".accepted"
 VERSION = re.compile(r'\{\s*"version_info": "(\w+)"')  # the start of a file of `write_resources`
 
 
+def write_filters(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]:
+    """Write the keys and rates and return the names of changed files."""
+    make_folder(state_dir)
+    made = make_filters(settings, fleet.authorities)
+    return [name for name, each in made.items() if write_resources(state_dir / name, [each])]
+
+
+def shut(state_dir: Path) -> None:
+    """Let Envoy answer 503 to probes and inferences: its keys may no longer be those of the key file."""
+    for path in [state_dir / f"routes-{name}.json" for name in (HTTP, GRPC)]:
+        with contextlib.suppress(FileNotFoundError):
+            tables = json.loads(path.read_bytes())["resources"]
+            write_resources(path, [shut_routes(each, to_nodes=True) for each in tables])
+
+
 def write(settings: GatewaySettings, fleet: Fleet, state_dir: Path) -> list[str]:
     """Write changed files and return their names; may block for as long as a name server takes."""
-    make_folder(state_dir)
     contents: dict[str, list[Resource]] = {
         CLUSTERS: make_clusters(settings, fleet),
         **{f"routes-{name}.json": [make_routes(settings, fleet, name)] for name in (HTTP, GRPC)},
         **({name: [secret] for name, secret in make_secrets(settings.tls).items()} if settings.tls else {}),
-        LISTENERS: make_listeners(settings),
+        LISTENERS: make_listeners(settings, *fleet.authorities[:1]),
     }
-    changed = [name for name, resources in contents.items() if write_resources(state_dir / name, resources)]
+    changed = write_filters(settings, fleet, state_dir)
+    changed += [name for name, resources in contents.items() if write_resources(state_dir / name, resources)]
 
     @cache
     def resolve(host: str) -> str | None:
@@ -59,6 +75,7 @@ def list_statistics(fleet: Fleet) -> dict[str, str]:
     return {
         "cluster_manager.cds": CLUSTERS,
         "listener_manager.lds": LISTENERS,
+        **{f"extension_config_discovery.http_filter.gateway.{each}": file for each, file in FILTERS.items()},
         **{f"http.{name}.rds.{name}": f"routes-{name}.json" for name in (HTTP, GRPC)},
         **{f"cluster.{each.stat}": ENDPOINTS for each in list_upstreams(fleet)},
     }

@@ -4,7 +4,9 @@ listener.yaml lists and explains the filters in order; Envoy reads bootstrap.yam
 in the settings.
 """
 
+import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.gateway.envoy.clusters import DISCOVERY
@@ -22,11 +24,15 @@ from deploy.gateway.envoy.resources import (
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
 from deploy.protocol.description import APIS
+from deploy.settings_file import read_file
+from handlers.errors import InvalidConfig
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
 CLUSTERS = "clusters.json"
 LISTENERS = "listeners.json"
+KEYS, RATES = "filter-keys.json", "filter-rates.json"
+FILTERS = {"keys": KEYS, "rates": RATES}
 PROBE = "probe"  # the listener of probes
 HEAP_BYTES = 2 << 30  # minimum heap in bytes: Envoy itself, and some hundred bodies in flight
 BODIES_ON_HEAP = 16  # bodies of the maximum size that the heap must hold
@@ -51,21 +57,20 @@ def bootstrap(settings: GatewaySettings) -> Resource:
     return made
 
 
-def make_listeners(settings: GatewaySettings) -> list[Resource]:
+def make_listeners(settings: GatewaySettings, authority: str = "") -> list[Resource]:
     ports = settings.ports
     probe = fill_template("listener", PROBE, address=make_address(ports.internal_address, ports.probe))
-    return [_listener(settings, HTTP, ports.http), _listener(settings, GRPC, ports.grpc), probe]
+    clients = ((HTTP, ports.http), (GRPC, ports.grpc))
+    return [*(_listener(settings, name, port, authority) for name, port in clients), probe]
 
 
-def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
+def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -> Resource:
     limits, tls = settings.limits, settings.tls
     compressed_bytes = max(1024, limits.body_bytes // PACKED_SHARE)
     filters = fill_template(
         "listener",
         name,
         cors=fill_template("listener", "cors") if settings.cors else None,
-        keys=_keys(settings),
-        rates=_rates(settings),
         open_rate=fill_template("listener", "open_rate", tokens=_make_bucket(OPEN_BURST, OPEN_PER_S)),
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
@@ -90,6 +95,7 @@ def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
         tls=None if tls is None else _transport(tls, ["h2"] if name == GRPC else ["h2", "http/1.1"]),
         codec="HTTP2" if name == GRPC and tls is None else "AUTO",
         routes=make_source(f"routes-{name}.json"),
+        authority=fill_template("listener", "mark_authority", digest=authority) if authority else None,
         filters=filters,
         local_reply=make_local_reply(settings, is_grpc=name == GRPC),
         header_kb=-(-limits.header_bytes // 1024),
@@ -101,13 +107,30 @@ def _listener(settings: GatewaySettings, name: str, port: int) -> Resource:
     return listener
 
 
-def _keys(settings: GatewaySettings) -> Resource | None:
-    """Make the filter that requires a key; None without keys."""
-    if not settings.keys:
+def make_filters(settings: GatewaySettings, authorities: Sequence[str] = ()) -> dict[str, Resource]:
+    """Return Envoy's files of the filters that open connections follow: name -> filter.
+
+    `authorities` are the digests of `client_ca`; a connection that was made under another one is refused.
+    """
+    none = fill_template("listener", "none")
+
+    made = {"keys": _keys(settings, authorities), "rates": _rates(settings)}
+    return {
+        file: fill_template("listener", "discovered", name=f"gateway.{name}", config=made[name] or none)
+        for name, file in FILTERS.items()
+    }
+
+
+def _keys(settings: GatewaySettings, authorities: Sequence[str]) -> Resource | None:
+    """Make the filter that requires a key, and a connection of these authorities; None without keys and authorities."""
+    if not settings.keys and not authorities:
         return None
     # Envoy's own filter for this, api_key_auth, is "not covered by the threat model" in 1.40.
     clients = ", ".join(f"[{_quote(key.key)}] = {_quote(key.client)}" for key in settings.keys)
-    return make_lua_filter("keys", f"local CLIENTS = {{{clients}}}\n", "gateway.keys")
+    allowed = ", ".join(f"[{_quote(each)}] = true" for each in authorities)
+    tables = (f"{{{each}}}" if each else "nil" for each in (clients, allowed))
+    made: Resource = make_lua_filter("keys", f"local CLIENTS, AUTHORITIES = {', '.join(tables)}\n")["typed_config"]
+    return made
 
 
 def _quote(text: str) -> str:
@@ -130,6 +153,17 @@ def make_bucket(key: Key) -> Resource:
 
 def _make_bucket(burst: int, fill: int, interval_s: float = 1.0) -> Resource:
     return {"max_tokens": burst, "tokens_per_fill": fill, "fill_interval": format_seconds(interval_s)}
+
+
+def read_authority(tls: Tls | None) -> str:
+    """Return a digest of the authority of clients' certificates; "" without one."""
+    if tls is None or tls.client_ca is None:
+        return ""
+    try:
+        content = read_file(Path(tls.client_ca))
+    except (InvalidConfig, OSError):
+        content = b""  # Envoy uses the authority that it has read
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def make_secrets(tls: Tls) -> dict[str, Resource]:

@@ -17,12 +17,15 @@ from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
 from deploy.gateway.settings import GatewaySettings, Key
 from handlers.protocol.api_forms import error_document
 
+# In a message, the reason why a node will not restore the model, if it will not (routes.py).
+LOST, LOSS = "<lost>", "%METADATA(ROUTE:gateway.route:lost)%"
+
 
 def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
     answers = fill_template("local_reply")
     make = _grpc_mappers if is_grpc else _http_mappers
-    limits = asdict(settings.limits)
+    limits = {**asdict(settings.limits), "lost": LOST}
     mappers: list[Resource] = []
     for key in settings.keys:
         if (seconds := compute_retry_after_s(key)) > 1:
@@ -76,7 +79,8 @@ def _mapper(filters: list[Resource], body: str, content_type: str, headers: Mapp
         "filter": filters[0] if len(filters) == 1 else {"and_filter": {"filters": filters}},
         # A percent sign starts a command in Envoy's formats.
         "body_format_override": {
-            "text_format_source": {"inline_string": body.replace("%", "%%")},
+            "text_format_source": {"inline_string": body.replace("%", "%%").replace(LOST, LOSS)},
+            "omit_empty_values": True,
             "content_type": content_type,
         },
         "headers_to_add": [

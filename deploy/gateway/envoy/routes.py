@@ -13,6 +13,7 @@ route.yaml contains the fixed routes; this module makes the routes of each model
 of path.lua and grpc_outer.lua, so that no model's name can make a route that Envoy rejects.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from urllib.parse import quote
@@ -43,7 +44,7 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
         name,
         timeout_s=timeout_s,
         ready_status=200 if fleet.is_ready else 503,
-        keys=fill_template("route", "disabled") if settings.keys else None,
+        keys=fill_template("route", "disabled"),
         question_bytes=question_bytes,
         api_prefixes=f"({'|'.join(APIS)})(/.*)?",
         api_bytes=min(limits.api_body_bytes, limits.body_bytes),
@@ -89,7 +90,7 @@ def _to_nodes(
     path = f"/predictions/{encode(model.name)}"
     for version in model.versions:
         for match in _version_matches(model, version, listener):
-            yield _route(settings, model.name, version, match, f"{path}/{encode(version)}")
+            yield _route(settings, model, version, match, f"{path}/{encode(version)}")
     canary = fleet.canaries.get(model.name)
     matches = [{"path": path}]
     if listener == HTTP:
@@ -97,8 +98,8 @@ def _to_nodes(
     for match in matches:
         if canary is not None and canary.version in model.versions:
             for chosen in _canary_matches(canary, match):
-                yield _route(settings, model.name, canary.version, chosen, f"{path}/{encode(canary.version)}")
-        yield _route(settings, model.name, None, match, None if match["path"] == path else path)
+                yield _route(settings, model, canary.version, chosen, f"{path}/{encode(canary.version)}")
+        yield _route(settings, model, None, match, None if match["path"] == path else path)
 
 
 def _other_matches(settings: GatewaySettings, model: str, nameless: Mapping[str, str]) -> Iterator[Resource]:
@@ -136,7 +137,9 @@ def _canary_matches(canary: Canary, match: Resource) -> Iterator[Resource]:
         yield {**match, "runtime_fraction": {"default_value": share}}
 
 
-def _route(settings: GatewaySettings, model: str, version: str | None, match: Resource, path: str | None) -> Resource:
+def _route(
+    settings: GatewaySettings, model: ServedModel, version: str | None, match: Resource, path: str | None
+) -> Resource:
     """Route a request to the nodes of a model, with its path rewritten to `path`."""
     api = APIS.get(match["path"])
     form = "v2" if match["path"].startswith("/v2/") else None
@@ -147,13 +150,20 @@ def _route(settings: GatewaySettings, model: str, version: str | None, match: Re
         "route",
         "to_nodes",
         match=match,
-        cluster=name_cluster(model, version),
+        cluster=name_cluster(model.name, version),
         timeout_s=format_seconds(settings.limits.response_s),
         retries=settings.limits.attempts - 1,
         # A path contains no backslash, which would refer to a group.
         rewrite=path and {"pattern": {"regex": r"^[^?]*"}, "substitution": path},
         headers=[header] if api else None,
-        about={"model": model} if version is None else {"model": model, "version": version},
+        about={"model": model.name, **({"version": version} if version else {}), **_describe_loss(model, version)},
         form=form and {"form": form},
     )
     return route
+
+
+def _describe_loss(model: ServedModel, version: str | None) -> dict[str, str]:
+    """Return why a request for a lost version, or a model without others, gets 503: local_reply.yaml adds it."""
+    reasons = [each.lost for each in model.versions.values() if version in (None, each.version)]
+    # It becomes a part of a JSON string.
+    return {"lost": f" {json.dumps(reasons[0])[1:-1]}."} if all(reasons) else {}

@@ -198,6 +198,7 @@ def test_metrics_are_those_of_envoy_of_every_node_and_of_what_the_gateway_saw(sc
         *(f"gateway_worker_restarts_total{of.format(*each)}" for each in (("node-1", 1), ("node-2", 0))),
         "gateway_settings_unapplied{} 0",
         "gateway_files_rejected{} 0",
+        *(f"gateway_version_lost{of.format(node, 0)}" for node in ("node-1", "node-2")),
         "gateway_queued_requests" + of.format("node-1", 7),
     ]
     assert {*own, 'handler_items_total{node="node-1",ModelName="classifier",} 5'} <= {*scene.metrics()}

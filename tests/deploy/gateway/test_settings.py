@@ -1,6 +1,7 @@
 """gateway.yaml, nodes.json and a name with addresses, and their changes."""
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ import pytest
 
 from deploy.gateway.__main__ import check_ports, main
 from deploy.gateway.configuration import GUARDED, START, STARTED, Configuration, resolve_host
+from deploy.gateway.envoy import files
 from deploy.gateway.settings import CONFIG, GatewaySettings, Ports, read_settings
+from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, start_module
 from deploy.run.node import Node, write_nodes
+from deploy.settings_file import MOST_BYTES
 from handlers.errors import InvalidConfig
+from tests.deploy.gateway.envoy.harness import REPLICA
 from tests.tables import table
 
 # Headers of framing and of the gateway cannot be forwarded.
@@ -93,7 +98,8 @@ def test_nodes_are_the_settings_or_the_files_and_unchanged_files_are_not_read(
 
 
 def is_closed(settings: GatewaySettings, whole: GatewaySettings) -> bool:
-    return settings.tls == whole.tls and settings.limits == whole.limits and {*settings.keys} <= {*whole.keys} != set()
+    keys, all_keys = ({(each.client, each.key) for each in of.keys} for of in (settings, whole))
+    return settings.tls == whole.tls and settings.limits == whole.limits and keys <= all_keys != set()
 
 
 @pytest.mark.parametrize("in_file", [False, True])
@@ -135,7 +141,25 @@ def test_new_control_process_keeps_the_ports_of_the_gateways_start(config: Path,
     assert Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path).read()[0].ports == Ports(http=9000)
 
 
-def test_restarted_control_process_reports_what_the_settings_have_lost(config: Path, tmp_path: Path) -> None:
+def count_open(state_dir: Path) -> int:
+    """Return how many probes and inferences Envoy does not answer with 503."""
+    (routing,) = json.loads((state_dir / "routes-http.json").read_text())["resources"]
+    routes: list[dict[str, Any]] = routing["virtual_hosts"][0]["routes"]
+    to_nodes: int = sum(each.get("route", {}).get("cluster", "control") != "control" for each in routes)
+    is_live = "/v2/health/live"
+    probes = [each for each in routes if each["match"].get("path") != is_live]
+    return to_nodes + len([each for each in probes if each.get("direct_response") == {"status": 200}])
+
+
+def serve_model(state_dir: Path) -> None:
+    served = ServedModel("m", {"1.0": ServedVersion("1.0", {"node-1": REPLICA})}, "1.0")
+    fleet = Fleet({"node-1": Node(name="node-1", **URLS)}, registered={"m": served}, is_up=True)
+    files.write(GatewaySettings(), fleet, state_dir)
+
+
+def test_control_process_that_cannot_read_its_settings_shuts_envoy_and_says_why(config: Path, tmp_path: Path) -> None:
+    serve_model(tmp_path)
+    assert count_open(tmp_path) > 2
     (tmp_path / GUARDED).write_text('[["tls"]]')
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -143,7 +167,79 @@ def test_restarted_control_process_reports_what_the_settings_have_lost(config: P
         assert start_module(words, tmp_path / "log", theirs.fileno()).wait() == 1
     problem = "gateway.yaml: has no tls any more; `tls: none` or a restart removes it"
     assert problem in (tmp_path / "log").read_text()
-    assert read_problem(tmp_path / PROBLEM) == f"{problem}; the previous settings stay"
+    assert read_problem(tmp_path / PROBLEM) == f"{problem}; every inference gets 503"
+    assert count_open(tmp_path) == 0
+
+
+def test_start_that_is_refused_shuts_an_envoy_without_a_supervisor(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(config), "--state-dir", str(tmp_path)]
+    for command, is_shut in (("check", False), ("start", True), ("run", True)):
+        serve_model(tmp_path)
+        config.write_text("key_file: keys.yaml\n")
+        assert main([command, *words]) == 1
+        assert (capsys.readouterr().err.count("\n"), count_open(tmp_path) == 0) == (1, is_shut)
+
+
+def test_guards_that_cannot_be_read_are_all_kept(config: Path, tmp_path: Path) -> None:
+    (tmp_path / GUARDED).write_text("")
+    with pytest.raises(InvalidConfig, match="has no keys, limits, tls any more"):
+        Configuration(config, tmp_path / "nodes.json", state_dir=tmp_path).parse()
+
+
+def make_odd(path: Path, kind: str) -> None:
+    match kind:
+        case "a pipe":
+            os.mkfifo(path, 0o600)
+        case "a folder":
+            path.mkdir()
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case "a broken link":
+            path.symlink_to("nowhere")
+        case _:
+            path.touch(0o600)
+            path.write_text(kind)
+
+
+@table(
+    *((kind, "not a regular file") for kind in ("a pipe", "a folder", "a device")),
+    ("a broken link", "keys.yaml: No such file"),
+    ("#" * (MOST_BYTES + 1), f"over {MOST_BYTES} bytes"),
+    *((text, "expected a list of keys") for text in ("none\n", "", "{}\n", "[]\n", "a: none\n", "null\n")),
+    (f"- {{client: a, key: {'a' * 20}, requests_per_second: none}}\n", "0.requests_per_second"),
+    ("- none\n", "0: "),
+    ("- {client: a, key: none}\n", "0.key"),
+    (f"- {{client: a, key: {'a' * 20}}}\n- {{client: a, key: {'b' * 20}}}\n", "duplicate client or key"),
+    ("- {client: a", "line 1: not valid YAML"),
+)
+def test_key_file_that_is_no_list_of_keys_shuts_and_is_named(
+    kind: str, words: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = config.with_name("keys.yaml")
+    make_odd(secret, KEYS)
+    config.write_text("key_file: keys.yaml\n")
+    configuration = Configuration(config, config.with_name("nodes.json"), state_dir=config.parent)
+    configuration.read()
+    secret.unlink()
+    make_odd(secret, kind)
+    assert [configuration.read_changes() for _ in range(3)] == [None] * 3
+    assert configuration.is_shut
+    assert main(["check", "--config", str(config), "--state-dir", str(config.parent)]) == 1
+    error = capsys.readouterr().err
+    assert (error.count("\n"), "keys.yaml" in error, words in error) == (1, True, True), error
+
+
+def test_rate_is_removed_without_a_restart(config: Path) -> None:
+    secret = config.with_name("keys.yaml")
+    make_odd(secret, KEYS)
+    config.write_text("key_file: keys.yaml\n")
+    configuration = Configuration(config, config.with_name("nodes.json"), state_dir=config.parent)
+    assert configuration.read()[0].keys[1].requests_per_second == 9
+    secret.write_text(KEYS.replace("  requests_per_second: 9\n  burst: 3\n", ""))
+    assert [each.requests_per_second for each in changed(configuration)[0].keys] == [None, None]
+    assert (configuration.is_shut, configuration.problem) == (False, "")
 
 
 @table(
@@ -152,7 +248,6 @@ def test_restarted_control_process_reports_what_the_settings_have_lost(config: P
     ("  client_ca: clients.pem\n", "has no tls.client_ca any more; `tls.client_ca: none` or", False),
     (LIMITS, "has no limits any more", False),
     ("  attempts: 2\n", "has no limits.attempts any more", False),
-    ("  burst: 3\n", "has no keys.a.burst, keys.b.burst any more", False),
 )
 def test_guard_is_removed_by_none_only(lost: str, words: str, is_shut: bool, config: Path, tmp_path: Path) -> None:
     config.chmod(0o600)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from deploy.gateway import watch as gateway_watch
 from deploy.gateway.control.gateway import KNOWN, Gateway
 from deploy.gateway.state import Replica
-from deploy.gateway.watch import read_known
+from deploy.gateway.watch import DAMAGED, LATE, read_known
 from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import wait
@@ -154,7 +155,8 @@ def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Sce
     restore = tmp_path / "node" / "restore.json"
     restore.parent.mkdir()
     restore.with_name("served").touch()
-    watch(scene, [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)])
+    nodes = [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)]
+    watch(scene, nodes)
     scene.look()
     restore.write_text(json.dumps([{"model": "classifier", "version": "1.0"}]))
     restart(scene)
@@ -162,11 +164,55 @@ def test_node_of_this_machine_says_which_versions_it_has_not_restored(scene: Sce
     restore.write_text(json.dumps([{"model": "classifier", "version": "2.0"}]))
     scene.look()
     assert (scene.gateway.fleet.models, scene.gateway.fleet.is_ready) == ({}, True)
-    # A gateway that has never seen it knows a lost version from the node's record.
-    lost = {"min_workers": 1, "batch_size": 8, "max_batch_delay_ms": 1, "is_default": True}
-    restore.write_text(json.dumps([{"model": "classifier", "version": "3.0", **lost}]))
+    # A gateway that has never seen it knows a version from the node's record, and waits for its workers, if any.
+    recorded = {"model": "classifier", "version": "3.0", "batch_size": 8, "max_batch_delay_ms": 1, "is_default": True}
+    for node in (scene.first, scene.second):
+        node.models = models_of(["other/1.0"])
+    for workers, is_ready in ((1, False), (0, True)):
+        watch(scene, [])
+        restore.write_text(json.dumps([{**recorded, "min_workers": workers}]))
+        watch(scene, nodes)
+        scene.look()
+        found = scene.gateway.fleet.models["classifier"].versions
+        assert ([*found], scene.gateway.fleet.is_ready) == (["3.0"], is_ready)
+
+
+def test_version_that_is_lost_says_why_and_leaves_the_gateway_ready(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def seen() -> tuple[bool, int, str]:
+        scene.look()
+        status, document = scene.ask("GET", "/v2/models/classifier/ready")
+        assert scene.ask("GET", "/v2/models/other/ready") == (200, None)
+        return scene.gateway.fleet.is_ready, status, document["error"].partition("is not at ready state")[2]
+
+    restore = tmp_path / "node" / "restore.json"
+    restore.parent.mkdir()
+    restore.with_name("served").touch()
+    watch(scene, [replace(each.node, restore_file=str(restore)) for each in (scene.first, scene.second)])
     scene.look()
-    assert [*scene.gateway.fleet.models["classifier"].versions] == ["3.0"] and not scene.gateway.fleet.is_ready
+    pending = {"model": "classifier", "version": "1.0"}
+    restore.write_text(json.dumps([pending]))
+    restart(scene, "other/1.0")
+    assert seen() == (False, 503, "")
+    restore.write_text(json.dumps([{**pending, "lost": "it is gone"}]))
+    assert seen() == (True, 503, ": it is gone")
+    assert 'gateway_version_lost{node="node-1",model="classifier",version="1.0"} 1' in scene.metrics()
+    assert caplog.messages.count("node-1: classifier 1.0 is lost: it is gone") == 1
+    # The next start of the node tries it again.
+    restore.write_text(json.dumps([pending]))
+    assert seen() == (False, 503, "")
+    # After a power cut the record may not name it.
+    restore.write_text("[null]")
+    assert seen() == (True, 503, f": {DAMAGED}")
+    # A node that reports nothing, or whose restoration was ended, is not waited for without end.
+    restore.write_text(json.dumps([pending]))
+    assert not seen()[0]
+    monkeypatch.setattr(gateway_watch, "RESTORE_S", 0.0)
+    assert seen() == (True, 503, f": {LATE}")
+    scene.first.models |= models_of(["classifier/1.0"])
+    scene.look()
+    assert (scene.gateway.fleet.is_ready, scene.status("/v2/models/classifier/ready")) == (True, 200)
 
 
 def test_name_that_no_url_can_carry_is_not_served(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

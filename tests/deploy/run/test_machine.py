@@ -223,8 +223,8 @@ def test_archive_built_after_its_version_was_registered_is_not_restored(node: Re
         with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
             archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "1.0"}}')
             archive.writestr("build.json", json.dumps({"made_s": built_ns / 1e9}))
-        ((line, is_registered),) = restore(LocalNode("node-1", tmp_path, server), [again])
-        assert is_registered is (": restored, " in line)
+        ((line, lost),) = restore(LocalNode("node-1", tmp_path, server), [again])
+        assert (not lost) is (": restored, " in line)
         return line
 
     described = {"minWorkers": 0, "maxWorkers": 0, "modelVersion": "1.0"}

@@ -1,5 +1,6 @@
 """API keys and rates, the access log that names their clients, the trace context, and TLS."""
 
+import dataclasses
 import http.client
 import json
 import re
@@ -7,19 +8,23 @@ import socket
 import ssl
 import stat
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import requests
 
 from deploy.gateway.envoy.process import ask
-from deploy.gateway.settings import GatewaySettings, Tls
+from deploy.gateway.settings import GatewaySettings, Key, Tls
+from deploy.sandbox import run_gateway
 from tests.client.conftest import Certificates
 from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, DAVE, KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 from tests.tables import table
+from tests.waiting import until
 
 INFER = b"\x0a\x01m"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -72,6 +77,58 @@ def test_a_rate_holds_its_own_client_alone_over_http_and_grpc(strict: Gateway) -
     for _ in range(2):
         strict.call("ModelInfer", INFER, authorization=f"Bearer {BOB}")
     assert strict.refused("ModelInfer", INFER, authorization=f"Bearer {BOB}")[0] == 8
+
+
+def test_open_connections_obey_keys_and_rates_that_have_changed(tmp_path: Path) -> None:
+    """Ten connections each of HTTP/1.1, HTTP/2 and gRPC, opened with a valid key; a slow request is not cut."""
+
+    def channels(port: int) -> list[grpc.Channel]:
+        return [grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) for _ in range(10)]
+
+    def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
+        try:
+            channel.unary_unary(method)(INFER, timeout=30, metadata=(("authorization", f"Bearer {BOB}"),))
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    one, two = Key(client="one", key=ALICE), Key(client="two", key=BOB)
+    with Gateway(tmp_path, GatewaySettings(keys=(one, two))) as gateway, ThreadPoolExecutor(1) as pool:
+        ports, sessions = gateway.settings.ports, [requests.Session() for _ in range(10)]
+        old, old_grpc = channels(ports.http), channels(ports.grpc)
+
+        def answers() -> list[set[Any]]:
+            url = f"{gateway.url}/predictions/m"
+            by_http = {session.post(url, headers=bearer(BOB), timeout=30).status_code for session in sessions}
+            # The stand-in's answer is none of gRPC, to which its own client says UNKNOWN.
+            by_http2 = {code(channel, "/predictions/m") for channel in old}
+            return [by_http, by_http2, {code(each, "/inference.GRPCInferenceService/ModelInfer") for each in old_grpc}]
+
+        codes = grpc.StatusCode
+        assert answers() == [{200}, {codes.UNKNOWN}, {codes.OK}]
+        slow = pool.submit(gateway.status, "/predictions/m", authorization=f"Bearer {BOB}", x_do="wait")
+        wait(lambda: gateway.in_flight() == 1)
+        gateway.settings = dataclasses.replace(gateway.settings, keys=(one,))
+        assert gateway.serve() == ["filter-keys.json"]
+        wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == 401)
+        assert answers() == [{401}, {codes.UNAUTHENTICATED}, {codes.UNAUTHENTICATED}]
+        for node in gateway.nodes:
+            node.release.set()
+        assert slow.result(30) == 200
+        lower = dataclasses.replace(two, requests_per_second=0.001)
+        gateway.settings = dataclasses.replace(gateway.settings, keys=(one, lower))
+        gateway.serve()
+        wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == 429)
+        wait(lambda: code(old_grpc[0], "/inference.GRPCInferenceService/ModelInfer") == codes.RESOURCE_EXHAUSTED)
+        assert answers() == [{429}, {codes.RESOURCE_EXHAUSTED}, {codes.RESOURCE_EXHAUSTED}]
+        # Keys that are new count for connections that needed none.
+        for keys, expected in (((), 200), ((one,), 401)):
+            gateway.settings = dataclasses.replace(gateway.settings, keys=keys)
+            gateway.serve()
+            wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == expected)  # noqa: B023
+            assert answers()[0] == {expected}
+        for each in (*old, *old_grpc, *sessions):
+            each.close()
 
 
 def test_keys_stand_in_no_log_whose_lines_are_bounded_and_files_are_their_owners(strict: Gateway) -> None:
@@ -222,6 +279,42 @@ def test_tls_alone_is_spoken_and_a_renamed_certificate_served(certificates: Cert
         wait(lambda: not is_trusted())
         replace(certificates, "server")
         wait(is_trusted)
+
+
+def test_certificate_that_is_removed_ends_its_open_connections(certificates: Certificates, tmp_path: Path) -> None:
+    """Under the control process, which sees that the file's content has changed."""
+    authority = tmp_path / "clients.pem"
+    authority.write_bytes(certificates.pem("ca").read_bytes())
+    with run_gateway([], tls=dataclasses.asdict(settings(certificates, str(authority)).tls)) as gateway:  # type: ignore[arg-type]
+        port = int(gateway.http.rpartition(":")[2])
+
+        def connect(client: str) -> http.client.HTTPSConnection:
+            trusted = context(certificates, client=client)
+            return http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=30)
+
+        def status_on(connection: http.client.HTTPSConnection) -> int:
+            connection.request("GET", "/v2")
+            with connection.getresponse() as answer:
+                answer.read()
+                return answer.status
+
+        def is_admitted(client: str) -> bool:
+            with closing(connect(client)) as connection, suppress(OSError, http.client.HTTPException):
+                return status_on(connection) == 200
+            return False
+
+        idle = [connect("client") for _ in range(40)]
+        assert {status_on(each) for each in idle} == {200}
+        new = authority.with_suffix(".new")
+        new.write_bytes(certificates.pem("stranger").read_bytes())
+        new.replace(authority)
+        wait(lambda: is_admitted("strange-client"))
+        used = iter(idle)
+        until(lambda: status_on(next(used)) == 503, 30, every_s=0.2)
+        assert {status_on(each) for each in used} == {503}
+        assert (is_admitted("strange-client"), is_admitted("client")) == (True, False)
+        for each in idle:
+            each.close()
 
 
 def test_client_without_a_certificate_asked_for_gets_nothing(certificates: Certificates, tmp_path: Path) -> None:
