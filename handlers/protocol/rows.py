@@ -45,6 +45,9 @@ _HEAD = 64  # characters at the start of a body that are searched for the start 
 UTF8_CHARSETS = ("", "utf-8", "utf8")
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
+# Hugging Face's clients for Python and JavaScript, by their User-Agent: they send an image's file as it is, and read
+# only the answers of transformers' pipelines.
+PIPED_CLIENTS = re.compile(r"\bhf_hub/|@huggingface/inference")
 
 
 class Headers(dict[str, str]):
@@ -151,7 +154,7 @@ def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tu
     reader = reader_of(media_type)
     if charset not in UTF8_CHARSETS and reader in ("json", "text") and isinstance(value, bytes | bytearray):
         value = decode(value, charset)
-    return name, value, BodyInfo(options, media_type, reader)
+    return name, value, BodyInfo(options, media_type, reader, bool(PIPED_CLIENTS.search(headers.get("user-agent", ""))))
 
 
 def _content_type(headers: Headers, name: str) -> tuple[str, str]:
