@@ -41,6 +41,9 @@ class TensorItems:
 
     def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
+        if len(tensors) == len(self._needed) == 1 and not tensors.keys() & self._inputs.keys():
+            # The only input's tensor may have any name.
+            tensors = dict(zip(self._needed, tensors.values(), strict=True))
         arrays = check_inputs(tensors, self._inputs, self._signature)
         count = count_rows(arrays, self._signature)
         self._check_count(count)
