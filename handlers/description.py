@@ -43,6 +43,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         options=frozenset(field.name for field in fields(task.options_class)),
         item_dimensions=task.item_dimensions,
         tensors={tensor.name: key for key, tensor in inputs.items()},
+        piped=task.piped,
     )
     model = Model(name, version, outputs, {names[name]: dimension for name, dimension in task.batch_dims.items()})
     items = task.items(own, model)

@@ -4,6 +4,7 @@ logits (..., classes) -> softmax -> probabilities that sum to 1 along an axis
 logits (...)          -> sigmoid -> an independent probability of each
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -31,6 +32,15 @@ def function_of(problem_type: str | None, labels: int) -> Function:
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or labels == 1 else "softmax"
+
+
+def scores_of_rows(logits: NDArray[Real], functions: Sequence[str]) -> NDArray[Real]:
+    """Turn each row of logits, (B, classes), into scores by its own function."""
+    found = np.empty_like(logits)
+    for function in set(functions):
+        rows = [index for index, each in enumerate(functions) if each == function]
+        found[rows] = scores(logits[rows], function)
+    return found
 
 
 def scores(logits: NDArray[Real], function: str) -> NDArray[Real]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchserve_batching import ROOT
+from torchserve_client.arguments import ends_with_reader
 from torchserve_client.version import VERSION
 
 PROGRAM = "torchserve-batching"
@@ -108,6 +109,7 @@ def _take_folder(words: list[str]) -> list[str]:
     return words
 
 
+@ends_with_reader
 def main(arguments: list[str] | None = None) -> int:
     """Run the subcommand of a command line; return its exit code."""
     words = _take_folder(sys.argv[1:] if arguments is None else arguments)

@@ -1,14 +1,41 @@
 """Command-line arguments of this package's command and of programs that import it: checked values, one-line errors."""
 
 import argparse
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import inf
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
+
+Parameters = ParamSpec("Parameters")
 
 USAGE = 2  # exit code of wrong usage
+CLOSED = 141  # exit code if the reader of the output has ended (`--help | head`): 128 + SIGPIPE, as a shell reports it
 # Seconds of each unit of a duration; a number without a unit is seconds.
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "h": 3600.0}
+
+
+def ends_with_reader(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
+    """Let a program end without a traceback if the reader of its output has ended."""
+
+    @wraps(main)
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> int:
+        try:
+            try:
+                return main(*arguments, **options)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return CLOSED
+            raise
+
+    return run
 
 
 class Parser(argparse.ArgumentParser):

@@ -19,12 +19,22 @@ from rich.progress import MofNCompleteColumn, Progress
 from torchserve_client.answers import Answers
 from torchserve_client.client import Client
 from torchserve_client.commands import err, out
-from torchserve_client.errors import ClientError, InvalidPayload, ManagementError, NoConnection, ServerFailed, TLSFailed
+from torchserve_client.errors import (
+    ClientError,
+    InvalidPayload,
+    ManagementError,
+    NoConnection,
+    Rejected,
+    ServerFailed,
+    TLSFailed,
+)
 from torchserve_client.futures import FuturesClient
 from torchserve_client.inputs import Input, Keys, printable, read_inputs
 from torchserve_client.nodes import Nodes
+from torchserve_client.payloads import parse_json
 
 LINES = 64  # lines per request: the smallest max_request_items of this project's handlers
+JSON_LINES = (".jsonl", ".ndjson")  # the endings of files whose lines are JSON
 BATCHES_IN_FLIGHT = 3  # batches in flight if each file is a request: one runs, one waits, one returns
 LEAST_IN_FLIGHT = 8  # requests, for models with small batches
 MOST_IN_FLIGHT = 64  # connections to one server
@@ -38,7 +48,7 @@ NO_TOKEN = "InvalidKeyException"  # noqa: S105
 class Item(NamedTuple):
     name: str
     key: str
-    payload: str | bytes | Path  # a line, or a file's bytes; the path of an unreadable file
+    payload: Any  # a line as text or JSON, or a file's bytes; the path of an unreadable file
 
 
 def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
@@ -52,12 +62,14 @@ def predict(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
         if not count:
             raise InvalidPayload(f"{printable(options.path)}: contains nothing to predict")
         todo = read_items(read_inputs(options.path, own), keys, answers)
-        lines = 0 if options.path.is_dir() else LINES
+        lines, is_json = (0, False) if options.path.is_dir() else _form_of(options.path, own, client, options.model)
+        lines = lines and (getattr(options, "max_items", None) or lines)
         in_flight = options.in_flight or (LISTS_IN_FLIGHT if lines else _in_flight(nodes, options.model))
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         shown = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         with shown as progress, FuturesClient(client, in_flight, max_queue_items=READY) as futures:
             bar = progress.add_task(options.model, total=count - answers.earlier)
+            todo = map(_parse, todo) if is_json else todo
             for sent, outcomes in request_items(futures, options.model, todo, lines, settings):
                 answers.write([each.name for each in sent], [each.key for each in sent], outcomes)
                 errors = sum(isinstance(outcome, ClientError) for outcome in outcomes)
@@ -81,6 +93,29 @@ def read_items(inputs: Iterable[Input], keys: Keys, answers: Answers) -> Iterato
             yield Item(each.name, "", Path(each.value))  # the client fails to read it too, and that is its outcome
             continue
         yield Item(each.name, keys.make(content), each.value if isinstance(each.value, str) else content)
+
+
+def _form_of(path: Path, own: set[Path], client: Client, model: str) -> tuple[int, bool]:
+    """Return how many lines a request has, and whether they are JSON: only a model without texts reads rows.txt so."""
+    first = next(iter(read_inputs(path, own)))
+    document = parse_json(first.content())
+    is_named = path.suffix in JSON_LINES
+    if document is None or (isinstance(document, str) and not is_named):
+        return LINES, is_named
+    try:
+        known = client.metadata(model)
+    except (Rejected, ServerFailed):
+        return LINES, is_named
+    names = {each.name for each in known.inputs}
+    is_object = isinstance(document, dict) and not names.isdisjoint(document)
+    is_json = is_named or is_object or any(each.datatype != "BYTES" for each in known.inputs)
+    return min(known.max_batch_size or LINES, LINES), is_json
+
+
+def _parse(item: Item) -> Item:
+    """Return an item of a line of JSON; the server refuses a line that is not."""
+    document = parse_json(item.payload.encode())
+    return item if document is None else item._replace(payload=document)
 
 
 def request_items(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchserve_client import protocol
 from torchserve_client.client import Client
-from torchserve_client.errors import ChunksFailed, ClientError, InvalidPayload
+from torchserve_client.errors import ChunksFailed, ClientError, InvalidPayload, Rejected, ServerFailed
 from torchserve_client.futures import FuturesClient
 
 Inputs = Sequence[Any] | NDArray[Any] | Mapping[str, NDArray[Any]]
@@ -109,8 +109,8 @@ class ChunkingClient:
 
         Args:
             client: sends the chunks; an exception inside the `with` block closes it.
-            max_items: most items per chunk; None means the model's batch_size, at most 64, which needs a `client` with
-                a management_url.
+            max_items: most items per chunk; None means the most rows that the model accepts, at most 64. For a model
+                that does not report them, it is the batch_size, which needs a `client` with a management_url.
             max_bytes: most bytes of the items of a chunk in a request, without JSON's punctuation and names. A larger
                 item is a separate chunk.
             max_workers: most chunks at the server at a time.
@@ -176,10 +176,14 @@ class ChunkingClient:
         return {items: self._futures.submit(model, select(inputs, items), **options) for items in chunks}
 
     def _read_chunk_items(self, model: str) -> int:
-        """Return the most items of a model's chunks; request its batch_size once."""
+        """Return the most items of a model's chunks; request its metadata, or else its batch_size, once."""
         if model not in self._chunk_items:
-            batch_size = int(self._client.management.describe(model)["batchSize"])
-            self._chunk_items[model] = min(batch_size, MAX_REQUEST_ITEMS)
+            try:
+                most = self._client.metadata(model).max_batch_size
+            except (Rejected, ServerFailed):
+                most = 0
+            most = most or int(self._client.management.describe(model)["batchSize"])
+            self._chunk_items[model] = min(most, MAX_REQUEST_ITEMS)
         return self._chunk_items[model]
 
     def __enter__(self) -> Self:

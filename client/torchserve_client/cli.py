@@ -16,7 +16,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from torchserve_client import bulk, commands
 from torchserve_client.archives import check_name
-from torchserve_client.arguments import USAGE, Parser, duration_s, number
+from torchserve_client.arguments import USAGE, Parser, duration_s, ends_with_reader, number
 from torchserve_client.client import Client
 from torchserve_client.errors import ClientError, InvalidPayload, NoConnection, TLSFailed, Unreachable
 from torchserve_client.gateway import DEFAULT_URL as DEFAULT_GATEWAY
@@ -44,6 +44,7 @@ HOME = Path(os.environ.get("TORCHSERVE_BATCHING_DIR", ""))
 TIMEOUT_S = 120.0
 
 
+@ends_with_reader
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     root = parser(program)
     options = root.parse_args(arguments)
@@ -206,9 +207,11 @@ def _add_inference(added: Any) -> None:
         "predict mnist rows.txt --out o.jsonl --in-flight 2",
     )
     predict = _command(added, bulk.predict, words, examples)
-    predict.add_argument("path", type=Path, metavar="PATH", help="folder of files, or file of lines")
+    predict.add_argument("path", type=Path, metavar="PATH", help="folder of files, or file of lines of text or JSON")
     words = "file for the answers; an existing one is resumed"
     predict.add_argument("--out", type=Path, required=True, metavar="JSONL", help=words)
+    words = "lines per request; default: 64, or fewer if the model accepts fewer"
+    predict.add_argument("--max-items", type=number(int, 1), metavar="N", help=words)
     words = "requests in flight; default: three batches of files, or 4 lists of lines"
     predict.add_argument("--in-flight", type=number(int, 1), metavar="N", help=words)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -41,7 +42,7 @@ class Client:
         url: str = "http://127.0.0.1:8080",
         management_url: str | None = None,
         token: str | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = 60.0,
         *,
         management_token: str | None = None,
         verify: Verify = True,
@@ -58,17 +59,19 @@ class Client:
             url: address of the inference API.
             management_url: address of the management API, where ChunkingClient reads a model's batch_size.
             token, management_token: key of each API, if the server requires tokens.
-            timeout_s: deadline of a call in seconds, from its first try to the last byte of its response.
+            timeout_s: deadline of a call in seconds, from its first try to the last byte of its response; None or
+                infinity means no deadline.
             verify, cert: trusted certificates and client certificate, as in `Transport`.
             retry: which failures to retry; None means the default policy.
             transport, clock, sleep, dice: replacements for tests without sockets and time.
 
         Raises:
             InvalidPayload: not the address of one server.
+            ValueError: the deadline is not a number of seconds.
         """
         self._url = address(url)
         self._headers = authorization(token)
-        self._timeout_s = timeout_s
+        self._timeout_s = inf if timeout_s is None else _seconds(timeout_s)
         self._policy = retry or RetryPolicy()
         self._transport = transport or Transport(verify=verify, cert=cert)
         self._closed = threading.Event()
@@ -226,7 +229,7 @@ class Client:
 
     def _send(self, request: Request, timeout_s: float | None, form: Form = Form.ITEM) -> Response:
         """Send a request whose url is a path; return a 2xx response, or one with the results of a list."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._timeout_s if timeout_s is None else _seconds(timeout_s)
         ends_s, tries = self._clock() + timeout_s, 0
         while (left_s := ends_s - self._clock()) > 0:
             try:
@@ -245,9 +248,15 @@ class Client:
         raise DeadlineExceeded(f"no response within {timeout_s:g} s, after {tries} tries")
 
     def _complete(self, request: Request, left_s: float) -> Request:
-        headers = {**self._headers, **request.headers, TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))}
-        return replace(request, url=self._url + request.url, headers=headers)
+        deadline = {TIMEOUT_HEADER: str(max(1, int(left_s * 1000)))} if left_s < inf else {}
+        return replace(request, url=self._url + request.url, headers={**self._headers, **request.headers, **deadline})
 
     def _wait(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Closed("the client was closed between two tries")
+
+
+def _seconds(timeout_s: float) -> float:
+    if isnan(timeout_s):
+        raise ValueError("timeout_s must be a number of seconds, or None for no deadline; it is NaN")
+    return timeout_s

@@ -43,9 +43,21 @@ class ClientError(Exception):
         self.status = status
         self.type = type or self.__class__.__name__
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a process hand the error on: a pool ends if its worker's error cannot be unpickled."""
+        return _restore, (type(self), self.args, self.__dict__)
+
     def to_json(self) -> dict[str, Any]:
         """Return the error in the server's form: {"code", "type", "message"}."""
         return {"code": self.status, "type": self.type, "message": self.message}
+
+
+def _restore(kind: type[ClientError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> ClientError:
+    """Make an error without its constructor, whose arguments differ from the message."""
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidPayload(ClientError, ValueError):

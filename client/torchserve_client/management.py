@@ -6,6 +6,7 @@ its reading calls would be safe to repeat.
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
@@ -40,7 +41,7 @@ class Api:
         url: str,
         *,
         token: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = 30.0,
         verify: Verify = True,
         cert: Cert | None = None,
         transport: Transport | None = None,
@@ -50,7 +51,7 @@ class Api:
         Args:
             url: address of the API.
             token: management key, if the server requires tokens.
-            timeout_s: deadline of each call in seconds.
+            timeout_s: deadline of each call in seconds; None means no deadline.
             verify, cert: as in `Client`.
             transport: sends the calls; tests pass one without sockets.
 
@@ -58,7 +59,7 @@ class Api:
             InvalidPayload: not the address of one server.
         """
         self.url = address(url)
-        self._timeout_s = timeout_s
+        self._timeout_s = inf if timeout_s is None else timeout_s
         self._transport = transport or Transport(connections=4, verify=verify, cert=cert)
         self._headers = authorization(token)
 

@@ -3,7 +3,7 @@
 bytes, a path                  the raw body; with options, a form whose field `data` contains it
 text                           the raw body; with options, {"text": ...}
 a dict of values               JSON; bytes in it as base64
-a list of any of them          {"instances": [...]}; bytes and paths as {"b64": ...}
+a list of any of them          {"instances": [...]}; bytes and paths as {"b64": ...}, lists and numbers as they are
 an array, or a dict of them    Open Inference Protocol v2, binary tensors; options are its parameters
 """
 
@@ -87,7 +87,7 @@ def _json(value: Mapping[str, Any], form: Form = Form.ITEM) -> Body:
 
 
 def _instance(payload: Any) -> Any:
-    return payload if isinstance(payload, str | Mapping) else {"b64": _base64(payload)}
+    return payload if isinstance(payload, str | Mapping | list | int | float) else {"b64": _base64(payload)}
 
 
 def _base64(payload: Any) -> str:

@@ -196,7 +196,10 @@ class Routes(Application):
             return document(await (models.describe(_SERVER[path]) if path in _SERVER else models.describe_embedder()))
         if path in ("/ping", "/v2/health/ready"):
             is_ready = (await self.models.describe("ServerReady"))["ready"]
-            return document({"status": "Healthy" if is_ready else "Unhealthy"}, 200 if is_ready else 503)
+            answered: dict[str, Any] = {"status": "Healthy" if is_ready else "Unhealthy"}
+            if is_ready and path != "/ping":
+                answered = {"ready": True}  # KServe's client reads it
+            return document(answered, 200 if is_ready else 503)
         if found := _MODEL.fullmatch(path):
             method = _QUESTIONS[found["question"]]
             described = await self.models.describe(method, found["model"], found["version"] or "")

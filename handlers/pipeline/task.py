@@ -20,6 +20,7 @@ from handlers.protocol.fields import Fields
 from handlers.protocol.metadata import Metadata, TensorMetadata
 from handlers.protocol.output_tensors import Model, OutputTensors, documents
 from handlers.protocol.requests import UNIT_COST, Cost, Items, Payload, Request
+from handlers.protocol.responses import Piped
 from handlers.protocol.rows import Headers, Shape
 
 API_HEADER = retrieval.HEADER.lower()
@@ -40,6 +41,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     # Tensors of inputs by name, unless they are BYTES [B], or FP32 with `item_dimensions`.
     input_tensors: Mapping[str, TensorMetadata] = {}
     output_tensors: OutputTensors = documents()  # how results become tensors of the Open Inference Protocol
+    piped: Piped = Piped()  # how it answers {"inputs": ...}
     batch_dims: Mapping[str, int] = {}  # by the name of an output tensor: its dimension of rows, unless the first
     media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
     decodes_in_threads: ClassVar[bool] = True  # whether decoding an item takes longer than passing it to a thread

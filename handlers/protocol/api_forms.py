@@ -133,7 +133,8 @@ class Ranking(Answer):
             ranked = [each | own for each, own in zip(ranked, repeated, strict=True)]
         if is_tei:
             return ranked
-        voyage = {"data": ranked} if self.aliases.get("top_n") == "top_k" else {}  # Voyage's clients read `data`
+        # Voyage's clients read `data`; without `top_k` nothing tells them from others.
+        voyage = {"data": ranked} if self.top_n is None or self.aliases.get("top_n") == "top_k" else {}
         return {"model": self.model, "results": ranked, "usage": _usage(self.tokens), **voyage}
 
 

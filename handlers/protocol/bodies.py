@@ -41,6 +41,7 @@ class BodyInfo:
     options: Mapping[str, Any]  # the other fields of its form
     content_type: str  # the media type, in lower case and without parameters; "" if its client stated none
     reader: Reader = "unknown"
+    is_piped: bool = False  # whether its client expects the answers of transformers' pipelines
 
 
 @lru_cache(maxsize=256)

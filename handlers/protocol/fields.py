@@ -17,11 +17,19 @@ from numpy.typing import NDArray
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Payloads, Request
-from handlers.protocol.responses import Form, Instances, Pipeline
+from handlers.protocol.responses import Form, Instances, Piped, Pipeline
 from handlers.protocol.tensors import BF16, from_bfloat16
 
 # transformers' and TEI's names of options.
-PIPELINE = {"aggregation_strategy": "aggregation", "truncate": "truncation", "truncation_direction": "truncation_side"}
+PIPELINE = {
+    "aggregation_strategy": "aggregation",
+    "max_answer_len": "max_answer_tokens",
+    "stride": "doc_stride",
+    "truncate": "truncation",
+    "truncation_direction": "truncation_side",
+}
+
+IMAGE = frozenset({"b64"})  # the input of tasks on images, whose text in JSON is base64
 
 
 def instances_of(
@@ -60,11 +68,15 @@ class Fields:
     options: frozenset[str] = frozenset()  # the options of an item
     item_dimensions: int = 0  # of one item in a tensor of numbers; a tensor with this number of dimensions is one item
     tensors: Mapping[str, str] = field(default_factory=dict)  # tensor -> input; empty if the names are equal
+    piped: Piped = field(default_factory=Piped)
 
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         # If a task has other inputs besides texts, the media type decides whether a body is a text.
         is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.reader == "text"
-        return Request((Payload({"text": body} if is_text else body, sent.options),))
+        value = {"text": body} if is_text else body
+        if sent.is_piped:
+            return Request((Payload(value, {**self.piped.options, **sent.options}),), Pipeline("", self.piped))
+        return Request((Payload(value, sent.options),))
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
         if isinstance(document, dict) and "instances" in document:
@@ -78,14 +90,20 @@ class Fields:
         others = {name: value for name, value in document.items() if name not in ("inputs", "parameters", "options")}
         if not isinstance(parameters := document.get("parameters") or {}, dict):
             raise InvalidBody('"parameters" must be an object.')
-        shared = {PIPELINE.get(name, name): value for name, value in {**options, **others, **parameters}.items()}
+        generation = parameters.get("generate_parameters")
+        if isinstance(generation, dict):
+            parameters = {**parameters, **generation}
+            del parameters["generate_parameters"]
+        named = {**options, **others, **parameters}
+        shared = {**self.piped.options, **{PIPELINE.get(name, name): value for name, value in named.items()}}
         inputs = document["inputs"]
         items = {"instances": inputs if isinstance(inputs, list) else [inputs]}
-        return instances_of(items, shared, self.max_request_items, self._payload, Pipeline(inputs))
+        form = Pipeline(inputs, self.piped)
+        return instances_of(items, shared, self.max_request_items, self._payload, form)
 
     def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:
         if isinstance(value, str):
-            return Payload(value, shared)
+            return Payload({"b64": value} if self.inputs == IMAGE else value, shared)
         if not isinstance(value, dict) or not self.inputs & value.keys():
             fields = ", ".join(f'"{name}": ...' for name in sorted(self.inputs))
             raise InvalidBody(f'JSON must be {{{fields}}} or {{"instances": [{{{fields}}}, ...]}}.')

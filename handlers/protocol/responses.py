@@ -112,10 +112,20 @@ class Instances:
 
 
 @dataclass(frozen=True, slots=True)
+class Piped:
+    """How a task answers like transformers' pipeline of its name."""
+
+    value_of: Callable[[Any], Any] = lambda result: result
+    is_nested: bool = False  # whether the answer to one input is a list of its result, as of Hugging Face's servers
+    options: Mapping[str, Any] = field(default_factory=dict)  # of items whose client sends none
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """The answer is that of transformers' pipelines, as servers of Hugging Face write it."""
 
     inputs: Any
+    piped: Piped = field(default_factory=Piped)
 
     def pack(self, results: Sequence[Any]) -> Reply:
         is_list = isinstance(self.inputs, list)
@@ -123,9 +133,10 @@ class Pipeline:
             if isinstance(result, ItemError):
                 place = f"inputs[{index}]: " if is_list else ""
                 return Reply(result.code, encode({"error": place + result.message, "error_type": result.type}))
+        values = [self.piped.value_of(result) for result in results]
         # A translation of one text is a list, too.
-        is_whole = is_list or (isinstance(self.inputs, str) and isinstance(results[0], Mapping))
-        return Reply(200, encode(results if is_whole else results[0]))
+        is_nested = self.piped.is_nested or (isinstance(self.inputs, str) and isinstance(values[0], Mapping))
+        return Reply(200, encode(values if is_list or is_nested else values[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,16 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "embeddings": {
         **_TRUNCATION,
         "inputs": "input",
-        "embedding_type": "encoding_format",
+        "embedding_type": "output_dtype",
+        "encoding_type": "output_dtype",
         "task": "input_type",
         "output_dimension": "dimensions",
     },
     "cohere": {"output_dimension": "dimensions", "max_tokens": "truncate_prompt_tokens"},
     "rerank": {**_TRUNCATION, "texts": "documents", "top_k": "top_n", "return_text": "return_documents"},
 }
+# Jina's field, and LlamaIndex's name of it: the type of numbers or their encoding, and maybe a list of one.
+JINA_TYPES = ("embedding_type", "encoding_type")
 # The only accepted value of fields that change an answer, besides `Hooks.only_values`. A document has one text.
 ONLY_VALUES: Mapping[str, Mapping[str, Any]] = {
     "embeddings": {"late_chunking": False},
@@ -86,16 +89,20 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
 
 def _rename(sent: dict[str, Any], known: Mapping[str, str]) -> dict[str, str]:
     """Give a client's fields our own names; return the client's by our own."""
-    found = {alias: name for alias, name in known.items() if alias in sent}
-    for alias, name in found.items():
-        value = sent.pop(alias)
-        # Jina's `embedding_type` may be a list.
-        value = value[0] if alias == "embedding_type" and isinstance(value, list) and len(value) == 1 else value
+    renamed: dict[str, str] = {}
+    for alias, name in known.items():
+        if alias not in sent:
+            continue
+        value, own = sent.pop(alias), name
+        if alias in JINA_TYPES:
+            value = value[0] if isinstance(value, list) and len(value) == 1 else value
+            own = "encoding_format" if value == "base64" else name
         # TEI's Left and Right.
         value = value.lower() if alias == "truncation_direction" and isinstance(value, str) else value
-        if sent.setdefault(name, value) != value:
-            raise InvalidOption(f"{alias}: differs from {name}; send one of them.")
-    return {name: alias for alias, name in found.items()}
+        if sent.setdefault(own, value) != value:
+            raise InvalidOption(f"{alias}: differs from {own}; send one of them.")
+        renamed[own] = alias
+    return renamed
 
 
 def _drop_neutral(sent: dict[str, Any], shape: Shape) -> None:

@@ -7,6 +7,7 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
 
     raw bytes, text                             Items.of_body
     multipart or form, a field `data`           its own media type decides; other fields are options
+    a form of the task's inputs by their names  one item, as of a JSON object
     JSON                                        Items.of_json
     no type, or application/octet-stream        JSON if it parses as an object or list with fields of the task
     POST /v2/models/M/infer through a gateway   JSON, whatever the type
@@ -17,7 +18,6 @@ The media type selects the reader of a body (bodies.READERS); the task makes ite
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from handlers.errors import (
@@ -31,50 +31,28 @@ from handlers.errors import (
 )
 from handlers.protocol import open_inference
 from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
+from handlers.protocol.headers import Headers, content_type, read_headers
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
+
+# Tasks import them from here.
+__all__ = ["MOST_FIELDS", "Headers", "Shape", "body_of", "fail_request", "read_headers", "unpack"]
 
 BODY = "body"  # TorchServe's name of a body
 DATA = "data"  # the field of a form that TorchServe's handlers read
 MOST_FIELDS = 200  # the most fields of a form, as in the gateway: a worker spends microseconds on each
 # Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
 ORIGINAL_PATH = "x-envoy-original-path"
+# Inputs that are texts, so that a field "2024" is not a number.
+TEXT_INPUTS = frozenset({"text", "question", "context", "query", "document"})
 TEXT = ("text/plain",)  # the media types of a task whose only inputs are texts
 _HEAD = 64  # characters at the start of a body that are searched for the start of JSON, behind white space
 UTF8_CHARSETS = ("", "utf-8", "utf8")
-CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
 LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
-
-
-class Headers(dict[str, str]):
-    """A request's headers by their names in lower case."""
-
-    __slots__ = ("sent", "types")
-
-    sent: Mapping[str, Any]
-
-    types: Mapping[str, str]  # the content type of each field of its form, or of its body, by the field's name
-
-    @property
-    def is_grpc(self) -> bool:
-        """Whether the request arrived by TorchServe's own gRPC, which has no headers."""
-        return not self
-
-
-def read_headers(sent: Mapping[str, Any]) -> Headers:
-    """Read a request's headers as TorchServe has them: values, and for each field {"content-type": value}.
-
-    Clients choose the case of names, and TorchServe's own case depends on the path.
-    """
-    headers = Headers()
-    headers.types, headers.sent = {}, sent
-    for name, value in sent.items():
-        if not isinstance(value, str):
-            headers.types[name] = value.get("content-type", "") if isinstance(value, Mapping) else ""
-        elif (lowered := name.lower()) == name or lowered not in headers:
-            headers[lowered] = value
-    return headers
+# Hugging Face's clients for Python and JavaScript, by their User-Agent: they send an image's file as it is, and read
+# only the answers of transformers' pipelines.
+PIPED_CLIENTS = re.compile(r"\bhf_hub/|@huggingface/inference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +72,28 @@ class Shape:
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     """Unpack one row."""
-    is_protobuf = _is_protobuf(headers)
-    length = None if is_protobuf else headers.get(LENGTH_HEADER)
     try:
-        _, value, sent = body_of(row, headers, shape.max_body_bytes)
-        if not isinstance(value, bytes | bytearray | str):
-            return _from_json(value, sent, shape)
-        if is_protobuf:
-            return _from_grpc(value, sent.options, shape)
-        if length is not None:
-            document, binary = open_inference.split(value, length)
-            return _from_inference(parse_json(document), binary, sent.options, shape)
-        if _is_inference_path(headers):
-            return _from_inference(parse_json(value), memoryview(b""), sent.options, shape)
-        return _from_body(value, sent, shape)
+        if names := _named_inputs(row, shape):
+            return _from_fields(names, row, headers, shape)
+        return _from_row(row, headers, shape)
     except InvalidInput as error:
         return Request((ItemError.of(error),), _error_form(headers, shape.model))
+
+
+def _from_row(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+    is_protobuf = _is_protobuf(headers)
+    length = None if is_protobuf else headers.get(LENGTH_HEADER)
+    _, value, sent = body_of(row, headers, shape.max_body_bytes)
+    if not isinstance(value, bytes | bytearray | str):
+        return _from_json(value, sent, shape)
+    if is_protobuf:
+        return _from_grpc(value, sent.options, shape)
+    if length is not None:
+        document, binary = open_inference.split(value, length)
+        return _from_inference(parse_json(document), binary, sent.options, shape)
+    if _is_inference_path(headers):
+        return _from_inference(parse_json(value), memoryview(b""), sent.options, shape)
+    return _from_body(value, sent, shape)
 
 
 def fail_request(headers: Headers, error: ItemError) -> Request:
@@ -130,11 +114,30 @@ def _is_inference_path(headers: Headers) -> bool:
 
 
 def _is_protobuf(headers: Headers) -> bool:
-    return _content_type(headers, BODY)[0] == PROTOBUF
+    return content_type(headers, BODY)[0] == PROTOBUF
 
 
 def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tuple[str, Any, BodyInfo]:
     """Find a row's body: its field's name, its value (bytes or text, not empty, or parsed JSON), and its BodyInfo."""
+    _check_row(row, headers, max_body_bytes)
+    name, options = _input_field(row)
+    value = row[name]
+    if isinstance(value, bytes | bytearray | str) and not value:
+        raise EmptyInput("The body is empty.")
+    value, media_type = _decoded(row, headers, name)
+    is_piped = bool(PIPED_CLIENTS.search(headers.get("user-agent", "")))
+    return name, value, BodyInfo(options, media_type, reader_of(media_type), is_piped)
+
+
+def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[Any, str]:
+    """Return a field's value, as text if it has a character set, and its media type."""
+    value = row[name]
+    media_type, charset = content_type(headers, name)
+    is_text = reader_of(media_type) in ("json", "text") and isinstance(value, bytes | bytearray)
+    return decode(value, charset) if is_text and charset not in UTF8_CHARSETS else value, media_type
+
+
+def _check_row(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> None:
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
     codings = headers.get("content-encoding", "").lower().split(",")
@@ -143,31 +146,36 @@ def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tu
     size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
     if size > max_body_bytes:
         raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")
-    name, options = _input_field(row)
-    value = row[name]
-    if isinstance(value, bytes | bytearray | str) and not value:
-        raise EmptyInput("The body is empty.")
-    media_type, charset = _content_type(headers, name)
+
+
+def _named_inputs(row: Mapping[str, Any], shape: Shape) -> set[str]:
+    """Return the fields of a form that are inputs of the task by their names; none if one field is the whole input."""
+    names = shape.inputs & row.keys()
+    return {*names} if len(names) > 1 or (len(row) > 1 and not row.keys() & {BODY, DATA}) else set()
+
+
+def _from_fields(names: set[str], row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
+    """Make one item of a form's inputs: files as they are, JSON parsed, and other fields as text or as options are."""
+    _check_row(row, headers, shape.max_body_bytes)
+    options = {name: value for name, value in row.items() if name not in names}
+    check_count(options)
+    document = {name: _field_value(name, *_decoded(row, headers, name)) for name in names}
+    sent = BodyInfo({name: form_value(value) for name, value in options.items()}, "")
+    return shape.items.of_json(document, sent)
+
+
+def _field_value(name: str, value: Any, media_type: str) -> Any:
     reader = reader_of(media_type)
-    if charset not in UTF8_CHARSETS and reader in ("json", "text") and isinstance(value, bytes | bytearray):
-        value = decode(value, charset)
-    return name, value, BodyInfo(options, media_type, reader)
-
-
-def _content_type(headers: Headers, name: str) -> tuple[str, str]:
-    """Return the media type and charset of one field in lower case; "" if the client stated none."""
-    media_type, charset = _media_type(headers.types.get(name, ""))
-    # TorchServe removes the parameters of a body's type; the request's header contains them.
-    sent = headers.get("content-type") if media_type and not charset else None
-    of_header = _media_type(sent) if sent else ("", "")
-    return of_header if of_header[0] == media_type else (media_type, charset)
-
-
-@lru_cache(maxsize=256)
-def _media_type(content_type: str) -> tuple[str, str]:
-    media_type, _, parameters = content_type.lower().partition(";")
-    found = CHARSET.search(parameters)
-    return media_type.strip(), found[1] if found else ""
+    if reader == "json" and isinstance(value, bytes | bytearray | str):
+        return parse_json(value)
+    is_file = reader in ("form", "other") or isinstance(value, str)
+    if is_file or not isinstance(value, bytes | bytearray):
+        return value
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+    return text if reader == "text" or name in TEXT_INPUTS else form_value(text)
 
 
 def _input_field(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

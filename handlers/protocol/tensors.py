@@ -43,6 +43,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
 MAX_DIMENSIONS = 16  # the most dimensions of a tensor; numpy has at most 64
+MOST_EXACT = 2**53  # the largest whole number up to which an FP64 has every one
 MAX_SIZE = 2**31 - 1  # the most elements of a tensor, and of a dimension, even beside a dimension of 0
 
 _LENGTH = struct.Struct("<I")
@@ -119,7 +120,7 @@ def from_json(dtype: np.dtype[Any], shape: tuple[int, ...], data: Any) -> NDArra
         raise MalformedTensor("BF16 must be binary, with parameters.binary_data_size.")
     if not isinstance(data, list):
         raise MalformedTensor('"data" must be a list; a binary tensor has parameters.binary_data_size instead.')
-    objects, types = to_objects(data)
+    objects, types = read_floats(*to_objects(data), dtype.kind)
     if not types <= JSON_TYPES[dtype.kind]:
         raise MalformedTensor(f'"data" must be a flat list of {_NAMES[dtype]}, or nested like the shape.')
     if objects.size and objects.ndim != 1 and objects.shape != shape:
@@ -137,6 +138,18 @@ def to_objects(data: Any) -> tuple[NDArray[Any], set[type]]:
     # Objects: otherwise numpy turns true into a number, and every string needs the memory of the longest.
     objects = np.array(data, object)
     return objects, set(map(type, objects.ravel().tolist()))
+
+
+def read_floats(objects: NDArray[Any], types: set[type], kind: str) -> tuple[NDArray[Any], set[type]]:
+    """Turn floats without a fraction into whole numbers or booleans: generated clients have one type for numbers."""
+    if float not in types or kind not in "iub":
+        return objects, types
+    is_whole = [type(each) is float and each.is_integer() and abs(each) <= MOST_EXACT for each in objects.flat]
+    if kind == "b":
+        is_whole = [whole and each in (0, 1) for whole, each in zip(is_whole, objects.flat, strict=True)]
+    to_type = bool if kind == "b" else int
+    read = [to_type(each) if whole else each for whole, each in zip(is_whole, objects.flat, strict=True)]
+    return make_objects(read).reshape(objects.shape), set(map(type, read))
 
 
 def convert(objects: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Engine, Outputs
-from handlers.probabilities import function_of, scores
+from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, Record, rankings
+from handlers.protocol.responses import Piped
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
 
@@ -24,6 +25,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
     output_tensors = rankings(LABELS, _to_records)
+    piped = Piped(_to_records)
 
     def load(self) -> Engine:
         engine = super().load()
@@ -53,7 +55,8 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
 
     def split(self, outputs: Outputs, items: Sequence[DecodedImage]) -> Sequence[Any]:
         """Turn `logits`, (B, classes), into {label: score} for each item: its `top_k` likeliest, likeliest first."""
-        probabilities = scores(outputs["logits"], self.function)
+        asked = [item.options.function_to_apply or self.function for item in items]
+        probabilities = scores_of_rows(outputs["logits"], asked)
         order = np.argsort(-probabilities, axis=1, kind="stable")
         return [
             {self.labels[index]: float(row[index]) for index in ranks[: item.options.top_k or self.config.top_k]}

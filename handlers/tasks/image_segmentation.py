@@ -12,6 +12,7 @@ from handlers.engines import Outputs
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.requests import Payload
+from handlers.protocol.responses import Piped
 from handlers.vision.class_maps import find_classes
 from handlers.vision.config import ImageSegmentationConfig, ImageSegmentationOptions
 from handlers.vision.encoding import encode_map
@@ -26,6 +27,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
 
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
+    piped = Piped(options={"masks": "png"})
 
     def load_network(self) -> tuple[Any, Sequence[str]]:
         from handlers.engines.torch import dtype_for  # noqa: PLC0415

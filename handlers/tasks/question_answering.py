@@ -75,14 +75,15 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
         return [self._split(item, encoding) for item, encoding in zip(items, encodings, strict=True)]
 
     def _split(self, item: Passage, encoding: Any) -> Passage | ItemError:
+        limit = self.config.max_windows
         try:
-            windows = split_context(encoding, self.max_length, self.doc_stride)
+            windows = split_context(encoding, self.max_length, self.stride(item.options), limit)
         except InvalidInput as error:
             return ItemError.of(error)
-        limit = self.config.max_windows
         if len(windows) > limit and not self.config.truncation:
-            tokens = windows[-1].offset + windows[-1].tokens
-            message = f"context: {tokens} tokens, {len(windows)} windows; max_windows is {limit}."
+            tokens = encoding.sequence_ids.count(1)
+            count = len(range(0, tokens - self.stride(item.options), windows[1].offset))
+            message = f"context: {tokens} tokens, {count} windows; max_windows is {limit}."
             return ItemError.of(TextTooLong(message))
         return replace(item, encoding=encoding, windows=windows[:limit])
 

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import normalizers
 
 from handlers.engines import Engine, Outputs
-from handlers.errors import InvalidBody, ItemError
+from handlers.errors import InvalidBody, InvalidOption, ItemError
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
@@ -15,7 +15,7 @@ from handlers.text.config import SentenceEmbeddingConfig, SentenceEmbeddingOptio
 from handlers.text.encoders import Head
 from handlers.text.handler import TextHandler
 from handlers.text.inputs import Text, add_tokens
-from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids
+from handlers.text.sentence_files import Dimensions, Prompts, read_token_ids, scale_to_unit
 from handlers.text.sentence_modules import find_vector_size, has_unit_length, transformer_settings
 
 Sentence = Text[SentenceEmbeddingOptions]
@@ -72,6 +72,8 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     def options(self, sent: Mapping[str, Any]) -> Any:
         options = super().options(sent)
         self.dimensions.check(options.dimensions)
+        if options.normalize is False and (options.dimensions or has_unit_length(self.checkpoint_dir)):
+            raise InvalidOption("normalize: must be true; this model, or `dimensions`, scales vectors to unit length.")
         return options
 
     def prepare(self, items: Sequence[Sentence]) -> Sequence[Sentence | ItemError]:
@@ -82,4 +84,6 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
 
     def split(self, outputs: Outputs, items: Sequence[Sentence]) -> Sequence[Any]:
         """Return each item's row of `embeddings`, (B, D) float32."""
-        return self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])
+        vectors = self.dimensions.cut(outputs["embeddings"], [item.options.dimensions for item in items])
+        asked = [item.options.normalize for item in items]
+        return [scale_to_unit(each) if is_asked else each for each, is_asked in zip(vectors, asked, strict=True)]

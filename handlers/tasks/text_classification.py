@@ -9,9 +9,10 @@ import numpy as np
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidOption
-from handlers.probabilities import function_of, scores
+from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
+from handlers.protocol.responses import Piped
 from handlers.text.config import TextClassificationConfig, TextClassificationOptions
 from handlers.text.encoders import UNCERTAIN_SEGMENTS, Head, takes_segments
 from handlers.text.handler import TextHandler
@@ -25,6 +26,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions
     output_tensors = rankings(LABELS)
+    piped = Piped(is_nested=True)
 
     def load(self) -> Engine:
         engine = super().load()
@@ -50,7 +52,8 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
 
     def split(self, outputs: Outputs, items: Sequence[Text[TextClassificationOptions]]) -> Sequence[Any]:
         """Turn `logits`, (B, labels), into [{"label", "score"}, ...] for each item, its `top_k` likeliest in order."""
-        rows = scores(outputs["logits"], self.function)
+        asked = [item.options.function_to_apply for item in items]
+        rows = scores_of_rows(outputs["logits"], [self.function if each == "auto" else each for each in asked])
         order = np.argsort(-rows, axis=1, kind="stable")
         return [
             [{"label": self.labels[index], "score": row[index]} for index in ranks[: item.options.top_k]]

@@ -50,7 +50,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
             if len(ids) > limit and side is not None:
                 windows = [cut_window(encoding, limit, side)]
             else:
-                windows = split_encoding(encoding, 0, limit, self.doc_stride)
+                windows = split_encoding(encoding, 0, limit, self.stride(item.options), most)
         except InvalidInput as error:
             return ItemError.of(error)
         if len(ids) > limit and not 0 < len(windows) <= most:
@@ -72,7 +72,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         for window, scores in zip(item.windows, outputs, strict=True):
             indices = range(first + window.offset, first + window.offset + window.tokens)
             tokens = self._tokens(item.text, indices, rows, scores[window.first :])
-            found.append(find_entities(tokens, self.labels, item.options.aggregation, join, self.config.ignore_labels))
+            found.append(find_entities(tokens, self.labels, item.options.aggregation, join, item.options.ignore_labels))
         return merge_windows(found)
 
     def _tokens(self, text: str, indices: range, rows: Sequence[Any], scores: Any) -> Iterator[Token]:

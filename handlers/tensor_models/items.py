@@ -20,7 +20,7 @@ from handlers.protocol.fields import instances_of
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Payload, Payloads, Request
 from handlers.protocol.responses import Instances, OneItem
-from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, convert, to_bfloat16, to_objects
+from handlers.protocol.tensors import BF16, DTYPES, JSON_TYPES, convert, read_floats, to_bfloat16, to_objects
 from handlers.tensor_models.answers import Columns, write_prediction, write_row
 from handlers.tensor_models.checks import check_inputs, count_rows
 from handlers.tensor_models.rows import Rows
@@ -41,6 +41,9 @@ class TensorItems:
 
     def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
         """Make a payload of each row; an error is one of the whole request."""
+        if len(tensors) == len(self._needed) == 1 and not tensors.keys() & self._inputs.keys():
+            # The only input's tensor may have any name.
+            tensors = dict(zip(self._needed, tensors.values(), strict=True))
         arrays = check_inputs(tensors, self._inputs, self._signature)
         count = count_rows(arrays, self._signature)
         self._check_count(count)
@@ -112,6 +115,7 @@ def read_values(value: Any, tensor: Tensor, *, is_row: bool) -> NDArray[Any]:
     listed, types = to_objects(value)
     datatype = tensor.datatype or next((name for kind, name in GUESSED if kind in types), "FP64")
     dtype = DTYPES[datatype]
+    listed, types = read_floats(listed, types, dtype.kind)
     expected = tensor.shape if not is_row or tensor.shape is None else remove_dimension(tensor.shape, tensor.batch_dim)
     if not types <= JSON_TYPES["f" if dtype == BF16 else dtype.kind]:
         raise TensorMismatch(f"{tensor.name}: {datatype} {_write_shape(expected)} is expected, nested as its shape is.")

@@ -40,9 +40,9 @@ class Span:
     last: int
 
 
-def split_context(encoding: Any, max_length: int, stride: int) -> list[Window]:
-    """Split a context into as few windows as cover it, in its order."""
-    if windows := split_encoding(encoding, 1, max_length, stride):
+def split_context(encoding: Any, max_length: int, stride: int, most: int) -> list[Window]:
+    """Split a context into as few windows as cover it, in its order; see `split_encoding`."""
+    if windows := split_encoding(encoding, 1, max_length, stride, most):
         return windows
     question, context = map(encoding.sequence_ids.count, (0, 1))
     if not context:

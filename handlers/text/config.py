@@ -13,6 +13,8 @@ LabelCount = Annotated[int, Field(ge=1, le=10_000)]
 
 AnswerTokens = Annotated[int, Field(ge=1, le=128)]  # the most tokens of an answer to a question
 
+Stride = Annotated[int, Field(ge=0)]
+
 # The least and the greatest value of each dimension. YAML has lists and no tuples.
 _Bound = float | Annotated[tuple[float, ...], Strict(False)]
 Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
@@ -20,6 +22,7 @@ Bounds = Annotated[tuple[_Bound, _Bound], Strict(False)]
 # How token classification groups tokens, by the names of transformers' pipeline.
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
+Function = Literal["auto", "sigmoid", "softmax", "none"]  # from logits to scores
 Split = Literal["none", "sentences"]  # how a text is divided before it is translated
 # The first four are torch's too; the others are CTranslate2's names.
 _Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"]
@@ -106,6 +109,7 @@ class SentenceEmbeddingOptions(TruncationOptions):
         None, "The role of the text: selects the model's prompt."
     )
     prompt_name: str | None = doc(None, "The name of one of the model's prompts, which is put in front of the text.")
+    normalize: bool | None = doc(None, "Whether to scale the vector to unit length; null for the model's own choice.")
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -176,7 +180,7 @@ class TextClassificationConfig(TextConfig):
     """Settings of text classification; `top_k` is the default of a request."""
 
     top_k: Count | None = 1
-    function_to_apply: Literal["auto", "sigmoid", "softmax", "none"] = doc(
+    function_to_apply: Function = doc(
         "auto", "The function that turns logits into scores; `auto` for the one that the model's configuration implies."
     )
 
@@ -186,6 +190,7 @@ class TextClassificationOptions(TruncationOptions):
     """Options of one text; see TextClassificationConfig."""
 
     top_k: Count | None = Field(description="Maximum labels in the response; null for all.")
+    function_to_apply: Function = Field(description="The function that turns logits into scores.")
     text_pair: str | None = doc(None, "A second text, which is classified together with the first.")
 
 
@@ -193,7 +198,7 @@ class TextClassificationOptions(TruncationOptions):
 class WindowsConfig(TextConfig):
     """Settings of a task that runs a long text in windows."""
 
-    doc_stride: Annotated[int, Field(ge=0)] | None = doc(
+    doc_stride: Stride | None = doc(
         None, "Tokens that neighbouring windows share; None for 128, or half of `max_length` if that is less."
     )
     max_windows: Count = doc(32, "Maximum windows per text.")
@@ -211,6 +216,8 @@ class TokenClassificationConfig(WindowsConfig):
 class TokenClassificationOptions(TruncationOptions):
     """Options of one text; see TokenClassificationConfig."""
 
+    doc_stride: Stride | None = Field(description="Tokens that neighbouring windows share.")
+    ignore_labels: Labels = Field(description="Labels that the response does not contain.")
     aggregation: Aggregation = Field(
         description="How tokens are grouped into entities, as in transformers' pipeline; `none` returns every token."
     )

@@ -86,10 +86,10 @@ class Dimensions:
     def cut(self, vectors: NDArray[np.float32], wanted: Iterable[int | None]) -> list[NDArray[np.float32]]:
         """Cut each row of `vectors`, (B, D), to the size of its client, and scale it to unit length."""
         rows = zip(vectors, wanted, strict=True)
-        return [row if size in (None, self.size) else _scale_to_unit(row[:size]) for row, size in rows]
+        return [row if size in (None, self.size) else scale_to_unit(row[:size]) for row, size in rows]
 
 
-def _scale_to_unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
+def scale_to_unit(part: NDArray[np.float32]) -> NDArray[np.float32]:
     return (part / max(float(np.linalg.norm(part)), 1e-12)).astype(np.float32)
 
 

@@ -1,10 +1,10 @@
 """The handler that the tasks on long texts share: a text runs in windows, all of them in one micro-batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from handlers.engines import Arrays, Engine
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, InvalidOption
 from handlers.pipeline.micro_batches import Cost
 from handlers.text.config import WindowsConfig
 from handlers.text.handler import TextHandler
@@ -27,6 +27,17 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
         if self.doc_stride >= self.max_length:
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
+
+    def options(self, sent: Mapping[str, Any]) -> Any:
+        options = super().options(sent)
+        if self.stride(options) >= self.max_length:
+            raise InvalidOption(f"doc_stride: {self.stride(options)}; must be less than {self.max_length}.")
+        return options
+
+    def stride(self, options: Any) -> int:
+        """Return the tokens that neighbouring windows share; a task of a user may lack the option."""
+        asked: int | None = getattr(options, "doc_stride", None)
+        return self.doc_stride if asked is None else asked
 
     def window_tokens(self) -> int:
         return self.max_length

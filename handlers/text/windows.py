@@ -33,8 +33,11 @@ class Windowed(Text[Options]):
     windows: Sequence[Window] = field(default=())  # none until the batch is tokenised
 
 
-def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int) -> list[Window]:
-    """Split one text of an encoding into as few windows as cover it; none if no token of it fits, or it has none."""
+def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int, most: int) -> list[Window]:
+    """Split one text of an encoding into as few windows as cover it; none if no token of it fits, or it has none.
+
+    At most one more than `most` are made: a step of one token would make as many as the text has tokens.
+    """
     ids, type_ids = encoding.ids, encoding.type_ids
     indices = [index for index, each in enumerate(encoding.sequence_ids) if each == sequence]
     if not indices:
@@ -45,7 +48,7 @@ def split_encoding(encoding: Any, sequence: int, max_length: int, stride: int) -
     if not fits and room <= stride:
         return []
     windows = []
-    for start in [text.start] if fits else range(text.start, text.stop - stride, room - stride):
+    for start in [text.start] if fits else range(text.start, text.stop - stride, room - stride)[: most + 1]:
         stop = min(start + room, text.stop)
         windows.append(
             Window(

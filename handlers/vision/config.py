@@ -71,6 +71,9 @@ class ImageClassificationOptions:
     """Options of one image."""
 
     top_k: Count | None = doc(None, "Maximum labels in the response.")
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = doc(
+        None, "The function that turns logits into scores; null for the model's own."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
@@ -135,6 +138,7 @@ class ImageSegmentationConfig(PixelsConfig):
 class ImageSegmentationOptions:
     """Options of one image; None selects the setting of that name."""
 
+    subtask: Literal["semantic"] | None = doc(None, "The kind of segments, by transformers' name.")
     masks: Masks | None = doc(
         None, "How the response draws the segments: `map` is one PNG of all classes, `png` one of each."
     )

@@ -20,8 +20,8 @@ from PIL.ExifTags import Base
 
 from handlers.errors import CorruptInput, ImageTooLarge
 
-# Segments of a JPEG before its first scan: an ICC profile has 255 at most, and an extended XMP, with a depth map for
-# instance, one for each 64 KiB.
+# Segments of a JPEG before its first scan, and again behind it: an ICC profile has 255 at most, and an extended XMP,
+# with a depth map for instance, one for each 64 KiB.
 MOST_SEGMENTS = 1000
 MOST_SCANS = 64  # scans of a JPEG: programs write 10 into a progressive one, and optimisers up to about 20
 MOST_CHUNKS = 20_000  # chunks of a PNG: programs write data in pieces of 8 KiB or more
@@ -134,14 +134,32 @@ def _strip_jpeg(body: bytes | bytearray) -> StrippedFile:
             kept += [bytes((0xFF, marker)), view[start:at]]
     else:
         raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments before its data.")
-    # Bytes after the image's end, a film for instance, may look like scans. They are cut off, and so not counted.
-    data = np.frombuffer(body, np.uint8)[at:]  # numpy needs a fifth of the time of `bytes.find`, and not Python's lock
-    is_marker, markers = data[:-1] == 0xFF, data[1:]
-    ends = is_marker & (markers == EOI)
-    size = int(ends.argmax()) + 2 if ends.any() else len(data)
-    if np.count_nonzero(is_marker[:size] & (markers[:size] == SOS)) >= MOST_SCANS:
-        raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
-    return StrippedFile(b"".join([*kept, SCAN, view[start : at + size]]), bytes(first[EXIF]), bytes(first[XMP]))
+    end = _find_image_end(body, at)
+    return StrippedFile(b"".join([*kept, SCAN, view[start:end]]), bytes(first[EXIF]), bytes(first[XMP]))
+
+
+def _find_image_end(body: bytes | bytearray, at: int) -> int:
+    """Return the end of a JPEG whose first scan's data is at `at`; bytes behind it, such as a film, are no part of it.
+
+    Segments between scans are skipped: what they contain may look like scans, or like the end.
+    """
+    data = np.frombuffer(body, np.uint8)  # numpy needs a fifth of the time of a search, and not Python's lock
+    markers, scans = data[at + 1 :], 1
+    is_marker = (data[at:-1] == 0xFF) & (markers > 1) & (markers & 0xF8 != 0xD0) & (markers != 0xFF)
+    places = at + np.flatnonzero(is_marker)
+    for _ in range(MOST_SEGMENTS):
+        index = int(np.searchsorted(places, at))
+        if index == len(places):
+            return len(body)
+        start = int(places[index]) + 2
+        marker = body[start - 1]
+        if marker == EOI:
+            return start
+        scans += marker == SOS
+        if scans > MOST_SCANS:
+            raise ImageTooLarge(f"The JPEG has more than {MOST_SCANS} scans.")
+        at = start if marker in STANDALONE else start + int.from_bytes(body[start : start + LENGTH.size], "big")
+    raise ImageTooLarge(f"The JPEG has more than {MOST_SEGMENTS} segments between its scans.")
 
 
 def _find_end(body: bytes | bytearray, start: int) -> int:

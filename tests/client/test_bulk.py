@@ -174,6 +174,36 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
     assert (again, recorded(out)) == (["a", "c", "d"], {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"})
 
 
+ROW = {"name": "x", "datatype": "FP32", "shape": [-1, 1]}
+TEXT = {"name": "text", "datatype": "BYTES", "shape": [-1, 1]}
+
+
+@table(
+    ("rows.txt", "[1]\n[2.5]\n[3]\n", ROW, [[[1], [2.5]], [[3]]]),
+    ("rows.txt", '{"x": [1]}\n', ROW, [[{"x": [1]}]]),
+    # A text may look like JSON; an object with the model's input, or a file of JSON lines, is a request.
+    ("texts.txt", "[1]\n2024\n", TEXT, [["[1]", "2024"]]),
+    ("texts.txt", '{"text": "a"}\n', TEXT, [[{"text": "a"}]]),
+    ("texts.jsonl", '"a"\n{"text": "b", "top_k": 2}\n', TEXT, [["a", {"text": "b", "top_k": 2}]]),
+)
+def test_line_is_json_if_the_model_has_no_texts_or_the_file_says_so(
+    name: str, content: str, tensor: Any, asked: Any, tmp_path: Path
+) -> None:
+    described = {"name": "m", "versions": ["1"], "inputs": [tensor], "outputs": []}
+
+    def answer(request: Request) -> Step:
+        if request.method == "GET":
+            return ok({"max_batch_size": 2} if request.url.endswith("/config") else described)
+        return predictions(*orjson.loads(request.body)["instances"])
+
+    (tmp_path / name).write_text(content)
+    server = Server(answer)
+    assert predict(server, tmp_path / name, tmp_path / "out.jsonl") == 0
+    # No list is longer than the model accepts.
+    sent = [orjson.loads(request.body)["instances"] for request in server.sent if request.method == "POST"]
+    assert sorted(sent, key=str) == sorted(asked, key=str)
+
+
 def test_next_run_asks_for_what_is_new_or_changed_alone_and_never_for_its_own_file(tmp_path: Path) -> None:
     out, server = tmp_path / "answers.jsonl", Server(lambda request: ok(request.body.decode().upper()))
     (tmp_path / "below").mkdir()

@@ -88,6 +88,20 @@ def test_infer_batch_joins_in_order_and_sends_the_options_with_every_chunk() -> 
     assert all(orjson.loads(request.body)["top_k"] == 2 for request in server.sent[:3])
 
 
+def test_chunk_has_no_more_items_than_the_model_accepts_by_its_metadata() -> None:
+    described = {"name": "m", "versions": ["1"], "inputs": [], "outputs": []}
+
+    def answer(request: Request) -> Response:
+        if request.method == "GET":
+            return ok({"max_batch_size": 2} if request.url.endswith("/config") else described)
+        return upper(request)
+
+    server = Server(answer)
+    with ChunkingClient(client(server)) as chunking:
+        assert chunking.infer_batch("m", ["a", "b", "c"]) == ["A", "B", "C"]
+    assert sorted(request_sizes([request for request in server.sent if request.method == "POST"])) == [1, 2]
+
+
 def test_infer_batch_joins_arrays_along_their_first_axis() -> None:
     def answer(request: Request) -> Response:
         length = int(request.headers["Inference-Header-Content-Length"])

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,20 @@ def test_wrong_usage_exits_2_with_a_line(arguments: list[str], words: str, capsy
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("torchserve-client: ") and re.search(r"; see torchserve-client.* --help$", line)
     assert words in line
+
+
+def test_reader_of_the_output_may_end_before_it() -> None:
+    for module in ("torchserve_client", "torchserve_batching"):
+        command = [sys.executable, "-m", module, "--help"]
+        # Nothing reads from this pipe, as if `head` had ended.
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            own = {**os.environ, "PYTHONUNBUFFERED": ""}
+            ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=own, check=False, timeout=60)
+        finally:
+            os.close(write)
+        assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(("text", "timeout_s"), [("120", 120), ("1.5s", 1.5), ("500ms", 0.5), ("2m", 120)])

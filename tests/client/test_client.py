@@ -1,4 +1,7 @@
+import copy
 import json
+import pickle
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -6,10 +9,14 @@ import pytest
 from tests.client.script import Script, client, failed, ok, predictions
 from tests.tables import table
 from torchserve_client import (
+    ChunksFailed,
     Client,
+    DeadlineExceeded,
     InvalidPayload,
     ItemFailed,
     Management,
+    NoConnection,
+    NodesFailed,
     RankedDocument,
     Rejected,
     ServerFailed,
@@ -26,6 +33,26 @@ def test_predict_posts_to_the_model_and_version_and_reads_the_json() -> None:
     ((request, timeout_s),) = script.sent
     assert (request.method, request.url) == ("POST", "http://server/predictions/my%20model/1.0")
     assert (request.body, request.headers["Content-Type"], timeout_s) == (b"\xff", "application/octet-stream", 60)
+
+
+@pytest.mark.parametrize("timeout_s", [None, inf])
+def test_call_without_a_deadline_waits_and_sends_none(timeout_s: float | None) -> None:
+    script = Script(ok(1))
+    asked = Client("http://server", timeout_s=timeout_s, transport=script)
+    assert (asked.predict("m", "x"), asked.predict("m", "x", timeout_s=inf)) == (1, 1)
+    assert [(sent.headers.get("X-Timeout-Ms"), left_s) for sent, left_s in script.sent] == [(None, inf)] * 2
+    with pytest.raises(ValueError, match="it is NaN"):
+        Client("http://server", timeout_s=nan)
+
+
+def test_every_error_survives_pickling_as_pools_of_processes_need() -> None:
+    rejected, lost = Rejected("no", 400, "Wrong"), NoConnection("gone", was_sent=True)
+    rejected.retry_after_s = 2.0
+    nodes = NodesFailed({"a": lost}, ["b"])
+    for error in (rejected, lost, nodes, ChunksFailed({range(2): lost}, {range(2, 3): [1]}), DeadlineExceeded("late")):
+        for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(copied), str(copied), copied.to_json()) == (type(error), str(error), error.to_json())
+            assert repr(vars(copied)) == repr(vars(error))
 
 
 URLS = ("127.0.0.1:1", "ftp://me:SECRET@a", "http://a:65536", "http://a:1,http://b:1", "http://a,b", ["http://a"])

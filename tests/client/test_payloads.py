@@ -28,6 +28,7 @@ B64 = base64.b64encode(b"\xff\xd8").decode()
     ({"b64": b"\xff\xd8"}, b'{"b64":"%s"}' % B64.encode(), JSON),
     (["a", {"text": "b"}], b'{"instances":["a",{"text":"b"}]}', JSON),
     (("a",), b'{"instances":["a"]}', JSON),
+    ([[3], 4, 0.5], b'{"instances":[[3],4,0.5]}', JSON),
     ([b"\xff\xd8"], b'{"instances":[{"b64":"%s"}]}' % B64.encode(), JSON),
 )
 def test_payload_without_options_is_sent_as_it_is(payload: Any, content: bytes, content_type: str) -> None:

@@ -225,6 +225,13 @@ def test_every_bf16_is_what_tritonclient_sends_and_fp32_is_rounded_to_the_neares
         np.testing.assert_array_equal(written, numbers.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
+@table(("INT32", [1, 2.0, -3.0]), ("UINT8", [255.0]), ("INT64", [2.0**53]), ("BOOL", [1.0, 0.0, True]), ("FP32", [1.0]))
+def test_whole_numbers_may_be_floats_as_generated_clients_write_them(datatype: str, data: list[Any]) -> None:
+    dtype = read_dtype(datatype)
+    read = from_json(dtype, (len(data),), data)
+    assert (read.dtype, read.tolist()) == (dtype, data)
+
+
 HUGE = [2**62, 2**62]
 
 
@@ -234,7 +241,14 @@ HUGE = [2**62, 2**62]
     # Sizes that numpy cannot multiply, beside a 0.
     *(("UINT8", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""), ("FP32", [2], b"\0" * 7), ("BYTES", [1], b"\0\0\0")),
     *(("BYTES", [1], b"\xff\xff\xff\xffa"), ("BYTES", [1], b"\1\0\0\0a\1\0\0\0b"), ("UINT8", [2], [1, 256])),
-    *(("UINT8", [2], [1, True]), ("UINT8", [2, 1], [[1, 2]]), ("FP32", [1], [1e39]), ("FP64", [1], [10**400])),
+    *((datatype, [1], [each]) for datatype in ("INT32", "BOOL") for each in (0.5, 2.0**54)),
+    *(
+        ("UINT8", [2], [1, True]),
+        ("UINT8", [1], [256.0]),
+        ("UINT8", [2, 1], [[1, 2]]),
+        ("FP32", [1], [1e39]),
+        ("FP64", [1], [10**400]),
+    ),
     # numpy's default dtype would need 4 TB.
     ("INT64", [10**6 + 1], [*[0] * 10**6, "a" * 10**6]),
 )

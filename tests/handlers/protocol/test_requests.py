@@ -60,6 +60,23 @@ def test_accepted_body_is_items_with_their_options(row: dict[str, Any], headers:
     assert (request.payloads, request.form) == (expected.payloads, expected.form)
 
 
+TWO = frozenset({"image", "number"})
+NUMBERED = replace(SHAPE, items=Fields(TWO, 3), inputs=TWO)
+ASKING = replace(SHAPE, items=Fields(frozenset({"question", "context"}), 3), inputs=frozenset({"question", "context"}))
+PARTS = {**typed("image/jpeg", "image"), **typed("", "number")}
+
+
+@table(
+    ({"image": b"\xff", "number": b"3", "top_k": b"2"}, NUMBERED, {"image": b"\xff", "number": 3}, {"top_k": 2}),
+    ({"image": b"\xff", "number": b"[3]"}, NUMBERED, {"image": b"\xff", "number": [3]}, {}),
+    # The name of the whole input, beside which only one other can be.
+    ({"data": b"2024", "question": b"Who?"}, ASKING, b"2024", {"question": "Who?"}),
+    ({"question": b"2024", "context": "Grüße".encode()}, ASKING, {"question": "2024", "context": "Grüße"}, {}),
+)
+def test_form_of_several_inputs_is_one_item(row: dict[str, Any], shape: Shape, value: Any, options: Any) -> None:
+    assert unpack(row, PARTS, shape).payloads == (Payload(value, options),)
+
+
 TEXTS = replace(SHAPE, items=Fields(frozenset({"text"}), 3), inputs=frozenset({"text"}), media_types=("text/plain",))
 ASKED = b'{"text": "hi"}'
 # TorchServe drops the charset of a header, but keeps the header.

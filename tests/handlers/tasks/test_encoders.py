@@ -216,12 +216,38 @@ def test_bodies_of_hugging_faces_clients_are_answered_as_pipelines_answer(tiny_a
     assert (one.body, many.body) == (close(wanted[0]), close(wanted))
     bad = [
         ({"inputs": ["x", ""]}, "inputs[1]: text: empty"),
-        ({"inputs": "x", "parameters": {"stride": 1}}, "Options: stride: "),
+        ({"inputs": "x", "parameters": {"stride": 192}}, "doc_stride: 192; must be less"),
         ({"inputs": "x", "parameters": [1]}, '"parameters" must be'),
     ]
     for answer, (_, words) in zip(serve(handler, [{"body": body} for body, _ in bad]), bad, strict=True):
         assert answer.status == 400
         assert answer.body.get("error", answer.body.get("message")).startswith(words)
+    text, more = " ".join(TEXTS) * 2, {"stride": 40, "ignore_labels": ["O", "PER"]}
+    (answer,) = serve(handler, [{"body": {"inputs": text, "parameters": {"aggregation_strategy": "first", **more}}}])
+    assert answer.body == close(expected(handler, "words", text, aggregation_strategy="first", **more))
+
+
+def test_labels_of_one_text_are_nested_for_hugging_faces_clients(tiny_archive: Made) -> None:
+    handler, text = start(tiny_archive, "softmax"), TEXTS[0]
+    asked: list[dict[str, Any]] = [
+        *({"top_k": 3, "function_to_apply": name} for name in ("sigmoid", "none", "softmax")),
+        {"top_k": 1},
+    ]
+    rows = [{"body": {"inputs": text, "parameters": each}} for each in asked]
+    for answer, each in zip(serve(handler, rows), asked, strict=True):
+        assert answer.body == close([expected(handler, "softmax", text, **each)])
+    # A list is as long as its texts.
+    (listed,) = serve(handler, [{"body": {"inputs": [text]}}])
+    assert listed.body == close([expected(handler, "softmax", text, top_k=1)])
+
+
+def test_vector_is_scaled_to_unit_length_if_its_client_asks(tiny_archive: Made) -> None:
+    handler, unit = start(tiny_archive, "mean"), start(tiny_archive, "first, normalized")
+    rows = [{"body": {"inputs": TEXTS[0], "normalize": each}} for each in (True, False)]
+    scaled, plain = (np.array(answer.body) for answer in serve(handler, rows))
+    np.testing.assert_allclose(plain, expected(handler, "mean", TEXTS[0]), atol=1e-4)
+    np.testing.assert_allclose(scaled, plain / np.linalg.norm(plain), atol=1e-6)
+    assert [answer.status for answer in serve(unit, rows)] == [200, 400]
 
 
 def test_change_of_a_precision_is_measured_beside_fp32(tiny_archive: Made) -> None:

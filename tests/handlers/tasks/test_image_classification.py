@@ -101,6 +101,23 @@ def test_every_way_to_send_an_image_is_answered_as_torchvision(archived: Made, o
     assert min(deviation(oracle["chelsea"], oracle[name]) for name in NAMES if name != "chelsea") > 100 * SAME
 
 
+def test_hugging_faces_clients_get_labels_as_a_pipeline_has_them(archive: Path, oracle: Any) -> None:
+    handler, cat = classifier(archive), photograph("chelsea")
+    best = [handler.labels[index] for index in oracle["chelsea"].argsort()[:-4:-1]]
+    agents = ["unknown/None; hf_hub/1.2.0; python/3.11", "@huggingface/inference/4.13.3 Node.js/22"]
+    sent = [{"User-Agent": each, "body": {"content-type": "image/jpeg"}} for each in agents]
+    asked = {"inputs": b64(cat), "parameters": {"top_k": 3, "function_to_apply": "none"}}
+    file, other, logits, listed = serve(
+        handler, [cat, cat, {"body": asked}, {"body": {"instances": [b64(cat)], "top_k": 3}}], [*sent, {}, {}]
+    )
+    for answer in (file, other, logits):
+        assert [each["label"] for each in answer.body[:3]] == best
+    wanted = np.sort(oracle["chelsea"])[:-4:-1]
+    np.testing.assert_allclose([each["score"] for each in logits.body], wanted, rtol=0.02)
+    # Everybody else gets the form of TorchServe's handler.
+    assert [*listed.body["predictions"][0]] == best
+
+
 def test_images_on_graphs_are_answered_as_a_processors(archive: Path, monkeypatch: Patch) -> None:
     rows = list(map(photograph, NAMES))
     wanted = [answer.body for answer in serve(classifier(archive), rows)]

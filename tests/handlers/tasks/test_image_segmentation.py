@@ -129,6 +129,10 @@ def test_every_way_to_draw_segments_says_the_same(archived: Made) -> None:
         assert segment["score"] == pytest.approx(png["score"], abs=1e-6)
         assert 0 < segment["score"] <= 1
         assert np.array_equal(decoded(png["mask"]), np.where(classes == segment["value"], 255, 0))
+    # Hugging Face's clients send base64 with parameters, or the file as it is.
+    asked = {"inputs": base64.b64encode(sent("coffee")).decode(), "parameters": {"subtask": "semantic"}}
+    agent = {"user-agent": "unknown/None; hf_hub/1.2.0"}
+    assert [answer.body for answer in serve(handler, [{"body": asked}, sent("coffee")], [{}, agent])] == [pngs, pngs]
     # Or the form of TorchServe's own handler.
     (answer,) = serve(start(archived, "transformers", answer="torchserve"), [sent("coffee")])
     pixels, count = np.array(answer.body), len(tiny_segmenter.LABELS)

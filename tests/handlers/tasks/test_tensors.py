@@ -89,6 +89,8 @@ def test_function_without_configuration_takes_what_each_client_sends(tmp_path: P
         (answer,) = answers(handler, [inference({"x": array}, True)])
         assert columns(answer)["doubled"].tolist() == (array + array).tolist()
         assert columns(answer)["y"].dtype == array.dtype
+        (unnamed,) = answers(handler, [inference({"input": array}, True)])  # of a client that sends a bare array
+        assert columns(unnamed)["y"].tolist() == array.tolist()
     ours, theirs, text = models.plainly(handler, instances({"x": 1}, {"x": [2.5]}), inputs(x=[7]), instances("a"))
     assert ours.body == {"predictions": [{"y": 1, "doubled": 2}, {"y": [2.5], "doubled": [5.0]}]}
     assert theirs.body == {"outputs": {"y": [7], "doubled": [14]}}

@@ -127,7 +127,17 @@ def around(at: int, before: bytes = b"", behind: bytes = b"") -> bytes:
     return body[:at] + before + body[at:] + behind
 
 
+def between_scans(segment: bytes) -> bytes:
+    """A progressive JPEG with a segment in front of the tables of its second scan."""
+    body = encoded(CHELSEA, "JPEG", quality=95, progressive=True)
+    second = body.index(b"\xff\xc4", body.index(b"\xff\xda"))
+    return body[:second] + segment[:2] + struct.pack(">H", len(segment)) + segment[2:] + body[second:]
+
+
 UPRIGHT: list[Any] = [
+    # What looks like the image's end, or like many scans, in a comment and in a segment of an application.
+    *(partial(between_scans, b"\xff\xfe" + look) for look in (b"\xff\xd9", b"\xff\xda" * 99)),
+    *(partial(between_scans, b"\xff\xe1" + look) for look in (b"\xff\xd9", b"\xff\xda" * 99)),
     later(CHELSEA, "JPEG", exif=FAR_EXIF, quality=95),
     partial(described_png, "Raw profile type exif", f"\nexif\n  {len(FAR_EXIF)}\n{FAR_EXIF.hex()}\n"),
     partial(described_png, "XML:com.adobe.xmp", XMP.decode(), is_international=True),

@@ -143,7 +143,10 @@ def test_probes_are_answered_without_the_control_process(gateway: Gateway) -> No
     wait(lambda: gateway.ask("GET", "/v2/health/ready").status_code == 200)
     for method in ("GET", "HEAD"):
         live = gateway.ask(method, "/v2/health/live")
-        assert (live.status_code, live.content) == (200, b"")
+        assert (live.status_code, live.headers["Content-Type"]) == (200, "application/json")
+    # KServe's client reads both bodies.
+    assert gateway.ask("GET", "/v2/health/live").json() == {"live": True}
+    assert gateway.ask("GET", "/v2/health/ready").json() == {"ready": True}
     gateway.restore()
 
 
