@@ -100,7 +100,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            # httptools takes what follows for the other protocol, which nobody speaks here: that is a request's body.
+            # httptools takes what follows for the other protocol, but it is the request's body.
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
                 self._refuse(NO_TUNNEL)

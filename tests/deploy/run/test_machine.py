@@ -24,7 +24,7 @@ from deploy.run.restore import Record, Registration, parse_snapshot, restore
 from deploy.run.server import STOP_TIMEOUT_S, Share
 from deploy.serve import __main__ as serve
 from deploy.serve.process import LATE_S
-from deploy.serve.server import Limits
+from deploy.serve.limits import Limits
 from tests.tables import table
 
 APIS = ("inference", "management", "metrics")

@@ -205,7 +205,7 @@ def test_sigterm_under_load_resets_no_connection(serve: Serve) -> None:
     served, is_over = serve(notice_s=0.5), threading.Event()
 
     def ask_anew() -> int:
-        """Send each request on a connection of its own, until none is accepted."""
+        """Send each request on a new connection, until none is accepted."""
         answered = 0
         while True:
             try:

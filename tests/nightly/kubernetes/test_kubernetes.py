@@ -25,7 +25,7 @@ from deploy.models import models
 from deploy.run.properties import MIB, ServerSettings
 from deploy.serve.__main__ import main as serve
 from deploy.serve.process import LATE_S
-from deploy.serve.server import Limits
+from deploy.serve.limits import Limits
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.e2e.conftest import printed
