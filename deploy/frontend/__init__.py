@@ -1,7 +1,7 @@
 """TorchServe's frontend and the gateway's routes in Python, for servers other than TorchServe. Imports no server.
 
     forms    an HTTP request -> a row and its headers, as TorchServe's frontend passes them
-    http     ASGI: bodies and answers
+    http     ASGI: bodies and answers; memory: what they may hold
     routes   the routes of all models: Open Inference, OpenAI's, SageMaker's; grpc: Triton's service
 
 `forms` and `http` import no `handlers`: they run in a process that has the package of its archive.

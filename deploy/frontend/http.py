@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from deploy.frontend.memory import Hold, Memory
+from deploy.frontend.memory import Hold, Memory, expire
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Application:
                     if not hold.take(len(parts[-1])):
                         raise Refused(*BUSY)
                     if is_more := message.get("more_body", False):
-                        hold.wait(lambda: deadline.reschedule(0.0))
+                        hold.wait(lambda: expire(deadline))
         except TimeoutError:
             if hold.is_given_up:
                 raise Refused(*BUSY) from None

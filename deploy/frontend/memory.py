@@ -3,11 +3,13 @@
 a request's first byte -> Hold.take, with each piece and with what a body inflates to -> Hold.free behind the answer
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 
 MEMORY_BYTES = 256 << 20  # by default
 PATIENCE_S = 2.0  # seconds for which a client may be slow while others need the memory
+WAITING_SHARE = 0.75  # of the memory, for requests that are not complete
 
 
 class Memory:
@@ -34,20 +36,28 @@ class Hold:
         self._memory.waiting.pop(self, None)
 
     def take(self, size: int) -> bool:
-        """Hold more bytes, or fewer; whether there is memory for them. A client that is slow for long gives way."""
-        self.size += size
+        """Hold more bytes, or fewer; False if they do not fit even where clients that are slow for long give way."""
         memory = self._memory
-        memory.held_bytes += size
-        while size > 0 and memory.held_bytes > memory.most_bytes:
+        # Clients that are waited for leave a part to the others.
+        most_bytes = memory.most_bytes * (WAITING_SHARE if self in memory.waiting else 1.0)
+        while size > 0 and memory.held_bytes + size > most_bytes:
             oldest, since_s = next(iter(memory.waiting.items()), (self, 0.0))
             if oldest is self or time.monotonic() < since_s + PATIENCE_S:
                 return False
             oldest.free()
             oldest.is_given_up = True
             oldest._give_up()
+        self.size += size
+        memory.held_bytes += size
         return True
 
     def free(self) -> None:
         self.go_on()
         self._memory.held_bytes -= self.size
         self.size = 0
+
+
+def expire(deadline: asyncio.Timeout) -> None:
+    """End what waits within a deadline."""
+    if not deadline.expired():
+        deadline.reschedule(0.0)

@@ -63,7 +63,7 @@ class Models:
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         """Prepare; `invocations` answers /invocations, and `preferred` models answer embedding APIs that name none."""
-        #: What all requests hold, by HTTP and by gRPC; one alone must fit, inflated beside its bytes.
+        #: The bytes of all requests, by HTTP and by gRPC; one request alone must fit.
         self.memory = Memory(max(memory_bytes, 3 * body_bytes))
         self._inflating = asyncio.Semaphore(MOST_INFLATING)
         self.names, self.body_bytes, self._replicas, self._preferred = list(replicas), body_bytes, replicas, preferred

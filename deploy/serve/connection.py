@@ -19,7 +19,7 @@ RUNNING = "running"  # the key of a request's scope: the tasks of its connection
 HEAD, WRITE = "head", "write"  # the states in which a connection waits
 MOST_PIPELINED = 64  # requests of a connection that wait for its first
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
-LAST_S = 1.0  # seconds in which an idle connection may send a last request once the server ends
+FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
 BAD_REQUEST = refusal(400, "BadRequest", "Invalid HTTP request received.", CLOSE)
 NO_TUNNEL = refusal(501, "NotImplemented", "CONNECT is not supported.", CLOSE)
@@ -100,7 +100,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            # httptools takes what follows for the other protocol, which nobody speaks here: that is a request's body.
+            # httptools takes what follows for the other protocol, but it is the request's body.
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
                 self._refuse(NO_TUNNEL)
@@ -181,7 +181,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     def shutdown(self) -> None:
         """End after the running requests, and after one that is on its way to an idle connection."""
         if self.cycle is None or self.cycle.response_complete:
-            self.loop.call_later(LAST_S, self._end_if_idle)
+            self.loop.call_later(FIRST_S if self.cycle is None else LAST_S, self._end_if_idle)
         else:
             self.cycle.keep_alive = False
 

@@ -7,13 +7,14 @@ as a whole message; if there is no memory for it, it is refused. Health reads no
 """
 
 import asyncio
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
 
 from deploy.frontend.grpc import CODES, Service
 from deploy.frontend.http import BUSY, GRPC_METHODS
-from deploy.frontend.memory import Hold
+from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
 from deploy.protocol.description import SERVICE
 from deploy.serve.limits import Limits
@@ -21,7 +22,7 @@ from handlers.protocol.responses import DEADLINE_EXCEEDED, INVALID_ARGUMENT, cod
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 MOST_STREAMS = 100  # calls at once of a connection
-CALL_BYTES = 65536  # of a call: its objects, and what the library reads of a message unasked
+CALL_BYTES = 20480  # of a call besides its message, as measured
 HEAD_BYTES = 65536  # of a message besides its tensors
 SLOW_S = 0.25  # seconds from which a call counts as a whole message
 
@@ -62,9 +63,11 @@ class Calls:
 
     async def _read(self, hold: Hold, context: Any) -> Any:
         async with asyncio.timeout(None) as deadline:
+            if not hold.take(CALL_BYTES):
+                hold.is_given_up = True
+                raise TimeoutError
             self._waiting[deadline] = Waiting(hold, asyncio.get_running_loop().time())
             try:
-                hold.take(CALL_BYTES)
                 return await context.read()
             finally:
                 del self._waiting[deadline]
@@ -80,12 +83,12 @@ class Calls:
                 if since_s > loop.time() - SLOW_S:
                     break
                 if since_s < loop.time() - self._body_s:
-                    deadline.reschedule(0.0)
+                    expire(deadline)
                 elif hold.size == CALL_BYTES:
-                    hold.wait(lambda deadline=deadline: deadline.reschedule(0.0))  # type: ignore[misc]
+                    hold.wait(partial(expire, deadline))
                     if not hold.take(self.message_bytes):
                         hold.is_given_up = True
-                        deadline.reschedule(0.0)
+                        expire(deadline)
 
 
 async def start(models: Models, address: str, limits: Limits) -> Any:

@@ -4,12 +4,15 @@ load -> Replica -> run: HTTP and gRPC until a signal, then until they are idle o
 """
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
 import select
 import socket
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -21,6 +24,10 @@ from deploy.serve.limits import Limits
 from deploy.serve.process import NotServed, Process
 
 BACKLOG = 2048
+UNDER_WAY_S = 0.2  # seconds in which connections that clients have begun complete
+SO_ATTACH_FILTER = 26  # Linux's option; a line of its programs has a code, two jumps and a number
+# Load byte 13 of TCP's header; keep SYN and ACK; if SYN alone is left, drop the packet, else keep all of it.
+DROP_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
 
 class Series(NamedTuple):
@@ -73,7 +80,9 @@ async def _run(host: Any, listener: socket.socket, options: Any, limits: Limits,
     host.models.is_draining = Protocol.is_ending = True
     ends_s = loop.time() + limits.drain_s
     await asyncio.sleep(min(limits.notice_s, limits.drain_s))
-    # Its backlog's clients are connected: they are accepted before the listener closes, at once behind this check.
+    # Clients in its backlog are connected: all are accepted before the listener closes, while no further one connects.
+    _stop_connecting(listener)
+    await asyncio.sleep(UNDER_WAY_S)
     while select.select([listener], [], [], 0)[0] and loop.time() < ends_s:
         await asyncio.sleep(0)
     for each in server.servers:
@@ -82,6 +91,14 @@ async def _run(host: Any, listener: socket.socket, options: Any, limits: Limits,
     server.should_exit = True
     ends = [serving, *([grpc_server.stop(max(0.0, ends_s - loop.time()))] if grpc_server else [])]
     await asyncio.gather(*ends)
+
+
+def _stop_connecting(listener: socket.socket) -> None:
+    """Let the kernel drop the first packet of each further connection: the client's kernel sends it again later."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in DROP_SYN))
+    with suppress(OSError):  # a kernel without such filters
+        program = struct.pack("HP", len(DROP_SYN), ctypes.addressof(code))
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 async def _start_grpc(host: Any, options: Any, limits: Limits) -> Any:

@@ -28,7 +28,7 @@ def open_own(path: Path, flags: int) -> BinaryIO:
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid not in (0, os.geteuid()):
         file.close()
-        raise PermissionError(f"{path} is not a file of its own")
+        raise PermissionError(f"{path} is not a plain file of this user")
     return file
 
 

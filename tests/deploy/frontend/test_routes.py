@@ -260,6 +260,7 @@ def part(name: str, value: bytes, more: str = "") -> bytes:
 
 TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
     ("", b"abc", {"body": (b"abc", "")}),
+    (URL_ENCODED, b"a=%3D%3d%0A=%20&b=_=%25", {"a": (b"==\n= ", ""), "b": (b"_=%", "")}),
     ("application/json", b"{}", {"body": (b"{}", "application/json")}),
     (URL_ENCODED, b"%ff=1&a=2", {"\ufffd": (b"1", ""), "a": (b"2", "")}),
     (URL_ENCODED, b"data=a+b%21&top_k=2", {"data": (b"a b!", ""), "top_k": (b"2", "")}),
@@ -300,6 +301,12 @@ def test_form_that_is_none_is_an_error(body: bytes) -> None:
         row_of({"content-type": FORM}, body, MOST)
 
 
+@table(b"a=%", b"a=%4", b"%zz=1", b"a=1&b=%4g", b"a=%\n")
+def test_form_of_broken_escapes_is_an_error(body: bytes) -> None:
+    with pytest.raises(MalformedForm):
+        row_of({"content-type": URL_ENCODED}, body, MOST)
+
+
 @table(('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900))
 def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, part_head: str) -> None:
     body = b"".join(part(str(number), b"1", part_head) for number in range(MOST_FIELDS)) + b"--b--"
@@ -307,6 +314,12 @@ def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, par
     row, _ = row_of({"content-type": kind}, body, len(body))
     assert len(row) == (1 if kind != FORM else MOST_FIELDS)
     assert time.process_time() - began_s < 0.5
+
+
+def test_escapes_take_a_time_that_grows_with_their_length_only() -> None:
+    began_s = time.process_time()
+    row, _ = row_of({"content-type": URL_ENCODED}, b"a=" + b"%41" * 1_900_000, 6_000_000)
+    assert (len(row["a"]), time.process_time() - began_s < 0.5) == (1_900_000, True)
 
 
 def test_form_of_too_many_fields_is_a_row_and_bodies_beyond_the_limit_or_of_other_paths_are_no_forms() -> None:

@@ -23,8 +23,8 @@ from deploy.run.properties import ServerSettings, parse
 from deploy.run.restore import Record, Registration, parse_snapshot, restore
 from deploy.run.server import STOP_TIMEOUT_S, Share
 from deploy.serve import __main__ as serve
+from deploy.serve.limits import Limits
 from deploy.serve.process import LATE_S
-from deploy.serve.server import Limits
 from tests.tables import table
 
 APIS = ("inference", "management", "metrics")

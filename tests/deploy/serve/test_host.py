@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +199,31 @@ def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serv
         with suppress(requests.ConnectionError):
             until(lambda: requests.get(f"{served.url}/ping", timeout=9).status_code == 503)
     assert served.process.wait(30) == 1
+
+
+def test_sigterm_under_load_resets_no_connection(serve: Serve) -> None:
+    served, is_over = serve(notice_s=0.5), threading.Event()
+
+    def ask_anew() -> int:
+        """Send each request on a new connection, until none is accepted."""
+        answered = 0
+        while True:
+            try:
+                connection = connect(served)
+            except ConnectionRefusedError:
+                return answered
+            with connection:
+                connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+                answered += 1
+                is_over.set()
+
+    with ThreadPoolExecutor(50) as pool:
+        asking = [pool.submit(ask_anew) for _ in range(50)]
+        is_over.wait(30)
+        served.process.send_signal(signal.SIGTERM)
+        assert sum(each.result() for each in asking) > 50
+    assert served.process.wait(30) == 0
 
 
 def _waiting(served: Host) -> int:

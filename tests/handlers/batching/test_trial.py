@@ -1,8 +1,9 @@
 """The trial while a worker loads: every precision, then streams; measured as in serving, for a bounded time, once."""
 
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,6 +14,7 @@ from handlers.batching import measurements, trial
 from handlers.batching.measurements import Candidate
 from handlers.batching.trial import choose_candidate
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from handlers.engines.compilation import attempt, note_crash, read_crash
 from tests.handlers.serving import DoublingHandler, Log, Patch, started, write_build
 from tests.tables import table
 
@@ -165,3 +167,30 @@ BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int
 )
 def test_chosen_has_the_least_product_of_times_and_is_likeliest_unless_it_is_clear(figures: Any, taken: Any) -> None:
     assert choose_candidate(figures) == taken
+
+
+Change = Callable[[Path], object]
+
+
+@table(
+    lambda path: path.symlink_to(path.with_name("other")),
+    os.mkfifo,
+    lambda path: path.hardlink_to(path.with_name("other")),
+    lambda path: path.mkdir(),
+)
+def test_cache_that_others_may_write_neither_empties_files_nor_blocks(change: Change, tmp_path: Path) -> None:
+    (other := tmp_path / "other").write_text("4")
+    path = tmp_path / "measured-a.json"
+    for file in (path, path.with_suffix(".lock"), tmp_path / "crash", tmp_path / "graphs"):
+        change(file)
+    with measurements.lock(path), note_crash(tmp_path / "crash"), attempt(tmp_path / "graphs") as has_ended:
+        assert (has_ended, measurements.load(path), read_crash(tmp_path / "crash")) == (False, None, "")
+    measurements.write(path, [3])
+    assert (other.read_text(), measurements.load(path)) == ("4", None if path.is_dir() else [3])
+
+
+def test_lock_that_is_held_for_too_long_is_passed(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(measurements, "LOCK_S", 0.1)
+    began_s, path = time.monotonic(), tmp_path / "measured-a.json"
+    with measurements.lock(path), measurements.lock(path):
+        assert time.monotonic() - began_s >= 0.1

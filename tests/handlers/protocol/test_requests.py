@@ -5,13 +5,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
+from time import process_time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from handlers.errors import InvalidPriority, InvalidTimeout, ItemError, WorkTooLarge, WrongOutput
+from handlers.errors import BodyTooLarge, InvalidPriority, InvalidTimeout, ItemError, WorkTooLarge, WrongOutput
 from handlers.protocol import open_inference, rows
+from handlers.protocol.bodies import parse_json
 from handlers.protocol.fields import Fields
 from handlers.protocol.requests import Allowance, Payload, Request
 from handlers.protocol.responses import Form, Instances, OneItem
@@ -104,6 +106,17 @@ def test_types_and_codings_leave_a_text_a_text_or_refuse_it(headers: Any, body: 
         assert isinstance(payload, ItemError) and payload.code == expected
     else:
         assert payload == Payload(expected)
+
+
+def test_lists_and_objects_are_counted_before_they_are_parsed() -> None:
+    many, began_s = b"[" + b"[]," * 1_900_000 + b"{}]", process_time()
+    for body in (many, many.decode(), b'{"a": ' + b"{}," * 1_900_000 + b"1}"):
+        with pytest.raises(BodyTooLarge, match="lists and objects"):
+            parse_json(body)
+    # Those in a text are none.
+    text = "[{" * 1_000_000
+    assert parse_json(json.dumps({"text": text, "other": '"['})) == {"text": text, "other": '"['}
+    assert process_time() - began_s < 1.5
 
 
 @table(

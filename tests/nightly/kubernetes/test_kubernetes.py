@@ -24,8 +24,8 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.models import models
 from deploy.run.properties import MIB, ServerSettings
 from deploy.serve.__main__ import main as serve
+from deploy.serve.limits import Limits
 from deploy.serve.process import LATE_S
-from deploy.serve.server import Limits
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
 from tests.e2e.conftest import printed
