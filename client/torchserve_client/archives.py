@@ -79,10 +79,17 @@ def read_maker(path: Path) -> tuple[str, float] | None:
         return None
 
 
+def read_fingerprint(path: Path) -> str | None:
+    """Return the hash of everything that an archive was built from; None for another project's archive."""
+    with suppress(OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile):
+        return str(json.loads(_read(path, "build.json"))["fingerprint"])
+    return None
+
+
 def identify(path: Path) -> str:
     """Return a digest of an archive's content, without its version: equal for a copy of `copy_as_version`."""
-    with suppress(OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile):
-        return str(json.loads(_read(path, "build.json"))["fingerprint"])
+    if (fingerprint := read_fingerprint(path)) is not None:
+        return fingerprint
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
         sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}

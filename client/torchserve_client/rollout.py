@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,9 +199,9 @@ class Rollout:
             path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
             if (version := archives.describe(path).version) != running:
                 raise RolloutFailed(f"{path.name} contains version {version} now, not {running}: pass --archive")
-            _, built_s = archives.read_maker(path) or ("", 0.0)
-            if any(datetime.fromisoformat(each["startTime"]).timestamp() < built_s for each in old["workers"]):
-                problem = f"{path.name} was built after version {running} was registered"
+            own = archives.read_fingerprint(path)
+            if own is not None and self._read_fingerprints(model, running) - {own}:
+                problem = f"{path.name} is not the archive that version {running} was registered from"
                 raise RolloutFailed(f"{problem}: raise `version`, build it again, and pass --archive")
             unfinished = self._find_unfinished(model, old, new, path, journal)
             version = unfinished or archives.next_version(running, [*taken, *journal.versions])
@@ -220,6 +219,14 @@ class Rollout:
             )
         journal.add({**olds, version: Entry(path.name, archives.identify(path))})
         return version, path
+
+    def _read_fingerprints(self, model: str, version: str) -> set[str | None]:
+        """Return the fingerprints of the archives that serve a version, of the nodes that report one."""
+        found: set[str | None] = set()
+        for inference in self.nodes.inference.values():
+            with suppress(ClientError):  # an overloaded node may not answer, and another project's handler fails
+                found.add(inference.fingerprint(model, version))
+        return found - {None}
 
     def _find_unfinished(
         self, model: str, old: Mapping[str, Any], new: Registration, path: Path, journal: Journal
