@@ -29,7 +29,6 @@ gateway: .venv/.installed ## start Envoy in front of the servers; CONFIG=my/gate
 	@$(BIN)/python -m deploy.gateway start $(config)
 
 stop: .venv/.installed ## stop the gateway after its last response, then the servers
-	@$(BIN)/python -m deploy.gateway stop
 	@$(BIN)/python -m deploy.run stop $(config)
 
 archive: .venv/.installed ## build every archive of examples/models.yaml

@@ -65,6 +65,7 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         accepts=[*task.media_types, "application/json"],
         proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
         device=_device_of(task),
+        fingerprint=task.fingerprint,
     )
     return shape, metadata
 

@@ -6,13 +6,16 @@ an archive with other batch parameters beside the running one, it needs a copy w
     model_store/resnet-152.mar, version 1.0 -> copy_as_version -> model_store/resnet-152@1.0-r2.mar, version 1.0-r2
 """
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,27 @@ def read_maker(path: Path) -> tuple[str, float] | None:
         return None
 
 
+def read_fingerprint(path: Path) -> str | None:
+    """Return the hash of everything that an archive was built from; None for another project's archive."""
+    with suppress(OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile):
+        return str(json.loads(_read(path, "build.json"))["fingerprint"])
+    return None
+
+
+def identify(path: Path) -> str:
+    """Return a digest of an archive's content, without its version: equal for a copy of `copy_as_version`."""
+    if (fingerprint := read_fingerprint(path)) is not None:
+        return fingerprint
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+        sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}
+    else:
+        with zipfile.ZipFile(path) as archive:
+            sums = {each.filename: each.CRC for each in archive.infolist() if not each.is_dir()}
+    sums.pop(MANIFEST, None)
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
 def find_version(path: Path, version: str) -> Path:
     """Return NAME-VERSION.mar beside NAME.mar, which leads to the newest version, or else the archive itself."""
     own = path.with_name(f"{path.name.removesuffix('.mar')}-{version}.mar")
@@ -93,10 +117,15 @@ def next_version(version: str, taken: Iterable[str]) -> str:
     return f"{original_version(version)}-r{max(numbers, default=1) + 1}"
 
 
+def name_copy(path: Path, version: str) -> Path:
+    """Return the path of the copy of an archive, or of a copy, under another version."""
+    stem = path.name.partition("@")[0].removesuffix(".mar")
+    return path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
+
+
 def copy_as_version(path: Path, version: str) -> Path:
     """Copy an archive, file or folder, under another version beside the original, in one rename; return the copy."""
-    stem = path.name.partition("@")[0].removesuffix(".mar")
-    copy = path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
+    copy = name_copy(path, version)
     # The name is hidden, so that no server finds a partial archive.
     partial = path.with_name(f".{copy.name}.{os.getpid()}")
     try:

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 from torchserve_client import payloads
 from torchserve_client.errors import ClientError, Closed, DeadlineExceeded, raise_failed
 from torchserve_client.management import Management
-from torchserve_client.metadata import HEADER, IN_FLIGHT, Metadata, read_metadata
+from torchserve_client.metadata import FINGERPRINT, HEADER, IN_FLIGHT, Metadata, read_metadata
 from torchserve_client.payloads import Form, parse_json, read_error, read_results
 from torchserve_client.retry import RetryPolicy
 from torchserve_client.transport import Cert, Request, Response, Transport, Verify, address, authorization, path_of
@@ -210,9 +210,24 @@ class Client:
         Raises:
             ClientError: as in `predict`.
         """
-        request = Request("GET", path_of("predictions", model, version), headers={HEADER: "1"})
-        count = self._send(request, timeout_s).headers.get(IN_FLIGHT, "")
+        count = self._ask(model, version, timeout_s).headers.get(IN_FLIGHT, "")
         return int(count) if count.isdecimal() else None
+
+    def fingerprint(self, model: str, version: str, *, timeout_s: float | None = None) -> str | None:
+        """Return the fingerprint of the archive that serves a version; None from another project's handler.
+
+        Args:
+            model, version, timeout_s: as in `predict`.
+
+        Raises:
+            ClientError: as in `predict`.
+        """
+        return self._ask(model, version, timeout_s).headers.get(FINGERPRINT)
+
+    def _ask(self, model: str, version: str, timeout_s: float | None) -> Response:
+        """Send a request for metadata through the queue of a version."""
+        request = Request("GET", path_of("predictions", model, version), headers={HEADER: "1"})
+        return self._send(request, timeout_s)
 
     def close(self) -> None:
         """Close every connection; calls in flight raise Closed."""

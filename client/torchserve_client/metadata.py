@@ -15,6 +15,7 @@ from torchserve_client.errors import ClientError, ServerFailed
 # Header of a request to /predictions/M that requests the model's metadata in place of a prediction.
 HEADER = "X-Model-Metadata"
 IN_FLIGHT = "X-In-Flight"  # header of an adaptive worker's response to it: the number of other requests in the worker
+FINGERPRINT = "X-Fingerprint"  # header with the hash of everything that the archive was built from
 PROOF = "proof."  # prefix of the gateway's parameters that contain proofs; the precision follows
 
 # Path and headers -> the parsed JSON of the response, None if it is not valid; raises ClientError.

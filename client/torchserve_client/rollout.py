@@ -11,14 +11,14 @@
 Unregistering kills workers, and the gateway does not count requests to a node's own port, hence the drain. TorchServe
 resolves the version of a request on arrival, so only requests that name the old version still reach it. A drain waits a
 moment for requests that were just resolved, then until the version's queue is empty, then until its worker has
-responded to all requests.
+responded to all requests. A rollout that was killed is in the model's journal: the next command goes on, or retires
+what the killed one left.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed
 from torchserve_client.gateway import MOMENT_S, Gateway
+from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
@@ -58,56 +59,69 @@ class Rollout:
         """Replace the default version of a model; return the new version."""
         if self.gateway is not None and self.gateway.canary(model) is not None:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
+        journal = Journal.read(self.model_store, model)
         olds = self.nodes.each(lambda management: management.describe(model))
-        version, _ = self._register(model, new, olds)
-        self._set_default(model, version)
-        self._retire(model, {name: str(old["modelVersion"]) for name, old in olds.items()})
+        version, _ = self._register(model, new, olds, journal)
+        if {str(old["modelVersion"]) for old in olds.values()} != {version}:
+            self._set_default(model, version)
+        self._finish(model, journal)
         return version
 
     def try_canary(self, model: str, new: Registration, percent: float, header: tuple[str, str] | None) -> str:
         """Register a version beside the default one and route it `percent` and `header`; return the version."""
-        gateway = self._require_gateway()
+        gateway, journal = self._require_gateway(), Journal.read(self.model_store, model)
         canary = gateway.canary(model)
         if canary is not None:
             version = str(canary["version"])
-            if new != Registration():
+            if new != Registration() and version not in journal.versions:
                 raise RolloutFailed(f"{model} has a canary, version {version}: --promote or --abort it first")
             present = canary["header"]
             gateway.set_canary(model, version, percent, header or ((present[0], present[1]) if present else None))
+            if journal.versions:
+                self._finish(model, journal, version)
             self.report(f"{model}: version {version} gets {percent:g} %")
             return version
         if new == Registration():
             raise RolloutFailed(f"{model} has no canary: pass --archive, --batch-size or --max-batch-delay to try one")
         olds = self.nodes.each(lambda management: management.describe(model))
-        version, undo = self._register(model, new, olds)
+        version, undo = self._register(model, new, olds, journal)
         try:
             self._retry_until_noticed(partial(gateway.set_canary, model, version, percent, header), 404)
         except BaseException:
             undo()
             raise
+        self._finish(model, journal, version)
         self.report(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
         return version
 
     def promote(self, model: str) -> str:
         """Make a canary the default and retire the old version; return the canary's version."""
+        journal = Journal.read(self.model_store, model)
+        if (ended := self._end_killed(model, journal)) is not None:
+            return ended
         version = self._read_canary(model)
-        olds = self.nodes.each(lambda management: str(management.describe(model)["modelVersion"]))
+        olds = self.nodes.each(lambda management: management.describe(model))
         taken = self.nodes.each(lambda management: management.versions(model))
         if lacking := [name for name, versions in taken.items() if version not in versions]:
             raise RolloutFailed(f"{model}: {', '.join(lacking)} has no version {version}; nothing has changed")
+        journal.add(self._list_entries(olds))
         self._set_default(model, version)
         self._require_gateway().end_canary(model)
         self.sleep(MOMENT_S)
-        self._retire(model, {name: old for name, old in olds.items() if old != version})
+        self._finish(model, journal)
         return version
 
     def abort(self, model: str) -> str:
         """Stop routing to a canary and retire it; return its version."""
+        journal = Journal.read(self.model_store, model)
+        if (ended := self._end_killed(model, journal)) is not None:
+            return ended
         version = self._read_canary(model)
+        journal.add({version: Entry(self._find_archive(model, version), "")})
         self._require_gateway().end_canary(model)
         self.report(f"{model}: version {version} gets no new requests")
         self.sleep(MOMENT_S)
-        self._retire(model, dict.fromkeys(self.nodes.by_name, version))
+        self._finish(model, journal)
         return version
 
     def unregister(self, model: str) -> None:
@@ -122,14 +136,17 @@ class Rollout:
 
         with self._withdraw(model, None):
             self.nodes.each_named(unregister)
+        Journal.read(self.model_store, model).end()
 
-    def _register(self, model: str, new: Registration, olds: Mapping[str, Any]) -> tuple[str, Callable[[], None]]:
+    def _register(
+        self, model: str, new: Registration, olds: Mapping[str, Any], journal: Journal
+    ) -> tuple[str, Callable[[], None]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
         old = next(iter(olds.values()))
-        version, archive = self._prepare(model, old, new, [each for versions in taken.values() for each in versions])
+        version, archive = self._prepare(model, old, new, {each for found in taken.values() for each in found}, journal)
         registered: list[str] = []
-        undo = partial(self._undo, model, version, registered, None if new.archive else archive)
+        undo = partial(self._undo, model, version, registered, journal)
         try:
             for name, old in olds.items():
                 management = self.nodes.by_name[name]
@@ -140,6 +157,20 @@ class Rollout:
                 config = description.batch_parameters if new.archive else {}
                 batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
                 delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
+                if version in taken[name]:
+                    # An unfinished rollout has registered it, and may have made it the default.
+                    is_default = version == str(old["modelVersion"])
+                    if not is_default:
+                        registered.append(name)
+                    if _has_batch(management.describe(model, version), batch_size, delay_ms):
+                        self._resume(model, version)
+                        wait_loaded(management, model, log, version)
+                        self._report_node(name, f"{model}: version {version} is ready, from an unfinished rollout")
+                        continue
+                    if is_default:
+                        raise RolloutFailed(f"{model}: version {version} serves, with another batch_size or delay")
+                    management.unregister(model, version)
+                    registered.remove(name)
                 batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
                 management.register(archive.name, initial_workers=workers, model_name=model, **batch)
                 registered.append(name)
@@ -158,62 +189,119 @@ class Rollout:
             raise
         return version, undo
 
-    def _prepare(self, model: str, old: Mapping[str, Any], new: Registration, taken: Sequence[str]) -> tuple[str, Path]:
-        """Find or make the archive to register, in the model store, with a free version."""
+    def _prepare(
+        self, model: str, old: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
+    ) -> tuple[str, Path]:
+        """Find or make the archive to register, in the model store, with a free version or an unfinished rollout's."""
+        olds = self._list_entries({"": old})
         if new.archive is None:
             running = str(old["modelVersion"])
             path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
             if (version := archives.describe(path).version) != running:
                 raise RolloutFailed(f"{path.name} contains version {version} now, not {running}: pass --archive")
-            _, built_s = archives.read_maker(path) or ("", 0.0)
-            if any(datetime.fromisoformat(each["startTime"]).timestamp() < built_s for each in old["workers"]):
-                problem = f"{path.name} was built after version {running} was registered"
+            own = archives.read_fingerprint(path)
+            if own is not None and self._read_fingerprints(model, running) - {own}:
+                problem = f"{path.name} is not the archive that version {running} was registered from"
                 raise RolloutFailed(f"{problem}: raise `version`, build it again, and pass --archive")
-            version = archives.next_version(running, taken)
-            return version, archives.copy_as_version(path, version)
+            unfinished = self._find_unfinished(model, old, new, path, journal)
+            version = unfinished or archives.next_version(running, [*taken, *journal.versions])
+            copy = archives.name_copy(path, version)
+            journal.add({**olds, version: Entry(copy.name, archives.identify(path))})
+            return version, copy if version in taken else archives.copy_as_version(path, version)
         path = self.model_store / new.archive
         description = archives.describe(path)
         if description.name != model:
             raise RolloutFailed(f"{path.name} contains the model {description.name}, not {model}")
-        if (version := description.version) in taken:
+        if (version := description.version) in taken and not journal.knows(version, path):
             raise RolloutFailed(
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
                 f"model list, build it again, and repeat the rollout"
             )
+        journal.add({**olds, version: Entry(path.name, archives.identify(path))})
         return version, path
 
-    def _undo(self, model: str, version: str, names: Sequence[str], copy: Path | None) -> None:
+    def _read_fingerprints(self, model: str, version: str) -> set[str | None]:
+        """Return the fingerprints of the archives that serve a version, of the nodes that report one."""
+        found: set[str | None] = set()
+        for inference in self.nodes.inference.values():
+            with suppress(ClientError):  # an overloaded node may not answer, and another project's handler fails
+                found.add(inference.fingerprint(model, version))
+        return found - {None}
+
+    def _find_unfinished(
+        self, model: str, old: Mapping[str, Any], new: Registration, path: Path, journal: Journal
+    ) -> str | None:
+        """Return a copy's version that an unfinished rollout registered with the parameters that are wanted now."""
+        batch = new.batch_size or int(old["batchSize"]), new.max_batch_delay_ms or int(old["maxBatchDelay"])
+        for version in journal.versions:
+            is_copy = "@" in journal.versions[version].archive and journal.knows(version, path)
+            found = self.nodes.each(partial(_find, model=model, version=version)) if is_copy else {}
+            if any(found.values()) and all(_has_batch(each, *batch) for each in found.values() if each):
+                return version
+        return None
+
+    def _list_entries(self, olds: Mapping[str, Any]) -> dict[str, Entry]:
+        """Return the entries of versions that are described, for the journal."""
+        found = {}
+        for old in olds.values():
+            version = str(old["modelVersion"])
+            path = archives.find_version(self.model_store / str(old["modelUrl"]), version)
+            found[version] = Entry(path.name, archives.identify(path) if path.exists() else "")
+        return found
+
+    def _find_archive(self, model: str, version: str) -> str:
+        found = self.nodes.each(lambda each: _find(each, model, version)).values()
+        return next((str(each["modelUrl"]) for each in found if each), "")
+
+    def _finish(self, model: str, journal: Journal, canary: str | None = None) -> None:
+        """Retire the versions of the journal that no node has as its default, and end it."""
+        defaults = self.nodes.each(lambda management: str(management.describe(model)["modelVersion"])).values()
+        for version in sorted(journal.versions.keys() - {*defaults, canary}):
+            self._retire(model, version)
+            journal.forget(version)
+        journal.end()
+
+    def _end_killed(self, model: str, journal: Journal) -> str | None:
+        """End a promotion or an abortion that was killed after the canary's end; return the version that serves."""
+        if not journal.versions or self._require_gateway().canary(model) is not None:
+            return None
+        self._finish(model, journal)
+        return next(iter(self.nodes.each(lambda each: str(each.describe(model)["modelVersion"])).values()))
+
+    def _resume(self, model: str, version: str) -> None:
+        """Let the gateway route to a version that an unfinished rollout may have withdrawn."""
+        if self.gateway is not None:
+            with suppress(ManagementError):  # 404: the gateway does not have it
+                self.gateway.withdraw(model, version, is_withdrawn=False)
+
+    def _undo(self, model: str, version: str, names: Sequence[str], journal: Journal) -> None:
+        is_undone = True
         for name in names:
             try:
                 self.nodes.by_name[name].unregister(model, version)
             except ManagementError as error:
                 self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
-        if copy is not None:
-            archives.remove(copy)
+                is_undone = False
+        if is_undone:  # or else the next rollout removes it
+            journal.forget(version)
+            journal.end()
 
     def _set_default(self, model: str, version: str) -> None:
         self.nodes.each(lambda management: management.set_default(model, version))
         self.report(f"{model}: version {version} is the default")
 
-    def _retire(self, model: str, versions: Mapping[str, str]) -> None:
-        """Drain and unregister a version on each node that `versions` names; it must not be the default one."""
-        served: set[Path] = set()
+    def _retire(self, model: str, version: str) -> None:
+        """Drain and unregister a version on each node that has it; it must not be the default one."""
 
-        def retire(version: str, name: str, management: Management) -> None:
-            if versions.get(name) == version and version in management.versions(model):
-                old = management.describe(model, version)
+        def retire(name: str, management: Management) -> None:
+            if (old := _find(management, model, version)) is not None:
                 self._drain(name, model, old)
                 management.unregister(model, version)
                 self._report_node(name, f"{model}: version {version} is unregistered")
-                served.add(self.model_store / str(old["modelUrl"]))
 
-        for version in sorted(set(versions.values())):
+        if any(self.nodes.each(lambda management: version in management.versions(model)).values()):
             with self._withdraw(model, version):
-                self.nodes.each_named(partial(retire, version))
-        for archive in served:
-            # No node needs the copy of an earlier rollout any more; workers have unpacked theirs elsewhere.
-            if "@" in archive.name:
-                archives.remove(archive)
+                self.nodes.each_named(retire)
 
     def _drain(self, name: str, model: str, old: Mapping[str, Any]) -> None:
         """Wait until a version has responded to all of its requests."""
@@ -325,6 +413,15 @@ class Rollout:
 
     def _report_node(self, name: str, line: str) -> None:
         self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
+
+
+def _find(management: Management, model: str, version: str) -> Mapping[str, Any] | None:
+    """Return the description of a version; None if it is not registered."""
+    return management.describe(model, version) if version in management.versions(model) else None
+
+
+def _has_batch(described: Mapping[str, Any], batch_size: int, delay_ms: int) -> bool:
+    return (int(described["batchSize"]), int(described["maxBatchDelay"])) == (batch_size, delay_ms)
 
 
 def _change(old: Any, new: int) -> str:

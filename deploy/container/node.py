@@ -6,7 +6,6 @@ Envoy (answers "starting") -> TorchServe -> every model READY -> serves
 """
 
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -24,6 +23,7 @@ from deploy.run import production
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import start_node
 from deploy.run.node import read_tokens
+from deploy.run.processes import Ending
 from torchserve_client.errors import ManagementError
 
 CHECK_S = 0.25  # seconds between two checks of both processes
@@ -63,14 +63,15 @@ class NodeProcess:
         self._words, self._response_timeout_s = NodeStatus().words, 0.0
         self._answered_s = time.monotonic()  # when TorchServe last answered, on the monotonic clock
         self._is_up = False
-        self._is_stopping = threading.Event()
+        self._ending = Ending()
+        self._is_stopping = self._ending.is_asked
 
     def run(self) -> None:
         """Serve until a SIGTERM or Ctrl-C, and end in order."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle_signal)
+        self._ending.install()
         try:
-            self._start()
+            with self._ending.interrupting():
+                self._start()
             while not self._is_stopping.wait(CHECK_S):
                 self._check()
             self._drain()
@@ -82,11 +83,6 @@ class NodeProcess:
             if self._logs is not None:
                 self._logs.terminate()
             print("node: ended", flush=True)
-
-    def _handle_signal(self, *_: object) -> None:
-        self._is_stopping.set()
-        if not self._is_up:
-            raise KeyboardInterrupt
 
     def _start(self) -> None:
         """Start Envoy, which reports that the node starts; then TorchServe, until all models are READY."""

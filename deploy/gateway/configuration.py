@@ -66,8 +66,8 @@ class Configuration:
         self._guards_file = None if state_dir is None else state_dir / GUARDED
         self._guards: set[Place] = set()
         if self._guards_file and self._guards_file.exists():
-            # A file that cannot be read may have named each of them.
-            self._guards = read_saved(self._guards_file, PLACES, {(name,) for name in GUARDS})
+            # A file that cannot be read may have named keys.
+            self._guards = read_saved(self._guards_file, PLACES, {("keys",)})
         started = read_saved(state_dir / STARTED, START, None) if state_dir else None
         self._ports = started[1] if started else None
         self._has_other_ports = False

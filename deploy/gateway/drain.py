@@ -9,10 +9,11 @@ COMMANDS:      drain and restart of `python -m deploy.run`
 import argparse
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import sleep
 
-from deploy.gateway.settings import CONFIG, GatewaySettings, read_settings
+from deploy.gateway.settings import CONFIG, STATE_DIR, GatewaySettings, read_settings
 from deploy.run import serve
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import find_watcher, stop_node
@@ -159,6 +160,13 @@ def restart(options: argparse.Namespace) -> None:
         gateway.drain(name, is_draining=False)
         wait_routed(gateway, name)
         print(f"{name}: receives requests again", flush=True)
+
+
+def stop_gateway() -> None:
+    """End the gateway of this machine after its last response, if it runs."""
+    main = import_module("deploy.gateway.__main__")  # it imports this module
+    if main.stop(argparse.Namespace(config=CONFIG, state_dir=STATE_DIR)):
+        print("gateway: stopped", flush=True)
 
 
 def find_running(options: argparse.Namespace) -> list[LocalNode]:

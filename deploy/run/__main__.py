@@ -1,9 +1,7 @@
 """Commands that start, watch, drain and stop the TorchServes of this machine."""
 
 import argparse
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from deploy.archives.archive import ArchiverFailed
@@ -15,10 +13,12 @@ from deploy.run import serve
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import stop_node, watch_node
 from deploy.run.machine import FOLDER, all_nodes
+from deploy.run.processes import Ending
 from handlers.errors import InvalidConfig
 from torchserve_client.errors import ManagementError
 
 GATEWAY = open_room("gateway")  # deploy.gateway.drain; None without a gateway, which only a stop and two commands need
+INTERRUPTED = 130  # the exit status of a command that a signal has ended
 
 
 def start(options: argparse.Namespace) -> None:
@@ -38,14 +38,17 @@ def run(options: argparse.Namespace) -> None:
     nodes = {each.name: each for each in serve.prepare(layout, options.state_dir)}
     if (node := nodes.get(options.node or "node-1")) is None:
         raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
-    serve.start_one(node)
-    if GATEWAY:
-        GATEWAY.undrain_local(node, options.gateway_config)
-    is_stopped = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: is_stopped.set())
-    watch_node(node, is_stopped)
-    if is_stopped.is_set():
+    ending = options.ending
+    try:
+        with ending.interrupting():
+            serve.start_one(node)
+            if GATEWAY:
+                GATEWAY.undrain_local(node, options.gateway_config)
+    except KeyboardInterrupt:
+        stop_node(node, is_for_good=False)
+        return
+    watch_node(node, ending.is_asked)
+    if ending.is_asked.is_set():
         if GATEWAY:
             GATEWAY.drain_local(node, options.gateway_config)
         stop_node(node, is_for_good=False)
@@ -61,7 +64,9 @@ def status(options: argparse.Namespace) -> None:
 
 
 def stop(options: argparse.Namespace) -> None:
-    """Stop all nodes (make stop, after the gateway has ended)."""
+    """Stop the gateway in front of this machine's nodes after its last response, then all nodes (make stop)."""
+    if GATEWAY and options.state_dir.resolve() == FOLDER.resolve():  # of nodes in another folder it is not known
+        GATEWAY.stop_gateway()
     serve.stop(serve.find_config(options.config), options.state_dir)
 
 
@@ -103,8 +108,22 @@ def make_parser() -> CommandParser:
 
 def main(arguments: list[str]) -> int:
     options = make_parser().parse_args(arguments)
+    options.ending = ending = Ending()
+    ending.install()
+
+    def execute() -> None:
+        if options.function is run:
+            run(options)
+            return
+        with ending.interrupting():
+            options.function(options)
+
     failures = (ServerError, ManagementError, WeightsUnavailable, InvalidConfig, ArchiverFailed, OSError)
-    return run_command(options.command, lambda: options.function(options), *failures)
+    try:
+        return run_command(options.command, execute, *failures)
+    except KeyboardInterrupt:
+        print(f"{options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 start_node: running     -> used as it is
             not running -> started, and the models of its record are registered again
 watch_node: for systemd, which starts a node again that has died
-stop_node:  `torchserve --stop`; deploy.gateway.drain drains the requests of the gateway before
+stop_node:  ends it; deploy.gateway.drain drains the requests of the gateway before
 """
 
 import threading
@@ -23,7 +23,9 @@ def start_node(local: LocalNode) -> None:
     """Start a node unless it runs, and register the models that it served."""
     with lock(local.folder / "lock"):  # the gateway's supervisor starts nodes, too
         server, record = local.server, Record(local)
+        server.settle()
         if server.pid() is not None:
+            server.wait_answer()  # the process that started it may have ended before
             server.authorize()
             # The process that started it may have ended before all models were restored.
             pending = record.read_pending()

@@ -1,16 +1,63 @@
-"""Waits, locks and pid files: one process of a kind, and its id for other processes."""
+"""Waits, locks, signals and pid files: one process of a kind, and its id for other processes."""
 
 import fcntl
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from deploy.run.errors import ServerError
 
 ATTEMPTS = 50  # attempts to lock a pid file: a process that reads it locks it for a moment
 RETRY_S = 0.02  # seconds between two attempts
+
+T = TypeVar("T")
+
+
+class Ending:
+    """The end of this process by SIGTERM or Ctrl-C: the first signal interrupts a start, and no other one raises."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self._is_interruptible = False
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Let the first signal raise KeyboardInterrupt, once, also if it came before."""
+        self._is_interruptible = True
+        try:
+            if self.is_asked.is_set():
+                self._interrupt()
+            yield
+        finally:
+            self._is_interruptible = False
+
+    def _note(self, *_: object) -> None:
+        is_first = not self.is_asked.is_set()
+        self.is_asked.set()
+        if is_first and self._is_interruptible:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._is_interruptible = False
+        raise KeyboardInterrupt
+
+
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Call a function to its end, whatever a signal does meanwhile: it interrupts only the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        # A thread whose start is interrupted is not awaited, so it starts before the call.
+        pool.submit(bool).result()
+        return pool.submit(call).result()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> bool:

@@ -20,7 +20,8 @@ from pathlib import Path
 from deploy.run.machine import LocalNode
 from deploy.run.node import RESTORE, STARTED, replace_file
 from deploy.run.properties import parse
-from torchserve_client.archives import describe, find_version, read_maker
+from deploy.run.server import Server
+from torchserve_client.archives import MANIFEST, describe, find_version, read_fingerprint
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError, NotReady
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
@@ -43,7 +44,7 @@ class Registration:
     is_default: bool
     response_timeout_s: int
     startup_timeout_s: int
-    since_s: float = field(default=0.0, compare=False)  # when, in Unix time; 0 if unknown
+    fingerprint: str = field(default="", compare=False)  # of the archive that it was registered from; "" if unknown
     lost: str = field(default="", compare=False)  # why the last start could not restore it
 
 
@@ -55,6 +56,7 @@ class Record:
         self._pending = local.folder / RESTORE
         self._older = local.folder / "restored.json"
         self._snapshots = local.server.logs / "config"
+        self._server = local.server
         # Whether snapshots were lost, with more than the change that TorchServe had not confirmed.
         self.is_damaged = False
 
@@ -64,7 +66,7 @@ class Record:
 
     def begin(self) -> list[Registration]:
         """Before a start, return the registrations to restore, and keep them until `finish`."""
-        found = [replace(each, lost="") for each in self.read()] if self.exists() else []
+        found = [replace(self._identify(each), lost="") for each in self.read()] if self.exists() else []
         for path in (self._pending, self._older):
             replace_file(path, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
@@ -75,10 +77,8 @@ class Record:
     def read(self) -> list[Registration]:
         """Return the registrations that are not restored yet, and those of the last snapshot."""
         found = {(each.model, each.version): each for each in self.read_pending()}
-        since_s = self._read_times()
         for each in self._read_last():
-            key = (each.model, each.version)
-            found[key] = replace(found.get(key, each), since_s=since_s.get(key, each.since_s))
+            found.setdefault((each.model, each.version), each)
         return list(found.values())
 
     def read_pending(self) -> list[Registration]:
@@ -105,14 +105,19 @@ class Record:
         self.is_damaged = bool(self._files())
         return _read(self._older) if self.is_damaged else []
 
-    def _read_times(self) -> dict[tuple[str, str], float]:
-        """Return when each version of the last snapshot was registered."""
-        times: dict[tuple[str, str], float] = {}
-        for path in self._files():
-            found = parse_snapshot(path.read_text(encoding="utf-8", errors="replace"))
-            keys = times if found is None else {(each.model, each.version) for each in found}
-            times = {key: times.get(key, path.stat().st_mtime) for key in keys}
-        return times
+    def _identify(self, each: Registration) -> Registration:
+        """Return a registration with the fingerprint of its archive, which TorchServe has unpacked, if it has one."""
+        path = _find_archive(self._server, each)
+        with suppress(InvalidPayload):
+            now = describe(path)
+            unpacked = [manifest.parents[1] for manifest in self._server.temporary.glob(f"models/*/{MANIFEST}")]
+            same = [folder for folder in unpacked if _is_version(folder, now.name, each.version)]
+            # The archive may be registered under other names, too.
+            found = {fingerprint for folder in same if (fingerprint := read_fingerprint(folder))}
+            if found:
+                own = read_fingerprint(path)
+                return replace(each, fingerprint=own if own in found else min(found))
+        return each
 
     def _files(self) -> list[Path]:
         """Return the snapshots, oldest first, by modification time, since their names contain local time."""
@@ -180,19 +185,31 @@ def restore(local: LocalNode, wanted: Sequence[Registration]) -> Iterator[tuple[
         yield from pool.map(line, wanted, problems, logs)
 
 
+def _find_archive(server: Server, wanted: Registration) -> Path:
+    return find_version(server.directory / server.settings.model_store / wanted.archive, wanted.version)
+
+
+def _is_version(folder: Path, name: str, version: str) -> bool:
+    """Return whether a folder contains a version of a model."""
+    try:
+        found = describe(folder)
+    except InvalidPayload:
+        return False
+    return (found.name, found.version) == (name, version)
+
+
 def _register(local: LocalNode, wanted: Registration) -> str | None:
     """Register one version as it was; return the reason of a failure."""
-    server, management = local.server, local.server.management
-    path = find_version(server.directory / server.settings.model_store / wanted.archive, wanted.version)
+    management, path = local.server.management, _find_archive(local.server, wanted)
     try:
         if not path.exists():
             return f"{wanted.archive} is missing from the model store"
         if (version := describe(path).version) != wanted.version:
             return f"{wanted.archive} contains version {version} now"
         if wanted.version not in management.versions(wanted.model, is_missing_ok=True):
-            if (maker := read_maker(path)) and maker[1] > wanted.since_s > 0:
+            if wanted.fingerprint and read_fingerprint(path) != wanted.fingerprint:
                 fix = "raise `version` in the model list, or register it again"
-                return f"{path.name} was built after version {wanted.version} was registered: {fix}"
+                return f"{path.name} is not the archive that version {wanted.version} was registered from: {fix}"
             management.register(
                 path.name,
                 batch_size=wanted.batch_size,

@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -24,13 +24,13 @@ import psutil
 from deploy.places import HOME, START, STOP, WITH_CONFIG
 from deploy.run.errors import ServerError
 from deploy.run.node import read_tokens
-from deploy.run.processes import wait_until
+from deploy.run.processes import uninterrupted, wait_until
 from deploy.run.properties import ServerSettings
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# `torchserve --stop` searches the command line for this class before it trusts its pid file.
+# TorchServe's launcher searches the command line for this class before it trusts its pid file.
 JAVA_CLASS = "org.pytorch.serve.ModelServer"
 # At its start Java changes into the folder hsperfdata_USER for a moment, to remove the files of other Java processes.
 JAVA_FOLDER = "hsperfdata_"
@@ -38,6 +38,8 @@ TEMPORARY = "-Djava.io.tmpdir="  # the option by which TorchServe passes the tem
 LAST_LINE = "Terminating due to"  # the start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it
 CONSOLE_LINES = 3  # lines of the console in an error
 
+LAUNCH, CONFIG = "--start", "--ts-config"  # options of the launcher
+LAUNCH_S = 30.0  # seconds in which a launcher names its Java, on a busy machine
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
@@ -73,9 +75,16 @@ def _find_listening(ports: Iterable[int]) -> psutil.Process | None:
     return None
 
 
-def _read_config(words: Sequence[str], directory: Path) -> Path | None:
-    """Return the configuration that a TorchServe's command line names."""
-    return Path(directory, words[words.index("-f") + 1]).resolve() if "-f" in words else None
+def _list_processes() -> Iterator[tuple[psutil.Process, Sequence[str], Path]]:
+    """Yield each process with its command line and its folder."""
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        if process.info["cmdline"] and process.info["cwd"]:
+            yield process, process.info["cmdline"], Path(process.info["cwd"])
+
+
+def _read_config(words: Sequence[str], directory: Path, option: str = "-f") -> Path | None:
+    """Return the configuration that the command line of a TorchServe, or of its launcher, names."""
+    return Path(directory, words[words.index(option) + 1]).resolve() if option in words[:-1] else None
 
 
 def _read_temporary(words: Sequence[str], directory: Path) -> Path | None:
@@ -86,15 +95,14 @@ def _read_temporary(words: Sequence[str], directory: Path) -> Path | None:
 
 def _find_temporary(config: Path, directory: Path) -> Path | None:
     """Return the temporary folder of the TorchServe that runs a configuration here; it may be another TMPDIR's."""
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        words, place = process.info["cmdline"] or (), process.info["cwd"]
-        if JAVA_CLASS in words and place == str(directory.resolve()) and _read_config(words, directory) == config:
+    for _, words, place in _list_processes():
+        if JAVA_CLASS in words and place == directory.resolve() and _read_config(words, directory) == config:
             return _read_temporary(words, directory)
     return None
 
 
 class Server:
-    """A TorchServe that `torchserve --start` starts and `torchserve --stop` finds."""
+    """A TorchServe that `torchserve --start` starts; `torchserve --stop` finds it."""
 
     def __init__(
         self, config: Path, *, directory: Path = HOME, temporary: Path | None = None, share: Share = WHOLE
@@ -110,6 +118,7 @@ class Server:
         self.keys = directory / "key_file.json"
         self.console = self.logs / "console.log"
         self._pid_file = self.temporary / ".model_server.pid"
+        self._ending_file = self.temporary / ".model_server.ending"  # the same while it ends
         self._share = share
         self.management = Management(self.settings.management_url)
 
@@ -165,13 +174,14 @@ class Server:
 
     def _named_process(self) -> psutil.Process | None:
         """Return the TorchServe of the pid file; the system may have given its id to another program."""
-        try:
-            process = psutil.Process(int(self._pid_file.read_text()))
-            words = process.cmdline()
-            is_here = _read_temporary(words, self.directory) in (None, self.temporary.resolve())
-            return process if is_here and JAVA_CLASS in words else None
-        except (OSError, ValueError, psutil.Error):
-            return None
+        for path in (self._pid_file, self._ending_file):
+            with contextlib.suppress(OSError, ValueError, psutil.Error):
+                process = psutil.Process(int(path.read_text()))
+                words = process.cmdline()
+                is_here = _read_temporary(words, self.directory) in (None, self.temporary.resolve())
+                if is_here and JAVA_CLASS in words:
+                    return process
+        return None
 
     def key(self, api: str) -> str | None:
         """Return the token of `inference` or `management`; None if calls need none, or without a key file."""
@@ -205,15 +215,19 @@ class Server:
         store = self.directory / self.settings.model_store
         store.mkdir(parents=True, exist_ok=True)
         with self.console.open("w") as output:
-            self._torchserve("--start", "--ts-config", str(self.config), "--model-store", str(store), output=output)
-        wait_until(lambda: self._answers() or self.pid() is None, START_TIMEOUT_S)
-        if not self._answers():
+            self._launch("--model-store", str(store), output=output)
+        if not self.wait_answer():
             lines = self._console_lines()[-CONSOLE_LINES:]
             self.stop()
             # A supervisor starts a dead server again: after a death this attempt counts as another one.
             (self._pid_file.touch if has_died else self.clean_up)()
             raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(lines)}")
         self.authorize()
+
+    def wait_answer(self) -> bool:
+        """Wait until the management API answers; return False if the server ends, or takes too long."""
+        wait_until(lambda: self._answers() or self.pid() is None, START_TIMEOUT_S)
+        return self._answers()
 
     def _answers(self) -> bool:
         try:
@@ -258,18 +272,42 @@ class Server:
 
     def stop(self) -> bool:
         """End the server and wait until it has ended; return whether it was running."""
-        pid = self.pid()
-        if pid is None:
+        self.settle()
+        if (process := self._process() or self._find_unnamed()) is None:
             return False
-        process = psutil.Process(pid)
-        self._torchserve("--stop", output=subprocess.DEVNULL)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except psutil.TimeoutExpired:
-            process.kill()
+        # A server that ends has not died, and is known until it has ended.
+        self._ending_file.write_text(str(process.pid))
+        self._pid_file.unlink(missing_ok=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except psutil.TimeoutExpired:
+                process.kill()
+        self.keys.unlink(missing_ok=True)
+        self._ending_file.unlink(missing_ok=True)
         return True
 
-    def _torchserve(self, *arguments: str, output: int | TextIO) -> None:
+    def settle(self) -> None:
+        """Wait for a launcher, whose parent may have been killed, to name its Java."""
+
+        def is_launching() -> bool:
+            return any(
+                LAUNCH in words and _read_config(words, place, CONFIG) == self.config.resolve()
+                for _, words, place in _list_processes()
+            )
+
+        wait_until(lambda: not is_launching(), LAUNCH_S)
+
+    def _find_unnamed(self) -> psutil.Process | None:
+        """Return this server's Java that no file names, since its launcher was killed."""
+        for process, words, place in _list_processes():
+            is_ours = place == self.directory.resolve() and _read_config(words, place) == self.config.resolve()
+            if JAVA_CLASS in words and is_ours and _read_temporary(words, place) in (None, self.temporary.resolve()):
+                return process
+        return None
+
+    def _launch(self, *arguments: str, output: TextIO) -> None:
         # Python would find the modules of an inherited PYTHONPATH before those of the archive.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
         programs = Path(sys.executable).parent
@@ -284,24 +322,22 @@ class Server:
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
-        command = [*(("taskset", "--cpu-list", cores) if cores else ()), str(programs / "torchserve"), *arguments]
+        taskset = ("taskset", "--cpu-list", cores) if cores else ()
+        command = [*taskset, str(programs / "torchserve"), LAUNCH, CONFIG, str(self.config), *arguments]
         # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
         # Ctrl-C in the terminal must not reach the server.
-        # A signal interrupts only the main thread, so the launcher ends and names its Java in a file.
-        with ThreadPoolExecutor(1) as launcher:
-            # A thread whose start is interrupted is not awaited, so it starts before the launcher.
-            launcher.submit(bool).result()
-            launcher.submit(
-                subprocess.run,
-                command,
-                cwd=self.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                umask=0o077,
-                start_new_session=True,
-            ).result()
+        launch = partial(
+            subprocess.run,
+            command,
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            umask=0o077,
+            start_new_session=True,
+        )
+        uninterrupted(launch)  # until the launcher has named its Java in a file
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready."""

@@ -11,6 +11,7 @@ from typing import Any
 from handlers.protocol.responses import Reply, encode
 
 METADATA_HEADER = "x-model-metadata"
+FINGERPRINT = "X-Fingerprint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class Metadata:
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None
     device: str = "cpu"
+    fingerprint: str | None = None  # of the archive; a rollout compares it with the archive in the model store
 
     def pack(self, results: Sequence[Any]) -> Reply:  # noqa: ARG002
         document = asdict(self)
         for tensor in (*document["inputs"], *document["outputs"]):
             if tensor["batch_dim"] == 0:
                 del tensor["batch_dim"]
-        return Reply(200, encode(document))
+        fingerprint = document.pop("fingerprint")
+        return Reply(200, encode(document), headers={FINGERPRINT: fingerprint} if fingerprint else {})

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,17 @@ from tests.client.script import Fake, failed, ok
 from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
+from torchserve_client.journal import Journal
 from torchserve_client.management import ManagementError
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.transport import Request, Response
 
 MODEL = "m"
+BUILT_AGAIN = r"^m is not the archive that version 1\.0 was registered from: raise `version`"
+
+
+class Killed(BaseException):
+    """As a SIGKILL: from then on the process changes nothing."""
 
 
 class FakeServer(Fake):
@@ -32,10 +40,17 @@ class FakeServer(Fake):
         self.registered: dict[str, list[str]] = {}
         self.refused, self.is_away = refused, is_away
         self.workers, self.pending = 1, 0
+        self.batches: dict[str, tuple[int, int]] = {}
+        self.kill_at = -1  # the number of the call before which the rollout is killed
+        self.kills: list[int] = []  # of all nodes
 
     def send(self, request: Request, timeout_s: float) -> Response:
         if self.is_away:
             raise NoConnection("refused", was_sent=False)
+        if len(self.calls) == self.kill_at:
+            self.kills.append(self.kill_at)
+        if self.kills:
+            raise Killed
         url = urlsplit(request.url)
         self.calls.append(f"{request.method} {url.path}")
         if self.refused and re.search(self.refused, self.calls[-1]):
@@ -44,7 +59,11 @@ class FakeServer(Fake):
         if request.method == "POST":
             self.registered = parse_qs(url.query)
             archive = self.registered["url"][0]
-            self.versions[archive_files.describe(self.store / archive).version] = archive
+            version = archive_files.describe(self.store / archive).version
+            assert version not in self.versions
+            self.versions[version] = archive
+            sizes = [int(self.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
+            self.batches[version] = sizes[0], sizes[1]
         elif request.method == "DELETE":
             if parts[0] == self.default and len(self.versions) > 1:
                 return failed(403, "InvalidModelVersionException", "Can't remove default version")
@@ -60,7 +79,8 @@ class FakeServer(Fake):
     def _described(self, version: str) -> dict[str, Any]:
         workers = [{"status": "READY", "startTime": "2026-01-01T00:00:00Z"}] * self.workers
         found = {"modelVersion": version, "modelUrl": self.versions[version], "minWorkers": 1, "workers": workers}
-        settings = {"batchSize": 8, "maxBatchDelay": 5, "startupTimeout": 5, "responseTimeout": 5}
+        size, delay_ms = self.batches.get(version, (8, 5))
+        settings = {"batchSize": size, "maxBatchDelay": delay_ms, "startupTimeout": 5, "responseTimeout": 5}
         return {**found, **settings, "jobQueueStatus": {"pendingRequests": self.pending}}
 
     @property
@@ -118,7 +138,8 @@ class Worker(Fake):
     def send(self, request: Request, timeout_s: float) -> Response:
         assert request.url.endswith("/predictions/m/1.0")
         assert "DELETE /models/m/1.0" not in self.server.calls
-        return Response(200, b"{}", {"X-In-Flight": str(self.in_flight.pop(0))})
+        in_flight = self.in_flight.pop(0) if "1.0-r2" in self.server.versions else 0
+        return Response(200, b"{}", {"X-In-Flight": str(in_flight), "X-Fingerprint": "old"})
 
 
 @pytest.fixture
@@ -236,12 +257,6 @@ def test_canary_that_the_gateway_refuses_is_unregistered_again(store: Path, monk
 @table(
     (lambda to: write(to / "new", "2.0", name="other"), {"archive": "new"}, "new contains the model other, not m"),
     (lambda to: write(to / "new", "1.0"), {"archive": "new"}, r"version 1\.0 of new is already registered: raise `ver"),
-    # It was built again, so it is not copied.
-    (
-        lambda to: (to / "m" / "build.json").write_text('{"made_s": 4e9}'),
-        {"batch_size": 4},
-        r"^m was built after version 1\.0 was registered: raise `version`",
-    ),
 )
 def test_archive_that_cannot_be_the_next_version_is_refused(
     prepare: Callable[[Path], object], wanted: Any, words: str, store: Path
@@ -251,6 +266,66 @@ def test_archive_that_cannot_be_the_next_version_is_refused(
     with pytest.raises(RolloutFailed, match=words):
         rollouts(store, server).run(MODEL, Registration(**wanted))
     assert (server.state, server.registered) == (("1.0", ["1.0"]), {})
+
+
+def kill(store: Path, servers: list[FakeServer], new: Registration, step: int) -> bool:
+    """Run a rollout and kill it before a call to the last node; return whether it was killed."""
+    last, kills = servers[-1], list[int]()
+    last.kill_at = len(last.calls) + step
+    for each in servers:
+        each.kills = kills
+    with pytest.MonkeyPatch.context() as patch:
+
+        def alive(change: Callable[..., object]) -> Callable[..., object]:
+            return lambda *arguments: None if kills else change(*arguments)
+
+        patch.setattr(Journal, "_write", alive(Journal._write))
+        patch.setattr(archive_files, "remove", alive(archive_files.remove))
+        with suppress(Killed, RolloutFailed):
+            rollouts(store, *servers).run(MODEL, new)
+    last.kill_at = -1
+    for each in servers:
+        each.kills = []
+    return bool(kills)
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_killed_rollout_is_repeated_or_taken_back(is_copy: bool, is_back: bool, store: Path) -> None:
+    new = Registration(batch_size=4) if is_copy else Registration(archive="new")
+    for step in range(100):
+        shutil.rmtree(store)
+        write(store / "m", "1.0")
+        write(store / "new", "2.0")
+        servers = [FakeServer(), FakeServer()]
+        is_killed = kill(store, servers, new, step)
+        # Another one, which is killed at the same place.
+        other = Registration(archive="m") if is_back else new
+        is_killed_again = is_killed and not is_back and kill(store, servers, new, step)
+        try:
+            version = rollouts(store, *servers).run(MODEL, other)
+        except RolloutFailed as error:
+            # It had not begun, or it has ended.
+            assert "is already registered: raise" in str(error)
+            version = servers[0].default
+        assert [server.state for server in servers] == [(version, [version])] * 2, step
+        expected = "1.0" if is_back else "1.0-r" if is_copy else "2.0"
+        assert version.startswith(expected)
+        assert {path.name for path in store.iterdir()} - {"m", "new", f"m@{version}"} == set(), step
+        if is_copy and not is_back:
+            assert {server.batches[version] for server in servers} == {(4, 5)}
+        if not is_killed:
+            break
+    assert step > 6 and is_killed_again is False
+
+
+def test_archive_that_was_built_again_is_not_copied_whatever_the_clocks_say(store: Path) -> None:
+    server = FakeServer()
+    for fingerprint, outcome in (("new", pytest.raises(RolloutFailed, match=BUILT_AGAIN)), ("old", nullcontext())):
+        (store / "m" / "build.json").write_text(json.dumps({"fingerprint": fingerprint, "made_s": 4e9}))
+        with outcome:
+            rollouts(store, server, inference=Worker(server, 0, 0)).run(MODEL, Registration(batch_size=4))
+    assert server.state == ("1.0-r2", ["1.0-r2"])
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

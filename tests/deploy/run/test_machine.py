@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import zipfile
 from configparser import ConfigParser
 from dataclasses import replace
@@ -145,7 +146,9 @@ def made(model: str, **more: Any) -> Registration:
 
 class Remembered:
     def __init__(self, folder: Path) -> None:
-        local: Any = SimpleNamespace(folder=folder / "node-1", server=SimpleNamespace(logs=folder / "logs"))
+        places = {"logs": folder / "logs", "directory": folder, "temporary": folder / "tmp"}
+        server = SimpleNamespace(**places, settings=SimpleNamespace(model_store=""))
+        local: Any = SimpleNamespace(folder=folder / "node-1", server=server)
         self.record, self.folder = Record(local), folder / "node-1"
         self.snapshots = folder / "logs" / "config"
         self.snapshots.mkdir(parents=True)
@@ -218,11 +221,15 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Remembered) ->
     assert (node.record.exists(), node.record.begin()) == (False, [])
 
 
-def test_archive_built_after_its_version_was_registered_is_not_restored(node: Remembered, tmp_path: Path) -> None:
-    def restored(built_ns: int) -> str:
-        with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
+def test_archive_that_was_built_again_is_not_restored_whatever_the_clocks_say(node: Remembered, tmp_path: Path) -> None:
+    def build(fingerprint: str | None, path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "1.0"}}')
-            archive.writestr("build.json", json.dumps({"made_s": built_ns / 1e9}))
+            if fingerprint:
+                archive.writestr("build.json", json.dumps({"fingerprint": fingerprint, "made_s": 4e9}))
+
+    def restored(fingerprint: str | None) -> str:
+        build(fingerprint, tmp_path / "a.mar")
         ((line, lost),) = restore(LocalNode("node-1", tmp_path, server), [again])
         assert (not lost) is (": restored, " in line)
         return line
@@ -232,10 +239,18 @@ def test_archive_built_after_its_version_was_registered_is_not_restored(node: Re
     of = {"settings": SimpleNamespace(model_store=""), "management": SimpleNamespace(**calls)}
     server: Any = SimpleNamespace(directory=tmp_path, logs=tmp_path, **of)
     served = made("a", min_workers=0, max_workers=0)
-    # The second to the fifth nanosecond: registered, unregistered, registered again, beside another one.
-    for versions in ((served,), (), (served,), (served, made("b"))):
-        node.serves(*versions)
-    node.record.finish([node.record.begin()[0]])
-    (again,) = node.record.begin()
-    words = "node-1: a 1.0 is not restored: a.mar was built after version 1.0 was registered: raise"
-    assert restored(5).startswith(words) and restored(3).startswith("node-1: a 1.0: restored, ")
+    for unpacked, wrong, right in (("first", ("second", None), ("first",)), (None, (), ("first", None))):
+        # As TorchServe has unpacked it.
+        build(unpacked, tmp_path / "unpacked.mar")
+        with zipfile.ZipFile(tmp_path / "unpacked.mar") as archive:
+            archive.extractall(tmp_path / "tmp" / "models" / "0123")
+        node.serves(served)
+        build("second", tmp_path / "a.mar")
+        node.record.finish([node.record.begin()[0]])
+        # A server that starts removes what it had unpacked, and the next start tries a lost version again.
+        shutil.rmtree(tmp_path / "tmp")
+        (again,) = node.record.begin()
+        words = "node-1: a 1.0 is not restored: a.mar is not the archive that version 1.0 was registered from: raise"
+        assert all(restored(each).startswith(words) for each in wrong)
+        assert all(restored(each).startswith("node-1: a 1.0: restored, ") for each in right)
+        node.record.finish()

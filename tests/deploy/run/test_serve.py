@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from deploy.run.__main__ import main
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import find_watcher, stop_node
 from deploy.run.machine import LocalNode
-from deploy.run.processes import hold_pid_file
+from deploy.run.processes import Ending, hold_pid_file
 from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
@@ -165,6 +166,41 @@ def test_server_in_a_folder_of_its_own_or_with_another_tmpdir_is_found(server: S
         assert (found.temporary, found.pid(), other.pid()) == (tmp_path, pid, None)
 
 
+def test_server_that_no_file_names_is_stopped(server: Server) -> None:
+    """As if its launcher was killed before it wrote the id, or a stop before the server had ended."""
+    options = (f"-Djava.io.tmpdir={server.temporary}", "-f", str(server.config))
+    for name in (None, ".model_server.ending"):
+        with look_alike(server, server.directory, *options) as pid:
+            file = server.temporary / ".model_server.pid"
+            file.rename(server.temporary / name) if name else file.unlink()
+            assert (server.pid() == pid, server.describe_death()) == (name is not None, None)
+            assert (server.stop(), server.stop()) == (True, False)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_only_the_first_signal_interrupts_and_only_a_start(is_early: bool) -> None:
+    reached, before = list[str](), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ending = Ending()
+    ending.install()
+    try:
+        if is_early:
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("early")
+        with pytest.raises(KeyboardInterrupt), ending.interrupting():
+            try:
+                reached.append("start")
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                reached.append("cleaned up")
+        signal.raise_signal(signal.SIGTERM)
+        assert reached == (["early"] if is_early else ["start", "cleaned up"])
+        assert ending.is_asked.is_set()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_command_that_stops_a_server_names_its_configuration() -> None:
     assert call_stop(ROOT / "config.properties") == "make stop"
     assert call_stop(ROOT / "config.production.properties") == "make stop CONFIG=production"
@@ -181,6 +217,16 @@ def test_wrong_command(arguments: list[str], words: str, tmp_path: Path, capsys:
     assert main([*arguments, "--state-dir", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(words)
+
+
+def test_stop_ends_the_gateway_first_and_only_with_the_nodes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[str]()
+    monkeypatch.setattr("deploy.gateway.drain.stop_gateway", lambda: ended.append("gateway"))
+    monkeypatch.setattr("deploy.run.serve.stop", lambda *_: ended.append("nodes"))
+    assert (main(["stop"]), ended) == (0, ["gateway", "nodes"])
+    assert (main(["stop", "--state-dir", str(tmp_path)]), ended[2:]) == (0, ["nodes"])
 
 
 @pytest.mark.builds

@@ -1,0 +1,62 @@
+"""The versions of a rollout that has not ended, in a file of the model store: a repeated command goes on after a kill.
+
+a rollout begins -> .rollout-MODEL.json: the versions that it adds and replaces, with their archives -> it ends, removed
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from torchserve_client import archives
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    archive: str  # file name in the model store
+    identity: str  # `archives.identify` of it
+
+
+@dataclass(slots=True)
+class Journal:
+    path: Path
+    versions: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, store: Path, model: str) -> Self:
+        """Return the journal of a model; empty if its last rollout has ended."""
+        journal = cls(store / f".rollout-{model}.json")
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            found = json.loads(journal.path.read_text(encoding="utf-8"))
+            journal.versions = {version: Entry(**each) for version, each in found.items()}
+        return journal
+
+    def add(self, versions: Mapping[str, Entry]) -> None:
+        self.versions |= versions
+        self._write()
+
+    def forget(self, version: str) -> None:
+        """Remove a version that is unregistered, and its archive if it is a copy."""
+        if (entry := self.versions.pop(version, None)) is not None and "@" in entry.archive:
+            for path in (self.path.with_name(entry.archive), *self.path.parent.glob(f".{entry.archive}.*")):
+                archives.remove(path)
+        self._write()
+
+    def end(self) -> None:
+        self.versions = {}
+        self._write()
+
+    def knows(self, version: str, archive: Path) -> bool:
+        """Return whether an unfinished rollout registered this version from an equal archive."""
+        return version in self.versions and self.versions[version].identity == archives.identify(archive)
+
+    def _write(self) -> None:
+        if not self.versions:
+            self.path.unlink(missing_ok=True)
+            return
+        new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        new.write_text(json.dumps({version: asdict(each) for version, each in self.versions.items()}))
+        new.replace(self.path)
