@@ -25,6 +25,7 @@ from deploy.archives.generation import TEXTS, find_differences
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_named_file, load_task, run_items
+from deploy.archives.tokens import check_tokenizer
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.checkpoints import load_tokenizer
@@ -61,6 +62,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         load_detector(folder)
     texts = read_samples(model.folder)
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
+        check_tokenizer(model, source, trust_remote_code=config.trust_remote_code)
         exact = Path(work)
         (exact / CHECKPOINT).symlink_to(source.resolve())
         named = None if config.src_lang == AUTO else config.src_lang  # texts of a known language need no detector
