@@ -32,7 +32,7 @@ IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_spec
 SIDES = ("padding_side", "truncation_side")
 TOKENIZER_NAMES = (*IDS, *SIDES, "is_fast", "model_input_names", "model_max_length", "split_special_tokens")
 SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels", "patch_size", "projection_dim")
-CONFIG_NAMES = (*SIZES, "pad_token_id", "model_type", "transformers_version", "problem_type")
+CONFIG_NAMES = (*SIZES, "pad_token_id", "eos_token_id", "model_type", "transformers_version", "problem_type")
 # The parts of the configuration of a model of images and texts.
 PARTS = {"text_config": ("max_position_embeddings",), "vision_config": ("hidden_size", "patch_size")}
 # A class that replaces one of these methods is not prepared: it may encode, or save itself, with its own Python.
