@@ -24,7 +24,10 @@ SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
 FIRST_WITHOUT = 5  # the version of transformers that changed the default inputs of a tokenizer
 # Models whose position table is longer than the model can use, by `model_type`.
-ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
+ROBERTA_LIKE = frozenset(
+    "camembert data2vec-text esm ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta roberta-prelayernorm "
+    "xlm-roberta xlm-roberta-xl xmod".split()
+)
 ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})  # models of which sentence-transformers uses only the encoder
 PREPARED = "prepared.json"
 # The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
