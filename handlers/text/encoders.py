@@ -25,8 +25,10 @@ INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
 FIRST_WITHOUT = 5  # the version of transformers that changed the default inputs of a tokenizer
 # Models whose position table is longer than the model can use, by `model_type`.
 ROBERTA_LIKE = frozenset(
-    "camembert data2vec-text esm ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta roberta-prelayernorm "
-    "xlm-roberta xlm-roberta-xl xmod".split()
+    {
+        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "data2vec-text"),
+        *("mpnet", "longformer", "ibert", "luke", "lilt", "layoutlmv3", "markuplm", "esm"),
+    }
 )
 ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})  # models of which sentence-transformers uses only the encoder
 PREPARED = "prepared.json"

@@ -31,7 +31,7 @@ from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
-from handlers.engines.decoding import foreign_settings
+from handlers.engines.decoding import counted_settings, foreign_settings, starts_with_end
 from handlers.errors import InvalidConfig, reason
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
@@ -174,6 +174,8 @@ def _find_hindrance(source: Path, config: TranslationConfig) -> str | None:
     generation, _ = read_generation(source, trust_remote_code=config.trust_remote_code)
     if foreign := foreign_settings(generation):
         return f"its generation_config.json has {', '.join(foreign)}"
+    if starts_with_end(generation) and (counted := counted_settings(generation)):
+        return f"its generation_config.json has {', '.join(counted)}, and its answers begin with the end token"
     return None
 
 
