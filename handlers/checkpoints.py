@@ -17,6 +17,14 @@ MOST_NAMES = 3  # the most names in a message; it counts the others
 VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm")  # files that tokenizers read their vocabularies from
 # Kinds of tokenizers without a vocabulary, of bytes and characters.
 WITHOUT_VOCABULARY = ("byt5", "canine", "perceiver")
+# Names of weights that PEFT and AdapterHub add, and of those that quantised layers have.
+ADAPTERS = re.compile(
+    r"\b(lora|loha|lokr|hada|ia3|vera|oft|boft)_|\.adapters?\b|\badapter_|prefix_tuning|prompt_embeddings"
+)
+QUANTISED = re.compile(
+    r"\.(\w*(scale|scales|zero_point|absmax|packed|quant\w*)(_inv)?|SCB|weight_format|q(weight|zeros)|g_idx|codes|codebooks|"
+    r"W_q|meta|_data|weight\.\w+)$"
+)
 
 
 def join_names(names: Collection[str]) -> str:
@@ -39,6 +47,7 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
     options |= {"use_safetensors": True, "local_files_only": True, "ignore_mismatched_sizes": True}
     model_class = getattr(import_transformers(), auto_class)
     model, found = model_class.from_pretrained(folder, output_loading_info=True, **options)
+    _check_unused(model, found["unexpected_keys"])
     if missing := [name for name in found["missing_keys"] if not re.search(unused, name)]:
         saved = ", ".join(model.config.architectures or ["no class"])
         raise InvalidConfig(
@@ -56,6 +65,41 @@ def load_strictly(auto_class: str, folder: Path, *, unused: str = "(?!)", **opti
     if more := [name for name in found["unexpected_keys"] if re.sub(r"\d+", "0", name) in kinds]:
         raise InvalidConfig(f"config.json has fewer layers than the weights, which also have {join_names(more)}")
     return model.eval()
+
+
+def _check_unused(model: Any, names: Collection[str]) -> None:
+    """Raise InvalidConfig if weights that belong to the model's layers have no place in them: its answers differ."""
+    layers = {
+        name
+        for name, layer in model.named_modules()
+        if not any(layer.children()) and any(True for _ in layer.parameters(recurse=False))
+    }
+    prefix = f"{model.base_model_prefix}."
+    owners = {
+        name: {*_list_owners(name.removeprefix(prefix)), *_list_owners(name), *_list_owners(prefix + name)}
+        for name in names
+    }
+    if adapters := [name for name in names if ADAPTERS.search(name)]:
+        raise InvalidConfig(
+            f"the weights have an adapter beside the model ({join_names(adapters)}), which config.json does not have; "
+            "merge it with peft's merge_and_unload() and save the result with save_pretrained"
+        )
+    unused = [name for name in names if owners[name] & layers]
+    if quantised := [name for name in unused if QUANTISED.search(name)]:
+        raise InvalidConfig(
+            f"the weights are quantised ({join_names(quantised)}); name the original checkpoint, in fp32, bf16 or fp16"
+        )
+    if unused:
+        raise InvalidConfig(
+            f"the weights have {join_names(unused)}, which the model of config.json does not use; correct config.json, "
+            "or save the model again with save_pretrained"
+        )
+
+
+def _list_owners(name: str) -> list[str]:
+    """List the modules that a weight's name may be in."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:

@@ -45,6 +45,8 @@ TEXTS = (
     "the mayor the mayor the mayor, the river; the wall (of stone) - 1893!",
     "Who wrote the letter? [MASK] did, nobody-knows why: https://example.org/letter?id=7.",
     "plum cake",
+    # Special tokens that a client writes are special, as in the libraries.
+    "Anna [SEP] wrote </s> the letter [CLS] to <s></s> Tomas [PAD] in <pad> spring [SEP]",
 )
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")

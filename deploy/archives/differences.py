@@ -64,6 +64,8 @@ def compare_samples(
         items, names = [samples[key].item for key in group], ", ".join(samples[key].name for key in group)
         try:
             outputs = [*task.forward(task.collate(items), items).values()]
+            if any(len(array) != len(items) for array in outputs):
+                raise ValueError(f"it returns {[len(array) for array in outputs]} rows for {len(items)}")
         except Exception as error:
             outcome.failures.setdefault(max(group), f"fails on {kind} {names}: {reason(error)}")
             continue

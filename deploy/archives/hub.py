@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from deploy.archives.forms import check_form
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry
@@ -48,6 +49,7 @@ def open_checkpoint(
         served = list_served_files(source, with_code=with_code, is_whole=origin.kind != "file")
         _link(source, served, folder, inner)
         _check_files(model, source, served)
+        check_form(model, source / inner, with_code=with_code, with_weights=with_weights)
         _drop_kernels(folder)
         for path in folder.glob("*/pytorch_model.bin"):
             if not path.with_name("model.safetensors").exists():

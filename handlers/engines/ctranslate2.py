@@ -23,7 +23,7 @@ import ctranslate2
 import numpy as np
 
 from handlers.engines import Arrangement, Arrays, Listener, Outputs, available_threads, pad_array, stream_counts
-from handlers.engines.decoding import Decoding
+from handlers.engines.decoding import Decoding, starts_with_end
 from handlers.errors import InvalidConfig, OutOfMemory, OutOfTime
 
 CONVERTED = "ctranslate2"  # the folder of an archive that contains a converted model
@@ -149,6 +149,7 @@ class CTranslate2Engine(Stream):
             raise InvalidConfig(f"{folder.name}: not a converted model: {str(error).partition(chr(10))[0]}") from error
         self._ids = {token: number for number, token in enumerate(self._vocabulary)}
         has_start = converted.get("decoder_start_token") is not None
+        self.starts_with_end = starts_with_end(generation)
         self.is_greedy_only = bool(converted.get(GREEDY_ONLY))
         self.vocabulary_size = len(self._vocabulary)
         self._decoding = Decoding.read(generation, self._vocabulary, has_start=has_start)

@@ -13,6 +13,7 @@ from handlers.base import BatchHandler
 from handlers.config import parse_options
 from handlers.engines import Arrays, Listener, Outputs
 from handlers.engines.ctranslate2 import CONVERTED, STEP_ITEMS, CTranslate2Engine
+from handlers.engines.decoding import counted_settings
 from handlers.errors import InvalidConfig, InvalidOption, InvalidText, ItemError
 from handlers.pipeline.micro_batches import Cost, Overhead
 from handlers.protocol.output_tensors import OutputTensors, columns
@@ -60,6 +61,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         self.ends_each = config.engine == "auto" and converted.is_dir()
         engine = self._load_converted(converted, model) if self.ends_each else self._load_generator()
         self.is_greedy_only = getattr(engine, "is_greedy_only", False)
+        self.starts_with_end = getattr(engine, "starts_with_end", False)
         self.vocabulary_size = getattr(engine, "vocabulary_size", inf)
         self.languages = model.languages
         for name, code, codes in (
@@ -182,6 +184,12 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
                 raise InvalidOption(f"{name}: {getattr(options, name)}; at most {limit}.")
         if not is_greedy and self.is_greedy_only:
             raise InvalidOption("num_beams: must be 1; the engine of this archive searches otherwise than the model.")
+        if self.starts_with_end and (named := counted_settings(options)):
+            least = 1 if named[0] == "repetition_penalty" else "0 or over 1"
+            raise InvalidOption(
+                f"{named[0]}: must be {least}; answers of this model begin with its end token, which this archive's "
+                "engine does not count. An archive built with --engine torch does."
+            )
         self.languages.check(options.src_lang, options.tgt_lang, text)
         return options
 

@@ -24,7 +24,12 @@ SEGMENTS = "token_type_ids"
 INPUT_NAMES = ("input_ids", "attention_mask", SEGMENTS)
 FIRST_WITHOUT = 5  # the version of transformers that changed the default inputs of a tokenizer
 # Models whose position table is longer than the model can use, by `model_type`.
-ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer"})
+ROBERTA_LIKE = frozenset(
+    {
+        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "data2vec-text"),
+        *("mpnet", "longformer", "ibert", "luke", "lilt", "layoutlmv3", "markuplm", "esm"),
+    }
+)
 ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5"})  # models of which sentence-transformers uses only the encoder
 PREPARED = "prepared.json"
 # The attributes that handlers read, and `split_special_tokens`, which a backend's text lacks.
@@ -32,7 +37,7 @@ IDS = ("pad_token_id", "eos_token_id", "cls_token_id", "unk_token_id", "all_spec
 SIDES = ("padding_side", "truncation_side")
 TOKENIZER_NAMES = (*IDS, *SIDES, "is_fast", "model_input_names", "model_max_length", "split_special_tokens")
 SIZES = ("hidden_size", "vocab_size", "type_vocab_size", "num_labels", "patch_size", "projection_dim")
-CONFIG_NAMES = (*SIZES, "pad_token_id", "model_type", "transformers_version", "problem_type")
+CONFIG_NAMES = (*SIZES, "pad_token_id", "eos_token_id", "model_type", "transformers_version", "problem_type")
 # The parts of the configuration of a model of images and texts.
 PARTS = {"text_config": ("max_position_embeddings",), "vision_config": ("hidden_size", "patch_size")}
 # A class that replaces one of these methods is not prepared: it may encode, or save itself, with its own Python.

@@ -149,7 +149,16 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         return add_tokens(item, ids, limit, type_ids)
 
     def cost(self, item: Item) -> Cost:
-        return Cost(self.padded_length(len(item.ids)))
+        return Cost(self.padded_length(len(item.ids)), group=self.marks(item.ids))
+
+    def marks(self, ids: Sequence[int]) -> int:
+        """Count the end tokens of a row, which a client's text may contain.
+
+        Heads as BART's take the state of the last one after sorting those of all rows by their number, so that rows of
+        other numbers in a micro-batch would move each other's scores.
+        """
+        end = getattr(self.model_config, "eos_token_id", None)
+        return ids.count(end) if isinstance(end, int) and not self.head.is_pooled else 0
 
     def tokens(self, item: Item) -> int:
         return len(item.ids)

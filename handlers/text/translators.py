@@ -21,7 +21,7 @@ from handlers.text.sentence_files import read_json
 # The settings of a GenerationConfig that a worker on CTranslate2 reads.
 GENERATION = (
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens"),
-    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "early_stopping"),
+    *("decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "early_stopping"),
     *("no_repeat_ngram_size", "repetition_penalty", "length_penalty"),
 )
 # Classes that transformers has in Python: sentencepiece between special tokens -> whether >>codes<< are special, too.

@@ -9,6 +9,7 @@ from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
 from deploy.archives.stagers.text import export as export_text
 from deploy.archives.stagers.vision import export as export_pixels
+from deploy.archives.tokens import check_tokenizer
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
@@ -22,6 +23,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     """Write the checkpoint, without weights for `openvino`, its preprocessing, and its graphs except for `torch`."""
     parse(ImageTextEmbeddingConfig, model.config().get("handler"))
     with open_checkpoint(model, origin) as source:
+        check_tokenizer(model, source)
         seen = follow_processor(source)
         towers = load_towers(source, seen)
         seen.write(folder)

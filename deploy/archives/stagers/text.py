@@ -15,6 +15,7 @@ from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_staged_files, task_class, task_of
+from deploy.archives.tokens import check_tokenizer
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
 from handlers.config import parse
@@ -34,6 +35,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     if origin.kind == "folder" and read_head(model.handler).is_pooled:
         read_modules(Path(origin.location))  # a model of words has no config.json; the refusal names its modules
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source:
+        check_tokenizer(model, source, trust_remote_code=config.trust_remote_code)
         if engine != "torch":
             encoder = load_encoder(read_head(model.handler), source, trust_remote_code=config.trust_remote_code)
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)

@@ -25,12 +25,13 @@ from deploy.archives.generation import TEXTS, find_differences
 from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_named_file, load_task
+from deploy.archives.tokens import check_tokenizer
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse
 from handlers.engines.ctranslate2 import COMPUTE_TYPES, CONVERTED, GREEDY_ONLY, read_vocabulary
-from handlers.engines.decoding import foreign_settings
+from handlers.engines.decoding import counted_settings, foreign_settings, starts_with_end
 from handlers.errors import InvalidConfig, reason
 from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
@@ -62,6 +63,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         load_detector(folder)
     texts = read_samples(model.folder)
     with open_checkpoint(model, origin, with_code=config.trust_remote_code) as source, TemporaryDirectory() as work:
+        check_tokenizer(model, source, trust_remote_code=config.trust_remote_code)
         exact = Path(work)
         (exact / CHECKPOINT).symlink_to(source.resolve())
         named = None if config.src_lang == AUTO else config.src_lang  # texts of a known language need no detector
@@ -173,6 +175,8 @@ def _find_hindrance(source: Path, config: TranslationConfig) -> str | None:
     generation, _ = read_generation(source, trust_remote_code=config.trust_remote_code)
     if foreign := foreign_settings(generation):
         return f"its generation_config.json has {', '.join(foreign)}"
+    if starts_with_end(generation) and (counted := counted_settings(generation)):
+        return f"its generation_config.json has {', '.join(counted)}, and its answers begin with the end token"
     return None
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from deploy.archives.sources import source
+from deploy.archives.stagers.translation import convert
 from deploy.models import model
 from handlers.archive_files import check
+from handlers.text.config import TranslationConfig
 from tests import tiny_seq2seq
 from tests.deploy.archives.conftest import ArchiveSh
 from tests.tensor_files import files
@@ -76,6 +78,19 @@ def test_torch_runs_what_ctranslate_lacks(is_known: bool, checkpoint: Path, arch
     assert archive_sh.err.startswith(f"tiny: {words}\n" if is_known else "") and bool(archive_sh.err) is is_known
     assert "checkpoint/model.safetensors" in files(archive_sh.store / "tiny")
     assert not archive_sh.build("tiny").get("label")
+
+
+def test_own_penalty_that_counts_the_end_at_the_start_runs_on_torch(tmp_path: Path) -> None:
+    for name, make, begins_with_end in (("bart", tiny_seq2seq.bart, True), ("t5", tiny_seq2seq.t5, False)):
+        (tmp_path / name).mkdir()
+        weights = make(tmp_path / name)
+        change_json(weights / "generation_config.json", repetition_penalty=1.3)
+        reason = convert(weights, TranslationConfig(), tmp_path / f"converted {name}", None)
+        assert reason == (
+            "its generation_config.json has repetition_penalty, and its answers begin with the end token"
+            if begins_with_end
+            else None
+        )
 
 
 def test_archive_has_the_detector_that_its_configuration_names_and_is_built_anew(archive_sh: ArchiveSh) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from handlers.errors import InvalidOption
 from handlers.pipeline.micro_batches import Overhead
 from handlers.protocol.requests import Payload
 from handlers.tasks.translation import TranslationHandler
@@ -32,9 +33,9 @@ def between(source: str | None, first: str, second: str, third: str | None) -> l
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "marian": [{}, PENALTY, BEAMS],
     "marian-multilingual": between(None, "fra", "deu", None),
-    # CTranslate2 does not count the token that the decoder starts with, M2M100's own end, as said before.
+    # CTranslate2 does not count the token that the decoder starts with, which is their end.
     "m2m100": [{**each, "repetition_penalty": 1.0} for each in between("en", "fr", "de", "zu")],
-    "nllb": between("eng_Latn", "fra_Latn", "zho_Hans", "zul_Latn"),
+    "nllb": [{**each, "repetition_penalty": 1.0} for each in between("eng_Latn", "fra_Latn", "zho_Hans", "zul_Latn")],
     "seamless": between("eng", "fra", "deu", "deu"),
     "seamless-v2": between("eng", "fra", "deu", "deu"),
     "t5": [{}, PENALTY, {"no_repeat_ngram_size": 3}],
@@ -69,6 +70,20 @@ def test_translation_of_a_mixed_batch_equals_generate(start: Translators, family
     sizes = calls(handler, monkeypatch)
     assert (translations(handler, rows), sizes) == (expected, [2] * len(requests))
     assert len(set(expected)) > len(rows) // 2
+
+
+@pytest.mark.parametrize("family", ["m2m100", "nllb", "bart", "marian", "t5"])
+def test_options_that_count_an_end_at_the_start_are_refused(start: Translators, family: str) -> None:
+    handler = start(family)
+    languages = REQUESTS[family][0] if family in TARGETS else {}
+    for option in ({"repetition_penalty": 1.5}, {"repetition_penalty": 0.7}, {"no_repeat_ngram_size": 1}):
+        payload = Payload("The sea is rough.", {**languages, **option})
+        if family in ("marian", "t5"):
+            handler.decode(payload)
+            continue
+        with pytest.raises(InvalidOption, match=r"begin with its end token, .* --engine torch"):
+            handler.decode(payload)
+    handler.decode(Payload("The sea is rough.", {**languages, "repetition_penalty": 1.0, "no_repeat_ngram_size": 3}))
 
 
 def test_two_threads_keep_the_language_of_each_text(start: Translators, monkeypatch: Patch) -> None:

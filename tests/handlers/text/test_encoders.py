@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
-from handlers.text.encoders import find_token_limit
+from handlers.text.encoders import ROBERTA_LIKE, find_token_limit
 from handlers.text.inputs import round_length
 from handlers.text.sentence_modules import check_reranker
 from handlers.text.sentence_network import SentenceModules
@@ -39,6 +41,32 @@ ROBERTA = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_i
 def test_token_limit_is_what_the_models_files_say(files: dict[str, Any], limit: int | None, tmp_path: Path) -> None:
     write(tmp_path, files)
     assert find_token_limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize("kind", sorted(ROBERTA_LIKE))
+def test_model_has_a_position_for_each_token_and_none_more(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 8}
+    own: dict[str, dict[str, Any]] = {
+        "esm": {"position_embedding_type": "absolute"},
+        "luke": {"entity_vocab_size": 5, "entity_emb_size": 8},
+    }
+    own |= {"xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "longformer": {"attention_window": 4}}
+    own |= {"layoutlmv3": {"coordinate_size": 8, "shape_size": 8}}
+    options: dict[str, Any] = {
+        **sizes,
+        "vocab_size": 9,
+        "pad_token_id": 1,
+        "max_position_embeddings": 22,
+        **own.get(kind, {}),
+    }
+    config = transformers.AutoConfig.for_model(kind, **options)
+    config.save_pretrained(tmp_path)
+    model, limit = transformers.AutoModel.from_config(config).eval(), find_token_limit(tmp_path)
+    assert limit == 20
+    with torch.no_grad():
+        model(torch.full((1, limit), 3))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, limit + 1), 3))
 
 
 SETTINGS, PROMPTS, TEMPLATE = "sentence_bert_config.json", {"prompts": {"query": "query: "}}, "{{ messages }}"

@@ -12,7 +12,8 @@ import pytest
 import tokenizers
 import transformers
 
-from deploy.models import ROOT
+from deploy.archives.tokens import check_tokenizer
+from deploy.models import ROOT, model
 from handlers.archive_files import CHECKPOINT
 from handlers.checkpoints import load_tokenizer
 from handlers.text import encoders
@@ -111,6 +112,7 @@ CHECKPOINTS: dict[str, Save] = {
 def test_prepared_tokenizer_and_configuration_are_those_of_transformers(name: str, tmp_path: Path, pieces: Any) -> None:
     checkpoint = tmp_path / CHECKPOINT
     CHECKPOINTS[name](checkpoint, pieces)
+    check_tokenizer(model("sentence-embedding"), checkpoint)  # none of the settings is refused
     oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
     prepare_tokenizer(checkpoint)
     tokenizer, config = read_tokenizer(checkpoint, trust_remote_code=False)
@@ -220,6 +222,7 @@ TRANSLATORS: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("family", TRANSLATORS)
 def test_prepared_translator_encodes_and_decodes_as_transformers(family: str, tmp_path: Path) -> None:
     folder = TRANSLATORS[family](tmp_path)
+    check_tokenizer(model("translation"), folder)
     oracle = load_tokenizer(folder)
     assert prepare_translator(folder)
     own, original = read_translator(folder, trust_remote_code=False), Original(folder, trust_remote_code=False)

@@ -19,7 +19,7 @@ from deploy.archives.precision import fidelity, int8
 from deploy.archives.precision.quantise import samples
 from deploy.archives.sources import source
 from deploy.archives.stagers import detection, vision
-from deploy.archives.tasks import load_task
+from deploy.archives.tasks import load_task, run_items
 from deploy.models import MODEL_LIST, ModelEntry
 from handlers.batching import accuracy
 from handlers.config import parse
@@ -28,6 +28,7 @@ from handlers.precision.samples import SAMPLES, read_samples
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
 from handlers.text.config import TextClassificationConfig
+from handlers.text.handler import TextHandler
 from handlers.vision.preprocessing import Preprocessing
 from tests import tiny_detector, tiny_models
 from tests.deploy.archives.conftest import ArchiveSh
@@ -159,6 +160,7 @@ def test_impossible_precision_is_refused(name: str, given: dict[str, str], words
 
 
 TRACED = ["the river", "Anna Berg kept the inn at Lindau.", "the mayor wrote a letter " * 12, "x", "stone " * 40]
+MARKED = ["the </s> river </s> rose", "</s> [SEP] <s>", "a wall </s>", "[SEP] Anna [SEP]"]  # a client's special tokens
 # A classifier with a branch on the number of its tokens, which a trace does not see.
 BRANCH = """
 from transformers import DistilBertForSequenceClassification
@@ -191,11 +193,17 @@ def test_family_answers_as_transformers(family: str, engine: str, padding: str |
     assert archive_sh.build("own")["fidelity"]["largest_error"] < 1e-3
     config = parse(TextClassificationConfig, {**settings, "precision": "fp32"})
     task = load_task("text_classification", archive_sh.store / "own", config)
-    items = task.prepare([task.decode(Payload(text)) for text in TRACED])
-    answers = task.forward(task.collate(items), items)["logits"]
+    assert_equal(task, weights)
+
+
+def assert_equal(task: Any, weights: Path) -> None:
+    """Compare texts in micro-batches with the model's own answers to each of them."""
+    texts = [*TRACED, *MARKED]
+    items = task.prepare([task.decode(Payload(text)) for text in texts])
+    answers = run_items(task, items, lambda _task, outputs, _items: [*outputs["logits"]], len(items))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(weights).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-    for text, answer in zip(TRACED, answers, strict=True):
+    for text, answer in zip(texts, answers, strict=True):
         with torch.no_grad():
             (expected,) = model(**tokenizer(text, return_tensors="pt")).logits.numpy()
         np.testing.assert_allclose(answer, expected, 0, 1e-3 * np.abs(expected).max())
@@ -211,6 +219,30 @@ def test_model_that_remembers_texts_is_refused_and_few_tokens_are_compared(archi
     change_json(weights / "tokenizer_config.json", model_max_length=5)
     built(archive_sh, weights, "--engine", "torch")
     assert re.search(r"of transformers on [1-9]\d* texts", archive_sh.build("own")["fidelity"]["said"])
+
+
+def test_texts_with_other_numbers_of_end_tokens_do_not_move_each_other(
+    archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, folder = archive_sh.folder / "weights", archive_sh.store / "own"
+    families.save("bart", "AutoModelForSequenceClassification", weights)  # reads the state of the last </s>
+    assert built(archive_sh, weights)["engine"] == "auto"
+    config = TextClassificationConfig(threads=1, precision="fp32")
+    assert_equal(load_task("text_classification", folder, config), weights)
+    monkeypatch.setattr(TextHandler, "marks", lambda *_: 0)  # they share micro-batches, and the build notices
+    entry = ModelEntry("own", "text_classification", "1", archive_sh.folder / "own")
+    with pytest.raises(Unfaithful, match=r"OpenVINO (differs|fails).* a text with .*</s> twice"):
+        fidelity.check(entry, source(entry, str(weights)), "openvino", folder, archive_sh.folder)
+
+
+def test_longformer_finds_the_questions_end_and_is_served(archive_sh: ArchiveSh) -> None:
+    weights = archive_sh.folder / "weights"
+    families.save("longformer", "AutoModelForSequenceClassification", weights)
+    config = transformers.AutoConfig.from_pretrained(weights, num_labels=2)
+    transformers.LongformerForQuestionAnswering(config).save_pretrained(weights)
+    archive_sh.write_list("own", "question_answering", config={"threads": 1})
+    archive_sh("own", "--weights", str(weights))
+    assert archive_sh.build("own")["fidelity"]["largest_error"] < 1e-3
 
 
 def test_graph_without_a_branch_or_segments_is_refused(archive_sh: ArchiveSh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,116 @@
+"""Forms of checkpoints that no task serves, found in their files before a model is loaded: one line on each.
+
+config.json, names of files -> check_form -> WeightsUnavailable with what the checkpoint is, and the way out
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from deploy.archives.sources import WeightsUnavailable
+from deploy.archives.tasks import BUILT_IN
+from deploy.models import ModelEntry
+from handlers.text.sentence_files import read_json
+
+QUANTISATIONS = ("quantization_config", "compression_config")  # keys of config.json
+INDEX, CONFIG = "model.safetensors.index.json", "tokenizer_config.json"
+# Weights of other programs, by their names.
+AGAIN = "load them with transformers 4 and from_{}=True, and write them with save_pretrained"
+OTHERWISE = "name the original checkpoint, with model.safetensors, or the file itself with task: tensors"
+FOREIGN = {
+    "*.h5": f"weights of TensorFlow; {AGAIN.format('tf')}",
+    "*.msgpack": f"weights of Flax; {AGAIN.format('flax')}",
+    "*.gguf": "quantised weights for llama.cpp; name the original checkpoint, in fp32, bf16 or fp16",
+    "*.onnx": f"a graph in ONNX; {OTHERWISE}",
+    "onnx/*.onnx": f"a graph in ONNX; {OTHERWISE}",
+}
+ZERO_SHOT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
+NAMED_CLASSES = "it finds objects that a request names, and this task has fixed classes; use a detector such as DETR"
+PLACES = "its tokens are characters without places in the text, which this task returns; use another model"
+# Kinds of models that transformers has and a task cannot serve, by `model_type`: tasks, and the reason.
+UNSERVED = {
+    "tapas": ((), "it answers questions about tables, which no task accepts; write a task for it"),
+    **dict.fromkeys(ZERO_SHOT, (("object_detection",), NAMED_CLASSES)),
+    "canine": (("token_classification", "question_answering"), PLACES),
+}
+
+
+def check_form(model: ModelEntry, source: Path, *, with_code: bool, with_weights: bool) -> None:
+    """Raise WeightsUnavailable for a checkpoint whose form this project does not serve."""
+    if model.handler in BUILT_IN:
+        config = read_json(source / "config.json") if with_weights else {}
+        for problem in (
+            *_find_problems(model.handler, config, source, with_code=with_code),
+            *(_check_files(source) if with_weights else ()),
+        ):
+            raise WeightsUnavailable(f"{model.name}: {source}: {problem}")
+
+
+def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> Iterator[str]:
+    if not isinstance(config, dict):
+        return  # loading the model reports it
+    for part in (config, *(each for each in config.values() if isinstance(each, dict))):
+        for key in QUANTISATIONS:
+            if isinstance(part.get(key), dict):
+                yield (
+                    f"its weights are quantised ({_name_method(part[key])}); name the original checkpoint, in fp32, "
+                    "bf16 or fp16"
+                )
+    kind, codes = config.get("model_type"), {**_find_code(config), **_find_code(read_json(source / CONFIG))}
+    tasks, why = UNSERVED.get(str(kind), ((), ""))
+    if why and (not tasks or task in tasks):
+        yield f"{kind}: {why}"
+    yield from _check_code(str(kind), codes, source, with_code=with_code)
+    if kind is not None and not codes and kind not in transformers.CONFIG_MAPPING:
+        yield (
+            f"config.json: transformers {transformers.__version__} does not have model_type {kind}; if its author "
+            "has code for it, add its files and auto_map, and set trust_remote_code, or else write a task"
+        )
+
+
+def _name_method(settings: Mapping[str, Any]) -> str:
+    bits = settings.get("bits") or settings.get("nbits") or settings.get("weights")
+    known = "bitsandbytes" if "load_in_8bit" in settings or "load_in_4bit" in settings else "unknown method"
+    bits = 4 if settings.get("load_in_4bit") else 8 if settings.get("load_in_8bit") else bits
+    name = str(settings.get("quant_method") or settings.get("quantization_type") or known)
+    return f"{name}, {bits} bits" if isinstance(bits, int) else name
+
+
+def _find_code(config: Any) -> dict[str, str]:
+    """Return the classes in Python that a configuration names, by the class of transformers that loads them."""
+    mapped = config.get("auto_map") if isinstance(config, dict) else None
+    mapped = mapped if isinstance(mapped, dict) else {"AutoTokenizer": mapped} if mapped else {}
+    several = {name: each if isinstance(each, list | tuple) else [each] for name, each in mapped.items()}
+    return {name: str(next((one for one in each if one), "")) for name, each in several.items()}
+
+
+def _check_code(kind: str, codes: Mapping[str, str], source: Path, *, with_code: bool) -> Iterator[str]:
+    for name, place in codes.items():
+        repository, _, inner = place.rpartition("--")
+        if not with_code:
+            known = kind in transformers.CONFIG_MAPPING
+            instead = f"; or remove auto_map, if transformers' own {kind} answers as well" if known else ""
+            yield (
+                f"auto_map: its author's code ({place}) is the model's {name}; set trust_remote_code: true in "
+                f"model-config.yaml, if the task has that setting and you trust it{instead}"
+            )
+        elif repository:
+            yield (
+                f"auto_map: {name} is code of another repository, {repository}; copy its .py files into the folder, "
+                f"and write {inner} instead of {place}"
+            )
+        elif not (source / f"{inner.partition('.')[0]}.py").is_file():
+            yield f"auto_map: no {inner.partition('.')[0]}.py, the code of {name}, in the folder; copy it there"
+
+
+def _check_files(source: Path) -> Iterator[str]:
+    shards = read_json(source / INDEX).get("weight_map") or {}
+    if missing := sorted({str(name) for name in shards.values() if not (source / str(name)).is_file()}):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        yield f"{missing[0]}{others}, which {INDEX} names, is missing; copy the whole folder again"
+    if not any(source.glob("*.safetensors")) and not any(source.glob("*.bin")):
+        for pattern, words in FOREIGN.items():
+            if found := sorted(source.glob(pattern)):
+                yield f"{found[0].relative_to(source)} has {words}"
