@@ -16,7 +16,7 @@ from typing import Any
 
 from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.http import Answer, off_loop
-from deploy.loader import LoadedArchive
+from deploy.loader import LoadedArchive, check_release
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
@@ -53,6 +53,7 @@ class Replica:
         """Load the archive; see `LoadedArchive`."""
         # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
         os.environ.pop("OMP_NUM_THREADS", None)
+        check_release(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
         self._handler, self._core = loaded.handler, loaded.handler.core
