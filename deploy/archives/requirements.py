@@ -17,7 +17,7 @@ FILE = "requirements.txt"
 
 
 def list_requirements(model: ModelEntry) -> tuple[str, ...]:
-    """List the entry's requirements, or the project's for a task of its own; InvalidConfig names a wrong one."""
+    """List the entry's requirements, or those of the project for a task in a file; InvalidConfig names a wrong one."""
     own: str | tuple[str, ...] = model.requirements
     if not own and model.handler.endswith(".py") and (model.folder.parent / FILE).is_file():
         own = FILE

@@ -1,4 +1,4 @@
-"""A folder of one's own models.yaml and models: nothing is looked up beside it that only the examples have."""
+"""A user's folder with models.yaml and models: nothing is looked up beside it that only the examples have."""
 
 from pathlib import Path
 

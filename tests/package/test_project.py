@@ -141,6 +141,7 @@ def test_table_lists_what_exists_once(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @table(
     (["--version"], 0, f"torchserve-batching {VERSION}\n"),
+    (["--files"], 0, f"{ROOT}\n"),
     (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
     (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
     (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 from zipfile import ZipFile
 
@@ -243,7 +244,10 @@ def test_failure_is_one_line(
         for name in whole.namelist():
             less.writestr(name, whole.read(name) + (b"# changed" if name.endswith("infer.py") else b""))
     # Of another release, and of another state of this one: only TorchServe serves handlers that are not the host's.
-    releases = {"old.mar": {"made_with": "0.3.0"}, "other.mar": {"files": {"handlers/base.py": "0"}}}
+    releases: dict[str, dict[str, Any]] = {
+        "old.mar": {"made_with": "0.3.0"},
+        "other.mar": {"files": {"handlers/base.py": "0"}},
+    }
     for name, facts in releases.items():
         with ZipFile(tmp_path / name, "w") as other:
             other.writestr("build.json", json.dumps({"made_with": VERSION, **facts}))
