@@ -50,6 +50,14 @@ class Erf(BatchHandler[HandlerConfig, float]):
     def split(self, outputs, items):
         return outputs["erf"].tolist()
 """
+SENTENCE_MODULES = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "1_Pooling/config.json": {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True},
+    "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
+}
 ENCODERS = {
     "reviews": "text_classification",
     "entities": "token_classification",
@@ -70,7 +78,8 @@ def write_project(folder: Path) -> None:
     for name, task in ENCODERS.items():
         head = {"tokenization": "text_classification"}.get(task, task)
         labels = {"reranking": ("0",), "text_classification": ("bad", "plain", "good")}.get(head, tiny_models.LABELS)
-        add(name, task, tiny_models.checkpoint(folder / name, "bert", head, labels))
+        files = SENTENCE_MODULES if task == "sentence_embedding" else None
+        add(name, task, tiny_models.checkpoint(folder / name, "bert", head, labels, files))
     config = transformers.ViTConfig(**tiny_image_text.VISION, num_labels=3)
     transformers.ViTForImageClassification(config).save_pretrained(folder / "pictures")
     square = {"height": tiny_image_text.SIDE, "width": tiny_image_text.SIDE}
@@ -101,6 +110,10 @@ def write_project(folder: Path) -> None:
     add("erf", "erf_task.py", "scale.txt")
     (folder / "requirements.txt").write_text("scipy>=1.9\n")
     iris = scripted(torch.nn.Linear(4, 3), folder / "iris.pt")
-    files: dict[str, Path | str | bytes] = {"iris_handler.py": IRIS, "iris.pt": iris, "index_to_name.json": IRIS_LABELS}
-    archive(folder / "iris.mar", "iris_handler.py", files, serializedFile="iris.pt")
+    members: dict[str, Path | str | bytes] = {
+        "iris_handler.py": IRIS,
+        "iris.pt": iris,
+        "index_to_name.json": IRIS_LABELS,
+    }
+    archive(folder / "iris.mar", "iris_handler.py", members, serializedFile="iris.pt")
     (folder / "models.yaml").write_text(yaml.safe_dump(entries, sort_keys=False))
