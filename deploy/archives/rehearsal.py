@@ -40,6 +40,8 @@ def _run(task: Any, model: ModelEntry, folder: Path) -> None:
     for payload in task.samples():
         for batch in ([payload], [payload] * SEVERAL):
             items = _read(task.prepare, task.prepare([task.decode(each) for each in batch]), batch)
+            for item in items:
+                task.cost(item), task.tokens(item)
             outputs = task.forward(task.collate(items), items)
             for result in _read(task.split, task.split(outputs, items), items):
                 try:
