@@ -6,6 +6,7 @@ A process loads one archive: an archive contains its own package `handlers`, and
 name. So this module does not import `handlers`, and neither does a program before it loads an archive.
 """
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -19,7 +20,14 @@ from typing import Any, Literal
 
 import yaml
 
-MANIFEST, CONFIG = "MAR-INF/MANIFEST.json", "model-config.yaml"
+from deploy.places import ARCHIVE, ROOT
+from torchserve_client.version import VERSION
+
+MANIFEST, CONFIG, BUILD = "MAR-INF/MANIFEST.json", "model-config.yaml", "build.json"
+
+
+class OtherRelease(Exception):
+    """An archive has other handlers than this installation; the message is one line."""
 
 
 class NoMetrics:
@@ -87,6 +95,36 @@ def manifest_of(archive: Path) -> dict[str, Any]:
     """Read the manifest of an archive, which need not be loaded."""
     manifest: dict[str, Any] = json.loads(_read(archive, MANIFEST))
     return manifest
+
+
+def build_of(archive: Path) -> dict[str, Any]:
+    """Read build.json; empty for an archive that this project did not build."""
+    try:
+        build = json.loads(_read(archive, BUILD))
+    except (OSError, KeyError, ValueError):
+        build = None
+    return build if isinstance(build, dict) else {}
+
+
+def check_release(archive: Path, root: Path = ROOT) -> None:
+    """Raise OtherRelease unless the archive's handlers are this installation's, whose core a host in Python drives."""
+    build = build_of(archive)
+    if not build:
+        return  # not one of ours
+    maker, files = build.get("made_with") or "an older version", build.get("files") or {}
+    modules = {path.relative_to(root).as_posix(): path for path in (root / "handlers").rglob("*.py")}
+    own = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in modules.items()}
+    changed = sorted({name for name, _ in own.items() ^ files.items() if name.startswith("handlers/")})
+    if maker != VERSION:
+        cause = f"with torchserve-batching {maker}, and this is {VERSION}"
+    elif own and changed:  # the image of one process has no handlers beside it
+        cause = f"from another state of {VERSION}: {len(changed)} modules differ, such as {changed[0]}"
+    else:
+        return
+    raise OtherRelease(
+        f"{archive.name} was built {cause}; only TorchServe serves archives of other releases: build it again with "
+        f"{ARCHIVE}, or serve it with TorchServe"
+    )
 
 
 def _read(archive: Path, name: str) -> str:

@@ -20,8 +20,8 @@ ROOT, MODEL_LIST = places.ROOT, places.MODEL_LIST
 Engine = Literal["auto", "openvino", "onnxruntime", "torch"]
 
 REQUIRED = frozenset({"task", "version"})  # the keys of an entry
-TASK_UNTIL_0_3 = "handler"  # the key's former name, accepted until 0.4.0
-KEYS = REQUIRED | {"weights", "made_by"}
+FORMER = "handler"  # the former name of `task`, in messages
+KEYS = REQUIRED | {"weights", "made_by", "requirements"}
 
 TENSORS = "tensors"  # the task whose inputs and outputs the model's own file describes
 STOCK = "stock"  # the task that runs an old archive's own code, which no build may run
@@ -41,6 +41,7 @@ class ModelEntry:
     # for `path: TEXT`, a file or folder beside the list or in the model's folder.
     weights: dict[str, str] = field(default_factory=dict)
     made_by: str = ""  # a program in the model's folder that writes the weights
+    requirements: tuple[str, ...] | str = ()  # packages that its task imports, or the file beside the list with them
 
     @property
     def config_path(self) -> Path:
@@ -89,10 +90,8 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
     check_name(str(name))
     if not isinstance(name, str):
         raise InvalidConfig(f"{name}: a name must be text; quote it")
-    if isinstance(entry, Mapping) and "task" not in entry:
-        entry = {"task" if key == TASK_UNTIL_0_3 else key: value for key, value in entry.items()}
     try:
-        check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}")
+        check_names(entry, KEYS, f"known are {', '.join(sorted(KEYS))}; {FORMER} was the name of task")
     except InvalidConfig as error:
         raise InvalidConfig(f"{name}: {error}") from None
     if missing := REQUIRED - entry.keys():
@@ -106,7 +105,11 @@ def _read_entry(folder: Path, name: Any, entry: Any) -> ModelEntry:
         raise InvalidConfig(f"{name}: weights must be a text, or a mapping of names to texts")
     if not isinstance(made_by, str):
         raise InvalidConfig(f"{name}: made_by must be the name of a file")
-    return ModelEntry(name, entry["task"], entry["version"], folder / name, weights, made_by)
+    needs = entry.get("requirements", ())
+    if not isinstance(needs, str | list | tuple) or not all(isinstance(each, str) for each in needs):
+        raise InvalidConfig(f"{name}: requirements must be a list of packages, or the name of a file beside the list")
+    needs = needs if isinstance(needs, str) else tuple(needs)
+    return ModelEntry(name, entry["task"], entry["version"], folder / name, weights, made_by, needs)
 
 
 def model(name: str, path: Path = MODEL_LIST) -> ModelEntry:

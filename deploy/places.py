@@ -18,7 +18,8 @@ START, STOP, WITH_CONFIG = (
     else ("torchserve-batching start", "torchserve-batching stop", "--config ")
 )
 INSTALL_INT8 = "deploy/extras/environment.sh int8" if HOME == ROOT else "pip install 'torchserve-batching[int8]'"
+EXAMPLES = ROOT / "examples"  # the photographs and sentences of comparisons, too, whatever the list
 # The user's own list in the folder of the state, or else the examples.
 OWN_LIST = HOME / "models.yaml"
-MODEL_LIST = OWN_LIST if OWN_LIST.is_file() else ROOT / "examples" / "models.yaml"
+MODEL_LIST = OWN_LIST if OWN_LIST.is_file() else EXAMPLES / "models.yaml"
 MINE = Path("my/models.yaml") if HOME == ROOT else OWN_LIST  # the list of moved archives, from the current folder

@@ -1,12 +1,19 @@
-"""Folders for the work of one process, which a later one removes if that process was killed."""
+"""Folders for the work of one process, which a later one removes if that process was killed.
+
+PREFIXxxxx/.torchserve-batching   the mark of a folder that this module made: others of such a name are their owner's
+PREFIXxxxx/work/                  the folder that the caller gets
+"""
 
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+MARK = ".torchserve-batching"
 
 
 @contextmanager
@@ -15,15 +22,18 @@ def make_work_folder(prefix: str, parent: Path) -> Iterator[Path]:
     for path in parent.glob(f"{prefix}*"):
         # Its process holds the lock until it ends in any way. Other users' folders stay.
         with suppress(OSError), _lock(path):
-            shutil.rmtree(path)
+            if stat.S_ISREG((path / MARK).lstat().st_mode) and (path / MARK).read_bytes() == prefix.encode():
+                shutil.rmtree(path)
     # It gets the prefix when it is locked. A file system without locks of folders keeps those of killed processes.
     new = Path(tempfile.mkdtemp(prefix=f".new{prefix}", dir=parent))
+    (new / "work").mkdir()
+    (new / MARK).write_text(prefix)
     handle = os.open(new, os.O_RDONLY)
     with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX)
     folder = new.rename(parent / new.name.removeprefix(".new"))
     try:
-        yield folder
+        yield folder / "work"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)

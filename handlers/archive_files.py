@@ -7,10 +7,11 @@ worker:  build.json -> Build, its folder -> sums -> equal, or InvalidConfig with
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.machinery import all_suffixes
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,7 +21,7 @@ from handlers.proofs import Proof, read_proofs
 logger = logging.getLogger(__name__)
 
 # The version of build.json, of settings and of metrics. It counts up with each change that older archives do not have.
-FORMAT = 2
+FORMAT = 3
 BUILD = "build.json"
 CONFIG = "model-config.yaml"
 # Programs that PyTorch runs in place of OpenVINO's graph, beside a checkpoint's safetensors.
@@ -52,6 +53,8 @@ class Build:
     fidelity: Mapping[str, Any] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching
     made_s: float = 0.0  # when, in Unix time
+    requirements: Sequence[str] = ()  # packages that the task needs beside this project's
+    options: Sequence[str] = ()  # those of `archive`, with paths from the folder of the state or absolute
 
     def to_json(self) -> str:
         """Return the text of build.json, which contains its format and a sum over itself."""
@@ -103,6 +106,10 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
         raise
     except (OSError, ValueError) as error:
         raise InvalidConfig(_refusal({"changed": [BUILD]})) from error
+    if missing := find_missing(build.requirements):
+        raise InvalidConfig(
+            f"the archive's requirements are not installed in the worker's environment: {', '.join(missing)}"
+        )
     unread = {name for name in build.files if _is_torch(name)} if is_torch_unread and GRAPH in build.files else set()
     found = hash_files({name: folder / name for name in build.files.keys() - unread})
     found |= {name: build.files[name] for name in unread if (folder / name).is_file()}
@@ -119,6 +126,22 @@ def check(folder: Path, *, is_torch_unread: bool = False) -> str | None:
         logger.warning("This folder was edited since it was built: %s", _listed(edits))
         return None
     return build.fingerprint
+
+
+def find_missing(requirements: Iterable[str]) -> list[str]:
+    """Return the requirements that this environment does not meet, each with the installed version of its package."""
+    return [f"{each}{found}" for each in requirements if (found := _describe_missing(each)) is not None]
+
+
+def _describe_missing(requirement: str) -> str | None:
+    from packaging.requirements import Requirement  # noqa: PLC0415 - only for archives that have any
+
+    wanted = Requirement(requirement)
+    try:
+        found = version(wanted.name)
+    except PackageNotFoundError:
+        return ""
+    return None if wanted.specifier.contains(found, prereleases=True) else f" (installed is {found})"
 
 
 def find_checkpoint(folder: Path) -> Path:

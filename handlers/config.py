@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -60,6 +60,7 @@ WORKER_NAMES = frozenset({"handler", "pt2", "pippy", "deepspeed", "dali", "micro
 
 # Settings by their former names, with what an archive has in their place.
 RENAMED = {
+    "max_latency_ms": "now latency_target_ms",
     "max_items": "now max_batch_items",
     "max_tokens": "now max_batch_tokens",
     "max_instances": "now max_request_items",
@@ -79,10 +80,9 @@ class SchedulingConfig:
         "`classic` runs the batch that TorchServe formed; `adaptive` lets the worker choose from all "
         "requests in flight; `auto` depends on the task. The build sets TorchServe's continuousBatching to match.",
     )
-    latency_target_ms: Milliseconds | None = Field(
-        default=None,
-        validation_alias=AliasChoices("latency_target_ms", "max_latency_ms"),  # the second until 0.4.0
-        description="The target for the time from a request's arrival at the worker to its response; None for no "
+    latency_target_ms: Milliseconds | None = doc(
+        None,
+        "The target for the time from a request's arrival at the worker to its response; None for no "
         "target, so that no request is rejected for lack of time.",
     )
     priority_levels: Annotated[int, Field(ge=1, le=10)] = doc(

@@ -85,6 +85,7 @@ def _write_help() -> Iterator[str]:
         lines = [f"  {name:<12}{row.words}" for name, row in rows.items() if name in known]
         yield "\n".join([f"\n{title}:", *lines]) if lines else ""
     yield "\noptions:\n  --dir FOLDER  keep model_store, logs and all state in FOLDER; default: the current folder"
+    yield "  --files       print the folder of the files in deploy/ and examples/ that pages name"
     yield "  --version     print the version\n"
     yield EXAMPLES
 
@@ -118,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
         import_module("torchserve_batching.completion").complete({name: row.words for name, row in known.items()})
     index = next((index for index, word in enumerate(words) if word in known), None)
     before, name, rest = (words, "", []) if index is None else (words[:index], words[index], words[index + 1 :])
-    if before == ["--version"]:
-        print(f"{PROGRAM} {VERSION}")
+    if before in (["--version"], ["--files"]):
+        print(f"{PROGRAM} {VERSION}" if before == ["--version"] else ROOT)
         return 0
     if not name and before in ([], ["-h"], ["--help"]):
         print("\n".join(_write_help()))

@@ -1,10 +1,15 @@
 """The command `torchserve-batching init DIR`: your own project, with one task."""
 
 import argparse
+import os
+import shlex
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.command import CommandParser, run_command
+from deploy.progress import printable
+from deploy.work_folders import make_work_folder
 from torchserve_client.version import VERSION
 
 PROJECT = Path(__file__).with_name("project")
@@ -28,13 +33,72 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(folder: Path) -> None:
-    files = [path for path in PROJECT.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    places = {path: folder / path.relative_to(PROJECT) for path in files}
-    if taken := [place for place in places.values() if place.exists()]:
-        raise NotWritten(f"{taken[0]} exists; nothing is written: name another folder")
-    for path, place in places.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-    workflow = folder / WORKFLOW
-    workflow.write_text(workflow.read_text(encoding="utf-8").replace("VERSION", VERSION), encoding="utf-8")
-    print(f"{folder}: written; cd {folder} && torchserve-batching serve")
+    """Write all files or none, none of them through a link; those of an interrupted call count as written."""
+    parent = folder if folder.is_dir() else folder.parent
+    made = _make_folders(parent)
+    try:
+        with make_work_folder(".init-", parent) as work:
+            new = work / "project"
+            shutil.copytree(PROJECT, new, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
+            workflow = new / WORKFLOW
+            workflow.write_text(workflow.read_text(encoding="utf-8").replace("VERSION", VERSION), encoding="utf-8")
+            if parent == folder:
+                _add(new, folder)
+            else:
+                new.rename(folder)
+    except OSError as error:
+        raise NotWritten(f"{printable(str(folder))}: {error.strerror}; nothing is written") from None
+    finally:
+        _remove_empty(made)
+    name = printable(shlex.quote(str(folder)))
+    print(f"{name}: written; cd {name} && torchserve-batching serve")
+
+
+def _add(new: Path, folder: Path) -> None:
+    """Give files of a new folder their names in another one; after an error it is as before."""
+    files = sorted(path.relative_to(new) for path in new.rglob("*") if path.is_file())
+    missing = [file for file in files if not _is_written(new / file, folder / file, folder)]
+    made: list[Path] = []
+    try:
+        for file in missing:
+            made += _make_folders((folder / file).parent)
+            _place(new / file, folder / file)
+            made.append(folder / file)
+    except OSError:
+        for path in reversed(made):
+            path.rmdir() if path.is_dir() else path.unlink()
+        raise
+
+
+def _place(new: Path, place: Path) -> None:
+    """Give a file a second name, which, unlike a rename, replaces nothing; or copy it, where files have one name."""
+    try:
+        place.hardlink_to(new)
+    except FileExistsError:
+        raise
+    except OSError:
+        with place.open("xb") as file:
+            file.write(new.read_bytes())
+
+
+def _is_written(new: Path, place: Path, folder: Path) -> bool:
+    """Return whether a place has the file's content; NotWritten if it has another, or if the way there is a link."""
+    for path in (place, *(each for each in place.parents if each.is_relative_to(folder) and each != folder)):
+        is_fine = path.is_file() and path.read_bytes() == new.read_bytes() if path == place else path.is_dir()
+        if path.is_symlink() or (os.path.lexists(path) and not is_fine):
+            raise NotWritten(f"{printable(str(path))} exists; nothing is written: name another folder")
+    return place.exists()
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and its parents; return those that were missing, the outermost first."""
+    missing = [path for path in (*reversed(folder.parents), folder) if not os.path.lexists(path)]
+    for path in missing:
+        path.mkdir(exist_ok=True)
+    return missing
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for path in reversed(folders):
+            path.rmdir()

@@ -1,3 +1,3 @@
 """The version of the client, which is that of the project (pyproject.toml)."""
 
-VERSION = "0.3.0"
+VERSION = "0.4.0"

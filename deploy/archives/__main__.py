@@ -12,13 +12,12 @@ from pathlib import Path
 from deploy.archives.archive import (
     ArchiverFailed,
     Recipe,
-    describe_defaults,
     find_cache_folder,
-    find_classic_cause,
     report,
 )
-from deploy.archives.arguments import PRECISION, parse_arguments
+from deploy.archives.arguments import make_recipe, parse_arguments, recall
 from deploy.archives.fingerprint import handler_files, read_packed
+from deploy.archives.mode import describe_defaults, find_classic_cause
 from deploy.archives.names import prune
 from deploy.archives.sources import WeightsNotMade, WeightsUnavailable
 from deploy.models import UnknownModel, model, models
@@ -46,16 +45,8 @@ def main(arguments: list[str]) -> int:
         recipes = []
         # All are checked before the first is built.
         for name in list(models(options.models)) if options.all else options.names:
-            recipe = Recipe(
-                model(name, options.models),
-                options.weights,
-                options.engine,
-                options.archive_format,
-                options.export_path.resolve(),
-                cache_path,
-                options.min_chrf,
-                PRECISION.read_options(options) if PRECISION else None,
-            )
+            own = parse_arguments([name, *recall(name)]) if options.recall else options
+            recipe = make_recipe(model(name, options.models), own, cache_path)
             try:
                 recipe.check(with_code=options.all or len(options.names) > 1)
                 recipes.append(recipe)
@@ -106,8 +97,9 @@ def list_outdated(folder: Path) -> int:
         changed = sorted(name for name in found.keys() | wanted if found.get(name) != wanted.get(name))
         if changed:
             code, some, maker = 1, ", ".join(changed[:3]), build.get("made_with") or "an older version"
+            maker = f"another state of {VERSION}" if maker == VERSION else f"{maker}, installed is {VERSION}"
             print(
-                f"{os.path.relpath(path)}: built with {maker}, installed is {VERSION}; "
+                f"{os.path.relpath(path)}: built with {maker}; "
                 f"{len(changed)} modules differ: {some}; CHANGELOG.md says why; to upgrade, build it again"
             )
     return code

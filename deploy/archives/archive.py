@@ -22,18 +22,20 @@ import yaml
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import archive_fingerprint, handler_files, read_build
+from deploy.archives.labels import LABELS, check_labels
+from deploy.archives.mode import complete_config
 from deploy.archives.names import lead, refuse_other_models
+from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
 from deploy.archives.staging import Comparisons, plan_comparisons, stage
 from deploy.archives.task_file import is_hidden
-from deploy.archives.tasks import Mode, task_of
+from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import REGISTER, STORE
 from deploy.progress import step
 from deploy.work_folders import make_work_folder
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
 from handlers.config import parse
-from handlers.continuous.mode import CONTINUOUS, check_mode
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
 from torchserve_client.version import VERSION
@@ -41,14 +43,6 @@ from torchserve_client.version import VERSION
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
 # weights gain nothing by it.
 SUFFIXES = {"zip-store": ".mar", "no-archive": ""}
-
-# TorchServe's part of an adaptive archive, for keys that its file lacks. batchSize is the window: the requests that the
-# worker chooses from. maxBatchDelay, in ms, is how long an idle worker waits for a second request: 1 is TorchServe's
-# least, 100 its default. A second worker would starve the first.
-ADAPTIVE = {CONTINUOUS: True, "batchSize": 64, "maxBatchDelay": 1, "minWorkers": 1, "maxWorkers": 1}
-# TorchServe's part of a classic archive: the most requests of a batch (TorchServe's default is 1), and the ms that a
-# worker waits for them.
-CLASSIC = {"batchSize": 32, "maxBatchDelay": 1}
 
 
 class ArchiverFailed(Exception):
@@ -66,6 +60,7 @@ class Archive:
     fidelity: str = ""  # how near its answers are to the model's own, in words; empty if nothing was compared
     # `handler:` of its model-config.yaml; empty if the archive was up to date.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_other: bool = False  # whether this call replaced an archive of the same version with other contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +76,7 @@ class Recipe:
     cache_path: Path | None = None  # the folder of cached exports; None for a hidden one in the model store
     min_chrf: float | None = None  # the least chrF of a converted translation model against the original; None for any
     comparisons: Comparisons | None = field(default_factory=plan_comparisons)
+    options: tuple[str, ...] = ()  # of the command line, for a build by `serve` or `start`
 
     @property
     def path(self) -> Path:
@@ -103,11 +99,14 @@ class Recipe:
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)
+        check_installed(self.entry)
+        origin = source(self.entry, self.weights)
+        if LABELS in task.files and origin.kind == "file" and self.entry.settings().get("arch"):
+            check_labels(self.entry)
         if task.settings:
             parse(task.settings_class(), self.entry.config().get("handler"))
         elif with_code and self.find() is None:
             importlib.import_module(task.builder).check(self.entry)
-        source(self.entry, self.weights)
 
     def find(self) -> Archive | None:
         """Return the archive on disk if it was built from these inputs and none has changed since."""
@@ -128,6 +127,8 @@ class Recipe:
         task, config, version = task_of(entry), complete_config(entry), self._version(origin)
         self.export_path.mkdir(parents=True, exist_ok=True)
         refuse_other_models(entry.name, self.path, self.locate(version))
+        requirements, old = list_requirements(entry), read_build(self.locate(version))
+        has_version = self.locate(version).exists()
         # Beside the new archive, so that the last step is a rename; hidden, so that no server loads it.
         with make_work_folder(".build-", self.export_path) as work:
             staged, temporary, out = (work / name for name in ("stage", "tmp", "out"))
@@ -155,6 +156,8 @@ class Recipe:
                 fidelity=fidelity,
                 made_with=VERSION,
                 made_s=time.time(),
+                requirements=requirements,
+                options=self.options,
             )
             (staged / BUILD).write_text(build.to_json())
             arguments = {
@@ -171,7 +174,9 @@ class Recipe:
             _replace(out / self.path.name, self.locate(version))
             lead(self.path, self.locate(version))
         words, found = fidelity.get("said", ""), read_proofs(proofs)
-        return Archive(self.path, version, is_new=True, label=label, proofs=found, fidelity=words, settings=settings)
+        facts: dict[str, Any] = {"label": label, "proofs": found, "fidelity": words, "settings": settings}
+        is_other = has_version and (old is None or old.fingerprint != build.fingerprint)
+        return Archive(self.path, version, is_new=True, is_other=is_other, **facts)
 
     def _check_comparisons(self) -> None:
         if self.comparisons is not None:
@@ -182,7 +187,7 @@ class Recipe:
 
     def _fingerprint(self, origin: Source) -> str:
         identity = "" if self.comparisons is None else self.comparisons.identity()
-        packing = (self._version(origin), self.engine, self.archive_format, identity)
+        packing = (self._version(origin), self.engine, self.archive_format, identity, *list_requirements(self.entry))
         return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
 
 
@@ -258,63 +263,6 @@ def find_cache_folder(environment: Mapping[str, str]) -> Path | None:
     return Path(folder).resolve() if folder else None
 
 
-def complete_config(entry: ModelEntry) -> dict[str, Any]:
-    """Return the entry's model-config.yaml as its archive has it; see `complete_mode`."""
-    return complete_mode(entry.name, entry.config(), task_of(entry).mode)
-
-
-def complete_mode(name: str, config: Mapping[str, Any], default: Mode = "adaptive") -> dict[str, Any]:
-    """Add TorchServe's keys for the mode of a model-config.yaml; its own keys stay."""
-    if CONTINUOUS in config:
-        raise InvalidConfig(
-            f"{name}: model-config.yaml: {CONTINUOUS}: the build writes it; remove it and set the mode with handler: "
-            "{scheduling: {mode: adaptive}} or classic"
-        )
-    mode = _read_mode(config)
-    is_classic = mode == "classic" or (mode == "auto" and (default == "classic" or find_classic_cause(config)))
-    defaults: Mapping[str, Any] = CLASSIC if is_classic else ADAPTIVE
-    if config.get("asyncCommunication"):
-        # TorchServe's frontend fails with larger batches there.
-        defaults = {CONTINUOUS: True} if not is_classic else {}
-    completed = {**config, **{key: value for key, value in defaults.items() if config.get(key) is None}}
-    if is_classic:
-        return completed
-    try:
-        check_mode(completed)
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{name}: {error}") from None
-    return completed
-
-
-def describe_defaults(entry: ModelEntry) -> str | None:
-    """Describe the mode and the batch parameters that model-config.yaml leaves to the build; None if it sets both."""
-    own, settings = entry.config(), complete_config(entry)
-    added = [f"{key} {settings[key]}" for key in CLASSIC if own.get(key) is None and key in settings]
-    mode = "adaptive" if settings.get(CONTINUOUS) is True else "classic"
-    return f"{mode} mode, {', '.join(added)} by default; model-config.yaml sets others" if added else None
-
-
-def find_classic_cause(config: Mapping[str, Any]) -> str | None:
-    """Return the line of a model-config.yaml without a mode that rules adaptive mode out."""
-    if _read_mode(config) != "auto":
-        return None
-    if config.get("asyncCommunication"):
-        return "asyncCommunication: true"
-    for key in ("minWorkers", "maxWorkers"):
-        workers = config.get(key)
-        if isinstance(workers, int) and workers > 1:
-            return f"{key}: {workers}"
-    return None
-
-
-def _read_mode(config: Mapping[str, Any]) -> Any:
-    """Read the mode as it is written; parsing the settings checks it."""
-    inner: Any = config
-    for key in ("handler", "scheduling"):
-        inner = inner.get(key) if isinstance(inner, Mapping) else None
-    return inner.get("mode", "auto") if isinstance(inner, Mapping) else "auto"
-
-
 def report(archive: Archive, seconds: float) -> None:
     """Print the outcome of a build: a line on the archive, and one on each comparison."""
     place = os.path.relpath(archive.path)
@@ -334,5 +282,10 @@ def report(archive: Archive, seconds: float) -> None:
     for precision, proof in archive.proofs.items():
         short = "" if proof.is_enough else f", less than {proof.least:g}: `precision: auto` leaves it out"
         print(f"{place}: {precision}: {proof}{proof.weakness}{short}")
+    if archive.is_other:
+        print(
+            f"{place}: replaces another archive of version {archive.version}, which servers may have loaded; raise "
+            "`version` in the list with each change"
+        )
     if archive.version.endswith("-untrained"):
         print(f"{place}: UNTRAINED: random weights, so its answers mean nothing", file=sys.stderr)

@@ -4,16 +4,21 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from deploy.archives.archive import SUFFIXES
+from deploy.archives.archive import SUFFIXES, Recipe
+from deploy.archives.fingerprint import read_build
 from deploy.command import CommandParser, number
-from deploy.models import MODEL_LIST, Engine
+from deploy.models import MODEL_LIST, Engine, ModelEntry
 from deploy.places import ARCHIVE, HOME, MINE, OWN_LIST, ROOT, STORE
 from deploy.rooms import ROOMS, open_room
+from handlers.errors import InvalidConfig
 
 PRECISION = open_room("precision")  # deploy.archives.precision.request; None without comparisons
 
 CHECK = "build nothing; list the archives with handlers of another version, and return 1 if there are any"
 KEEP = "after a build, keep the newest N versions and those that nodes serve (default: all)"
+# The options that a later build by `serve` or `start` has, too; those of PATHS name a file or folder.
+REMEMBERED = ("weights", "engine", "precision", "calibrate", "validate", "min_agreement", "min_chrf")
+PATHS = ("--weights", "--calibrate", "--validate")
 EXAMPLES = (
     "torchserve-batching archive mobilenet-v2",
     "torchserve-batching archive flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino",
@@ -53,6 +58,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     group.add_argument("--check", action="store_true", help=CHECK)
     group.add_argument("--keep", type=number(int, 1), metavar="N", help=KEEP)
     group.add_argument("--force", action="store_true", help="build archives that are up to date, too")
+    group.add_argument("--recall", action="store_true", help=argparse.SUPPRESS)  # for `serve`
     group.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
     group = parser.add_argument_group("precision", "Each build prints how near the answers are to the model's own.")
@@ -87,3 +93,46 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--weights PATH belongs to one model: name only that model")
     if PRECISION:
         PRECISION.check_options(parser, options)
+
+
+def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path | None) -> Recipe:
+    """Return the recipe of an archive from the options of a command line."""
+    given = {name: value for name in REMEMBERED if (value := getattr(options, name)) not in (None, "auto")}
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", _shorten(value))]
+    return Recipe(
+        entry,
+        options.weights,
+        options.engine,
+        options.archive_format,
+        options.export_path.resolve(),
+        cache_path,
+        options.min_chrf,
+        PRECISION.read_options(options) if PRECISION else None,
+        tuple(words),
+    )
+
+
+def _shorten(value: object) -> str:
+    """Return an option's value; of a path, from the folder of the state if it lies below it, or else absolute."""
+    path = Path(str(value))
+    if not path.exists():
+        return str(value)
+    path = path.resolve()
+    return str(path.relative_to(HOME) if path.is_relative_to(HOME) else path)
+
+
+def recall(name: str) -> list[str]:
+    """Return and print the options with which a model's archive was built; InvalidConfig if a path is gone."""
+    build = read_build(STORE / f"{name}.mar")
+    words = [] if build is None else [*build.options]
+    for index, option in enumerate(words[:-1]):
+        if option in PATHS and (path := HOME / words[index + 1]).exists():
+            words[index + 1] = str(path)
+        elif option in PATHS and words[index + 1] != "random" and (option != "--weights" or path.is_absolute()):
+            raise InvalidConfig(
+                f"{name}: {option} {words[index + 1]}, with which its archive was built, is missing; {ARCHIVE} {name} "
+                f"builds it without, and torchserve-batching serve {STORE / name}.mar serves it as it is"
+            )
+    if words:
+        print(f"{name}: built with {' '.join(words)}, as its archive; {ARCHIVE} {name} builds it without", flush=True)
+    return words

@@ -6,6 +6,7 @@
 
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from deploy.work_folders import make_work_folder
 
 # The most bytes of all entries; the longest unused one is removed first. ResNet-152 for both engines takes 0.48e9.
 SIZE_BYTES = 4 * 10**9
+ENTRY = re.compile("[0-9a-f]{64}")  # a fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class Exports:
     def _remove_unused(self, newest: Path) -> None:
         """Remove the entries unused for longest until the rest fits."""
         entries: list[tuple[float, int, Path]] = []
-        for path in self.folder.glob("[!.]*"):
+        for path in (sums.parent for sums in self.folder.glob("*/sums.json")):
+            if not ENTRY.fullmatch(path.name):
+                continue  # CACHE_DIR may be a folder with other contents
             with suppress(OSError):  # another build may remove it meanwhile
                 size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 entries.append((path.stat().st_mtime, size, path))

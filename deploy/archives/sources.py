@@ -38,6 +38,7 @@ SERVED = re.compile(
 )
 # Files that a user may expect to be served: settings, and weights of all kinds.
 MODELS = (".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack", ".model", ".spm")
+NO_REQUESTS = (".expected.json", "_name.json")  # endings of files beside a model's sample requests
 CODE = ".py"  # code is served only if the archive's settings trust it
 
 
@@ -173,6 +174,12 @@ def list_served_files(source: Path, *, with_code: bool, is_whole: bool = True) -
     code = [file for file in (sorted(source.rglob("*")) if is_whole else files) if with_code and file.suffix == CODE]
     served = [file for file in files if SERVED.fullmatch(file.relative_to(source).as_posix())]
     return [file for file in (*served, *code) if file.is_file()]
+
+
+def list_requests(folder: Path) -> list[Path]:
+    """List the sample requests of a model's folder, which may also be that of its checkpoint."""
+    found = (path for path in sorted(folder.glob("*.json")) if not path.name.endswith(NO_REQUESTS))
+    return [path for path in found if not SERVED.fullmatch(path.name)]
 
 
 def list_unserved_files(source: Path, served: Iterable[Path]) -> list[str]:

@@ -92,5 +92,7 @@ def _stage(
         exports.take(key, convert, folder)
 
     # The builders of the other tasks compare rows or texts; an old archive's code does not run here.
-    if plan is not None and model.handler in BUILT_IN and model.handler not in (STOCK, TENSORS, "translation"):
+    if model.handler not in BUILT_IN:
+        import_quietly("deploy.archives.rehearsal").rehearse(model, task, folder)
+    elif plan is not None and model.handler not in (STOCK, TENSORS, "translation"):
         plan.make(model, origin, engine, folder, exports=exports, key=key)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from deploy.archives.labels import LABELS
 from deploy.archives.task_file import check_module, find_helpers, read_staged_files
 from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
 from handlers.errors import InvalidConfig
@@ -63,7 +64,7 @@ def _encoder(name: str, settings: str) -> Task:
 
 def _vision(name: str, stager: str, settings: str, export_settings: tuple[str, ...]) -> Task:
     """Describe a task on images with names of classes."""
-    more = {"export_settings": export_settings, "files": ("index_to_name.json",), "takes_hub_ids": True}
+    more = {"export_settings": export_settings, "files": (LABELS,), "takes_hub_ids": True}
     return _task(name, stager, f"vision.config:{settings}", **more)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.http import Answer, off_loop
-from deploy.loader import LoadedArchive
+from deploy.loader import LoadedArchive, check_release
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
@@ -47,6 +47,12 @@ class Metrics(dict[str, Any]):
             self[name] = self._make(name, ("ModelName", "ModelVersion", *own))
         return self[name]
 
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Discard what the loader and the handler of a stock archive report."""
+        if not name.startswith(("add_", "set_")):
+            raise AttributeError(name)
+        return lambda *_values, **_more: None
+
 
 class Replica:
     """One archive and its core, for one event loop."""
@@ -55,6 +61,7 @@ class Replica:
         """Load the archive; see `LoadedArchive`."""
         # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
         os.environ.pop("OMP_NUM_THREADS", None)
+        check_release(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
         self._handler, self._core = loaded.handler, loaded.handler.core

@@ -14,6 +14,7 @@ from typing import Any
 import torchvision
 import yaml
 
+from deploy.archives.labels import LABELS
 from deploy.archives.old_archives import OldArchive
 from deploy.archives.state_dicts import StateDict
 from deploy.archives.tasks import BUILT_IN, import_quietly
@@ -26,7 +27,6 @@ from handlers.errors import InvalidConfig
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
 from handlers.vision.pixel_classifier import WITHOUT_HEADS
 
-LABELS = "index_to_name.json"
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
 EXACT = {"precision": "fp32", "scaled_decode": False}
 STATISTICS = {"mean": [*IMAGENET_MEAN], "std": [*IMAGENET_STD]}

@@ -1,10 +1,10 @@
 """The summary of `make serve`: each model, its URL, the command that calls it, and the command that stops all nodes."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.archives.sources import list_requests
 from deploy.models import MODEL_LIST, ROOT
 from deploy.places import HOME, STOP, WITH_CONFIG
 from deploy.run.machine import LocalNode
@@ -59,7 +59,7 @@ def _sample_options(name: str) -> str:
     folder = MODEL_LIST.parent / name
     for path in sorted(folder.glob("*.jpg")):
         return f"-T {shorten(path)}"
-    for path in sorted(path for path in folder.glob("*.json") if not re.search(r"expected|index_to", path.name)):
+    for path in list_requests(folder):
         return f'-H "Content-Type: application/json" -d @{shorten(path)}'
     return "-T FILE"
 

@@ -14,8 +14,6 @@ from typing import Any
 from deploy.command import CommandParser, number, run_command
 from deploy.places import ARCHIVE, HOME, OWN_LIST, PLACE, ROOT, STORE
 from deploy.serve.process import NotServed, Process
-from torchserve_client.archives import read_maker
-from torchserve_client.version import VERSION
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(options: Any, process: Process) -> None:
+    from deploy.loader import OtherRelease, build_of  # noqa: PLC0415
     from deploy.serve.limits import Limits  # noqa: PLC0415
     from deploy.serve.server import load, run  # noqa: PLC0415
     from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
@@ -62,15 +61,14 @@ def _serve(options: Any, process: Process) -> None:
         os.environ.setdefault("CACHE_DIR", str(Path.home() / ".cache" / "torchserve-batching"))
     try:
         host = load(options, limits)
+    except OtherRelease as error:
+        raise NotServed(str(error)) from None
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("handlers"):
-            raise NotServed(f"{options.archive.name} is of another version; build it again with {ARCHIVE}") from None
-        environment = "the environment of requirements.lock, or of the archive's own packages"
-        raise NotServed(f"{options.archive.name} needs the package {error.name}: use {environment}") from None
+        needs = ", ".join(build_of(options.archive).get("requirements", ()))
+        fix = f"install its requirements: {needs}" if needs else "use the environment of requirements.lock"
+        raise NotServed(f"{options.archive.name} needs the package {error.name}: {fix}") from None
     except Exception as error:
-        maker = read_maker(options.archive) or (VERSION,)
-        fix = f"; it was built with {maker[0]}: build it again, or use TorchServe" if maker[0] != VERSION else ""
-        raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}{fix}") from None
+        raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None
     run(host, listener, options, limits, process)
 
 
@@ -87,7 +85,7 @@ def _find_archive(text: str) -> Path:
 
     listed = yaml.safe_load(OWN_LIST.read_text(encoding="utf-8"))
     name = text or next(iter(listed), "") if isinstance(listed, dict) else ""
-    command = [sys.executable, "-m", "torchserve_batching", "archive", name or "--all"]
+    command = [sys.executable, "-m", "torchserve_batching", "archive", name or "--all", "--recall"]
     environment = {**os.environ, PLACE: str(HOME), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT.parent}"}
     if subprocess.run(command, env=environment, check=False).returncode:
         raise NotServed(f"{name or OWN_LIST.name} is not built")

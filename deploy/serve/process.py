@@ -48,6 +48,6 @@ class Process:
         self._ends.acquire()  # for ever
         # A thread that loads the archive would report that its files are gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder.parent, ignore_errors=True)
         sys.stdout.flush()
         os._exit(code)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.models import ROOT
-from deploy.work_folders import make_work_folder
+from deploy.work_folders import MARK, make_work_folder
 
 pytestmark = pytest.mark.builds
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from deploy.work_folders import make_work_folder
 with make_work_folder(".build-", Path(sys.argv[1])) as folder:
     (folder / "stage").mkdir()
-    print(folder.name, flush=True)
+    print(folder.parent.name, flush=True)
     sys.stdin.read()
 """
 
@@ -58,6 +58,13 @@ def test_step_of_two_seconds_is_a_line_and_a_terminal_shows_what_runs_with_colou
 
 
 def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    # A user's folders of such names stay, and one with another mark.
+    theirs = [".build-mine", ".build-empty", ".build-other", ".build-link"]
+    for name in theirs[:3]:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".build-mine" / "thesis.txt").write_text("three years")
+    (tmp_path / ".build-other" / MARK).write_text("mine")
+    (tmp_path / ".build-link").symlink_to(tmp_path / ".build-mine")
     command, pipe = [sys.executable, "-c", HOLDER, str(tmp_path)], subprocess.PIPE
     killed, living = (subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) for _ in range(2))
     with killed, living:
@@ -65,6 +72,7 @@ def test_folder_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a_l
         killed.kill()
         killed.wait()
         with make_work_folder(".build-", tmp_path) as own:
-            assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], own.name])
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], own.parent.name, *theirs])
         living.communicate("")
-    assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(theirs)
+    assert (tmp_path / ".build-mine" / "thesis.txt").read_text() == "three years"

@@ -29,7 +29,7 @@ MANY = {"archh": 1, "top_k": 0, "threads": -1, "scheduling": {"mod": 1, "queue_t
     ({"crop_size": 300, "std": [1, 1, 1]}, ["crop_size, std: only with arch"]),
     ({"arch": "a", "scheduling": "adaptive"}, ["scheduling: must be a mapping of names"]),
     ({"arch": "a", "scheduling": {"latency_target_ms": float("inf")}}, ["latency_target_ms"]),
-    ({"arch": "a", "scheduling": {"latency_target_ms": 5, "max_latency_ms": 5}}, ["max_latency_ms: unknown name"]),
+    ({"arch": "a", "scheduling": {"max_latency_ms": 5}}, ["max_latency_ms: unknown name (now latency_target_ms)"]),
     ({"arch": "a", "scheduling": LEVELS}, ["default_priority 4", "priority_levels 3"]),
     (MANY, ["archh", "top_k", "threads", "scheduling", "mod:", "queue_timeout_ms"]),
 )

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torchserve_batching.__main__ as command
 from deploy.archives import __main__ as archives
 from deploy.models import ROOT
 from deploy.sandbox import free_ports
+from tests.package.conftest import run
 from tests.pages import blocks
 from tests.tables import table
 from torchserve_batching.init import PROJECT, main
@@ -60,6 +62,38 @@ def test_project_is_not_written_over_a_file(tmp_path: Path, capsys: pytest.Captu
     assert [path.name for path in tmp_path.iterdir()] == ["models.yaml"]
 
 
+def test_project_is_written_whole_or_not_at_all_and_through_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+
+    def link(folder: Path, name: str, target: Path) -> None:
+        (folder / name).symlink_to(target)
+
+    cases: dict[str, Callable[[Path], object]] = {
+        "models.yaml": lambda folder: link(folder, "models.yaml", outside / "new.yaml"),
+        "tests": lambda folder: link(folder, "tests", outside),
+        "a folder": lambda folder: (folder / "tests" / "test_colours.py").mkdir(parents=True),
+        "colours": lambda folder: (folder / "colours").write_text("a file"),
+        ".github": lambda folder: link(folder, ".github", outside),
+    }
+    outside.mkdir()
+    for number, (taken, make) in enumerate(cases.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make(folder)
+        before = sorted(folder.rglob("*"))
+        assert main([str(folder)]) == 1, taken
+        assert (sorted(folder.rglob("*")), [*outside.iterdir()]) == (before, []), taken
+    # An interrupted call is repeated; the parents of a folder that cannot be written are not left.
+    half, whole = tmp_path / "half", tmp_path / "new" / "project"
+    assert [main([str(half)]), main([str(whole)])] == [0, 0]
+    (half / "colour_task.py").unlink()
+    assert main([str(half)]) == 0
+    names = [sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (half, whole)]
+    assert names[0] == names[1] and len(names[0]) > 9
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "file" / "deep" / "project")]) == 1
+
+
 def test_task_runs_without_an_archive_or_a_server() -> None:
     task = PROJECT / "colour_task.py"
     single, raw, wrong, listed = run_task(
@@ -76,12 +110,6 @@ def test_workflow_pins_the_version(tmp_path: Path) -> None:
     assert main([str(tmp_path / "demo")]) == 0
     text = (tmp_path / "demo" / ".github" / "workflows" / "models.yml").read_text()
     assert re.search(r"torchserve-batching==\d+\.\d+\.\d+ pytest", text)
-
-
-def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    program = [sys.executable, "-m", "torchserve_batching", *words]
-    return subprocess.run(program, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", ["init", "archive", "serve", "start", "status", "gateway", "ray", "describe", "load"])
@@ -113,6 +141,7 @@ def test_table_lists_what_exists_once(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @table(
     (["--version"], 0, f"torchserve-batching {VERSION}\n"),
+    (["--files"], 0, f"{ROOT}\n"),
     (["descrbe"], 2, "torchserve-batching: unknown command descrbe: did you mean describe? "),
     (["--dir", "nowhere", "status"], 1, "torchserve-batching: --dir nowhere: no such folder; make it first"),
     (["archive", "--all"], 1, "torchserve-batching archive: models.yaml: no model list "),

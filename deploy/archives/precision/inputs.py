@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
-from deploy.models import MODEL_LIST, ModelEntry
+from deploy.archives.sources import list_requests
+from deploy.models import ModelEntry
+from deploy.places import EXAMPLES
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
@@ -43,7 +45,6 @@ CROPS = 20  # crops of photographs; a trained ResNet-152 answers them in fp32 in
 SHARES = (0.7, 1.0)  # a crop's side, as a share of the photograph's shorter one: large enough for the subject
 KEPT_SIDE = 384  # the side in pixels of a photograph that an archive keeps: larger than most models' input
 SUFFIXES = (".jpg", ".jpeg", ".png")
-EXAMPLES = MODEL_LIST.parent
 SENTENCES = EXAMPLES / "translation" / "samples.txt"
 QUESTION = "Who or what is it about?"  # the question about each sentence
 
@@ -156,7 +157,7 @@ def find_sample_files(model: ModelEntry) -> list[Path]:
         return _find_images(model.folder) or [
             path for folder in sorted(EXAMPLES.iterdir()) for path in _find_images(folder)
         ]
-    return [*_find_requests(model.folder), SENTENCES]
+    return [*list_requests(model.folder), SENTENCES]
 
 
 def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
@@ -166,7 +167,7 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     if model.handler in IMAGES:
         images = [Payload(body) for body in cut_crops(find_sample_files(model))]
         return [*images, *(Payload({"text": text}) for text in texts if "text" in fields)]
-    own = [each for path in _find_requests(model.folder) for each in _read_instances(path)]
+    own = [each for path in list_requests(model.folder) for each in _read_instances(path)]
     if model.handler in QUESTIONS:
         asked = [{"question": QUESTION, "context": text} for text in texts]
         own = [each for each in own if isinstance(each, dict) and {"question", "context"} <= each.keys()]
@@ -222,10 +223,6 @@ def cut_crops(photographs: list[Path], count: int = CROPS, seed: int = SEED) -> 
 
 def _find_images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-
-
-def _find_requests(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*.json")) if not path.name.endswith((".expected.json", "_name.json"))]
 
 
 def _read_instances(path: Path) -> list[Any]:

@@ -136,6 +136,6 @@ def precision_fingerprint(
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:
     files = [each.value for each in list_inputs(path) if isinstance(each.value, Path)] if path.is_dir() else [path]
-    root = path if path.is_dir() else path.parent
+    root = path.resolve() if path.is_dir() else path.parent  # as `list_inputs` names its files
     found = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     return [(name, status.st_size, status.st_mtime_ns) for name, status in found]

@@ -7,10 +7,14 @@ the weights of the list or --weights, if any             -> checkpoint/
 import importlib.util
 import shutil
 import sys
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.archives.requirements import install
 from deploy.archives.sources import CODE, Source, WeightsUnavailable
+from deploy.archives.task_file import find_helpers
 from deploy.archives.tasks import find_staged_files, task_of
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT
@@ -72,7 +76,11 @@ def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InvalidConfig(f"{path.name}: it cannot be imported: {reason(error)}") from error
+        line = describe_error(error, path, find_helpers(path))
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
+            line += f"; add its package to `requirements:` of the list, and install it, such as {install(package)}"
+        raise InvalidConfig(f"{path.name}: it cannot be imported: {line}") from error
     finally:
         del sys.modules[path.stem]
     if hasattr(module, "handle"):
@@ -94,3 +102,17 @@ def import_task(path: Path) -> type[BatchHandler[Any, Any]]:
     if lacking:
         raise InvalidConfig(f"{path.name}: {found.__name__} lacks {', '.join(lacking)}")
     return found
+
+
+def describe_error(error: BaseException, path: Path, helpers: Mapping[str, Path]) -> str:
+    """Return an error in one line, with the last line of a user's files that it passed."""
+    files = {path.absolute(): path.name, **{file.absolute(): name for name, file in helpers.items()}}
+    for each in (error, error.__cause__, error.__context__):
+        frames = traceback.extract_tb(each.__traceback__) if each else ()
+        places = [
+            f"{files[at]}:{frame.lineno}: " for frame in frames if (at := Path(frame.filename).absolute()) in files
+        ]
+        if places:
+            break
+    words = str(error) if isinstance(error, InvalidConfig) else reason(error)
+    return f"{places[-1] if places else ''}{words}"

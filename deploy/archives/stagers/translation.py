@@ -26,7 +26,8 @@ from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.sources import Source
 from deploy.archives.tasks import find_named_file, load_task
 from deploy.archives.tokens import check_tokenizer
-from deploy.models import MODEL_LIST, Engine, ModelEntry
+from deploy.models import Engine, ModelEntry
+from deploy.places import EXAMPLES
 from handlers.archive_files import CHECKPOINT, LABEL
 from handlers.checkpoints import load_tokenizer
 from handlers.config import parse
@@ -47,7 +48,7 @@ FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})
 NORMALISED_BEFORE = {"bart": False, "mbart": True, "pegasus": True}
 
 SAMPLES = "samples.txt"  # sample texts, one a line, beside a model's model-config.yaml
-BUILT_IN = MODEL_LIST.parent / "translation"  # the example's folder, for models without samples
+BUILT_IN = EXAMPLES / "translation"  # the example's folder, for models without samples
 MOST_SAMPLES = 4  # the most samples that are also compared with transformers' answers, if the default has no beams
 BATCH = 16  # texts of a micro-batch: enough for speed, and in fp32 little memory
 

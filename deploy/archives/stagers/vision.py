@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import openvino
 import torch
@@ -18,6 +17,7 @@ import transformers
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 from deploy.archives.hub import open_checkpoint, pack
+from deploy.archives.labels import FORM, LABELS, read_label_file
 from deploy.archives.preprocessing import follow_processor, read_transform
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.weights import count_classes, load_weights
@@ -31,10 +31,7 @@ from handlers.vision.config import ImageClassificationConfig
 from handlers.vision.pixel_classifier import build_torchvision, load_classifier, network_options
 from handlers.vision.preprocessing import Preprocessing
 
-# Names of the classes by their numbers, beside a model's model-config.yaml and in its archive.
-LABELS = "index_to_name.json"
 MOST_SHOWN = 4  # the most changed labels that a message names
-LABELS_FORM = '{"0": "NAME", "1": "NAME", ...}'
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
@@ -146,34 +143,16 @@ def read_labels(model: ModelEntry, arch: str, class_count: int, *, are_unique: b
     """Read the names of the classes: the model's own file, or torchvision's if their number fits."""
     own, ids = model.folder / LABELS, list[str]()
     if own.is_file():
-        labels, ids = _read_label_file(model, own)
+        labels, ids = read_label_file(model, own)
     else:
         labels = torchvision.models.get_model_weights(arch).DEFAULT.meta["categories"]
     if len(labels) != class_count:
+        there = f"there are {len(labels)} names" if own.is_file() else f"torchvision's own weights have {len(labels)}"
         raise WeightsUnavailable(
             f"{model.name}: the weights have {class_count} classes; name them in {os.path.relpath(own)}, from 0 to "
-            f"{class_count - 1}; there are {len(labels)} names"
+            f"{class_count - 1}: {FORM}; {there}"
         )
     return make_unique(model, labels, ids) if are_unique else labels
-
-
-def _read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str]]:
-    """Read names by number, or TorchServe's pairs {"0": ["n01440764", "tench"], ...} and their ids."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise InvalidConfig(f"{model.name}: {path.name}: not a JSON object of names by number: {LABELS_FORM}")
-    names = [content.get(str(number)) for number in range(len(content))]
-    pairs: list[list[Any]] = [name if isinstance(name, list) else [name] for name in names]
-    for number, pair in enumerate(pairs):
-        if not 1 <= len(pair) <= 2 or not all(isinstance(text, str) for text in pair):
-            raise InvalidConfig(
-                f"{model.name}: {path.name}: class {number} has no name; the file needs {LABELS_FORM}, from 0 to "
-                f"{len(pairs) - 1}, or pairs of WordNet id and name"
-            )
-    return [pair[-1] for pair in pairs], [pair[0] for pair in pairs] if all(len(pair) == 2 for pair in pairs) else []
 
 
 def make_unique(model: ModelEntry, labels: list[str], ids: Sequence[str] = ()) -> list[str]:

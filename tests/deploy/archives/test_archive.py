@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from deploy.archives.__main__ import main
-from deploy.archives.archive import SUFFIXES, Recipe, complete_mode, find_classic_cause
+from deploy.archives.archive import SUFFIXES, Recipe
+from deploy.archives.mode import complete_mode, find_classic_cause
 from deploy.archives.names import prune
 from deploy.models import ROOT, model
 from handlers.archive_files import check
@@ -73,9 +74,12 @@ def test_archive_is_left_alone_until_an_input_changes_or_it_is_damaged(archive_s
 
     def is_built(*more: str) -> bool:
         before = path.stat().st_mtime_ns if path.exists() else 0
-        (line,) = archive_sh(*arguments, *more)
+        line, *others = archive_sh(*arguments, *more)
         is_new = path.stat().st_mtime_ns != before
         assert line.endswith(": up to date") is not is_new
+        # One of other contents replaces none in silence.
+        is_other = bool(before and is_new and more != ("--force",))
+        assert [": replaces another archive of version 1.0, " in other for other in others] == [True] * is_other
         return is_new
 
     assert [is_built(), is_built(), is_built("--force"), is_built("--engine", "torch")] == [True, False, True, True]
@@ -112,7 +116,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_what_is_up_to_date_or_exported_needs_no_import_of_torch(archive_sh: ArchiveSh, colours: Path) -> None:
     scaled_onnx(archive_sh.folder / "m.onnx")
     with archive_sh.models.open("a") as models:
-        models.write('scaled: {handler: tensors, version: "3", weights: m.onnx}\n')
+        models.write('scaled: {task: tensors, version: "3", weights: m.onnx}\n')
     archive_sh("--all")
     shutil.rmtree(archive_sh.store / "scaled")
     # Python prints each module that it imports to stderr.
@@ -147,6 +151,8 @@ def test_unusable_command_line_exits_2(arguments: list[str], words: str, capsys:
     ("- colours", "models.yaml: while parsing a block mapping"),
     ("colours: {task: [a", "models.yaml: while parsing a flow sequence"),
     ("colours: {task: tokenization, versoin: '1'}", "colours: versoin: unknown name (did you mean version?)"),
+    ("colours: {handler: tokenization, version: '1'}", "; handler was the name of task)"),
+    ("colours: {task: tokenization, version: '1', requirements: {a: 1}}", "colours: requirements must be a list of"),
     ("colours: {task: tokenization}", "models.yaml: colours: version missing"),
     ("a: &a {b: 1}\ncolours: {<<: *a}", "models.yaml: a merge (<<): write its keys out"),
     ("colours: tokenization", "models.yaml: colours: expected a mapping of names to values"),

@@ -5,17 +5,21 @@ import sys
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
 import transformers
+import yaml
 
 from deploy.archives.hub import open_checkpoint
 from deploy.archives.sources import WeightsUnavailable, source
 from deploy.archives.tasks import load_task
 from deploy.models import ModelEntry, model
+from handlers.archive_files import Build, check
+from handlers.errors import InvalidConfig
 from handlers.protocol.requests import Payload
 from handlers.text.config import TextClassificationConfig
 from tests.deploy.archives.conftest import ArchiveSh
@@ -146,13 +150,70 @@ def spoil(colours: Path, change: dict[str, str]) -> None:
     ({'("palette.csv",)': 'tuple(["palette.csv"])'}, "staged_files must be a literal"),
     ({'("palette.csv",)': '("../models.yaml",)'}, "staged_files: ../models.yaml is outside the model's folder"),
     ({"def collate(": "def colate("}, "colour_names.py: ColourNames lacks collate"),
-    ({"import csv": "import nobodys_package"}, "cannot be imported: ModuleNotFoundError: No module named"),
+    (
+        {"import csv": "import nobodys_package"},
+        "colour_names.py:3: ModuleNotFoundError: No module named 'nobodys_package'; add its package",
+    ),
     ({"\nColour = ": '\nimport collections\nP = collections.namedtuple("P", "x")\nColour = '}, "2 classes (P, Col"),
     ({"max_batch_items: 32": "max_batch_itmes: 32"}, "colours: handler: max_batch_itmes: unknown name (did you"),
 )
 def test_unservable_task_is_one_line(change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path) -> None:
     spoil(colours, change)
     assert words in archive_sh.refused("colours") and not (archive_sh.store / "colours").exists()
+
+
+@table(
+    ({"self.names[index]}": "self.nmes[index]}"}, "colour_names.py:49: AttributeError: 'ColourNames' object has"),
+    ({"items, strict=True)]": "items, strict=True)][:1]"}, "colour_names.py:48: split returned 1 results for 3 items"),
+    ({"self.names[index]}": "self}"}, "colour_names.py:48: split returned a result that JSON cannot represent: "),
+    (
+        {'Payload("#d2691e")': 'Payload("red")'},
+        "colour_names.py:42: CorruptInput: colour: must be #rrggbb.; `sample` must",
+    ),
+    (
+        {"np.stack(items)": "np.stack(items) if len(items) < 2 else items.x"},
+        "colour_names.py:46: AttributeError: 'list'",
+    ),
+    ({'"palette.csv").open': '"palete.csv").open'}, "colour_names.py:27: FileNotFoundError: "),
+)
+def test_bug_of_a_task_is_the_line_of_its_file(
+    change: dict[str, str], words: str, archive_sh: ArchiveSh, colours: Path
+) -> None:
+    spoil(colours, change)
+    assert words in archive_sh.refused("colours") and not (archive_sh.store / "colours").exists()
+
+
+@table(
+    (["packaging", "no-such-package>=2"], "not installed here: no-such-package>=2; "),
+    (["packaging>=999"], "not installed here: packaging>=999 (installed is "),
+    (["../x"], "requirements: ../x: "),
+    ("needs.txt", "requirements: no file needs.txt beside the list"),
+)
+def test_requirement_that_is_missing_is_one_line_with_the_command(
+    needs: Any, words: str, archive_sh: ArchiveSh, colours: Path
+) -> None:
+    entry = {"task": "colour_names.py", "version": "1.0", "requirements": needs}
+    archive_sh.models.write_text(yaml.safe_dump({"colours": entry}))
+    refused = archive_sh.refused("colours")
+    assert words in refused
+    if "not installed" in refused:
+        assert f"{sys.executable} -m pip install " in refused
+
+
+@pytest.mark.builds
+def test_requirements_of_a_project_are_checked_again_where_its_archive_loads(
+    archive_sh: ArchiveSh, colours: Path
+) -> None:
+    lines = ["# of the task", "packaging >= 1  # compared", "-i https://example.org", 'none; python_version < "3"', ""]
+    (archive_sh.folder / "requirements.txt").write_text("\n".join(lines))
+    archive_sh("colours")
+    folder = archive_sh.store / "colours"
+    assert archive_sh.build("colours")["requirements"] == ["packaging >= 1"]
+    assert check(folder) is not None
+    build = replace(Build.from_json((folder / "build.json").read_bytes()), requirements=["no-such-package>=2"])
+    (folder / "build.json").write_text(build.to_json())
+    with pytest.raises(InvalidConfig, match="not installed in the worker's environment: no-such-package>=2"):
+        check(folder)
 
 
 @table(

@@ -13,20 +13,18 @@ from typing import Any
 
 import pytest
 
-from deploy.gateway import __main__ as gateway
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
-from deploy.run import __main__ as run
 from deploy.run.errors import ServerError
 from deploy.run.machine import Layout, LocalNode, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
 from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
 from deploy.run.restore import Record, Registration, parse_snapshot, restore
 from deploy.run.server import STOP_TIMEOUT_S, Share
-from deploy.serve import __main__ as serve
 from deploy.serve.limits import Limits
 from deploy.serve.process import LATE_S
 from tests.tables import table
+from torchserve_batching import __main__ as command
 
 APIS = ("inference", "management", "metrics")
 UNITS = ROOT / "deploy" / "run" / "systemd"
@@ -122,11 +120,11 @@ def test_each_node_has_cores_and_a_gpu_of_its_own_while_there_are_some() -> None
 
 
 @table(
-    ("torchserve@.service", run.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
-    ("torchserve-gateway.service", gateway.main, GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
-    ("torchserve-host@.service", lambda _: serve.main(), Limits().drain_s + LATE_S),
+    ("torchserve@.service", GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+    ("torchserve-gateway.service", GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
+    ("torchserve-host@.service", Limits().drain_s + LATE_S),
 )
-def test_unit_runs_and_has_time_to_end(name: str, program: Any, ends_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_runs_and_has_time_to_end(name: str, ends_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNITS / name)
@@ -134,10 +132,11 @@ def test_unit_runs_and_has_time_to_end(name: str, program: Any, ends_s: float, m
     assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
     assert float(service["TimeoutStopSec"]) > ends_s
     values = {"${CONFIG}": "production", "${NODES}": "4", "${PORT}": "8080", "%i": "node-2"}
-    words = [*(values.get(word, word) for word in service["ExecStart"].split()[3:]), "--help"]
-    monkeypatch.setattr("sys.argv", ["", *words])
+    program, *words = service["ExecStart"].split()
+    assert program.endswith("/bin/torchserve-batching")
+    monkeypatch.setenv("TORCHSERVE_BATCHING_DIR", str(ROOT))
     with pytest.raises(SystemExit, match="0"):
-        program(words)
+        command.main([*(values.get(word, word) for word in words), "--help"])
 
 
 def made(model: str, **more: Any) -> Registration:

@@ -1,5 +1,6 @@
 """One archive in one process: its routes, its limits, its end."""
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 from zipfile import ZipFile
 
@@ -28,6 +30,7 @@ from deploy.serve.limits import Limits
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
+from torchserve_client.version import VERSION
 
 pytestmark = pytest.mark.builds
 
@@ -235,7 +238,7 @@ def test_signal_while_the_archive_loads_ends_cleanly(archive: Path, tmp_path: Pa
     environment = {**os.environ, "TMPDIR": str(tmp_path), "LOADS": "600"}
     with subprocess.Popen(command(archive, "--port", 0), cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
         try:
-            until(lambda: [*tmp_path.glob("serve-*/archive-*/*/infer.py")])
+            until(lambda: [*tmp_path.glob("serve-*/work/archive-*/*/infer.py")])
             process.send_signal(signal.SIGTERM)
             _, written = process.communicate(timeout=60)
         finally:
@@ -267,6 +270,14 @@ def test_failure_is_one_line(
     with ZipFile(archive) as whole, ZipFile(changed := tmp_path / "changed.mar", "w") as less:
         for name in whole.namelist():
             less.writestr(name, whole.read(name) + (b"# changed" if name.endswith("infer.py") else b""))
+    # Of another release, and of another state of this one: only TorchServe serves handlers that are not the host's.
+    releases: dict[str, dict[str, Any]] = {
+        "old.mar": {"made_with": "0.3.0"},
+        "other.mar": {"files": {"handlers/base.py": "0"}},
+    }
+    for name, facts in releases.items():
+        with ZipFile(tmp_path / name, "w") as other:
+            other.writestr("build.json", json.dumps({"made_with": VERSION, **facts}))
     with ZipFile(empty := tmp_path / "empty.mar", "w") as none:
         none.writestr("infer.py", "")
     monkeypatch.setattr(program, "Process", lambda: Mock(end=lambda code: code))
@@ -280,8 +291,11 @@ def test_failure_is_one_line(
             "cannot listen on nowhere.invalid:": ["--host", "nowhere.invalid"],
             "head_s": ["--config", limits],
             "none.yaml": ["--config", tmp_path / "none.yaml"],
+            f"old.mar was built with torchserve-batching 0.3.0, and this is {VERSION}; ": [tmp_path / "old.mar"],
+            f"other.mar was built from another state of {VERSION}: ": [tmp_path / "other.mar"],
         }.items():
-            assert program.main([str(archive), *map(str, arguments)]) == 1
+            names = [] if str(arguments[0]).endswith(".mar") else [str(archive)]
+            assert program.main([*names, *map(str, arguments)]) == 1
             out, error = capfd.readouterr()
             assert (out, len(error.splitlines()), words in error) == ("", 1, True), error
     # An archive's own modules take the place of this project's.

@@ -234,7 +234,7 @@ def test_endless_first_priority_never_starves_a_lower_one(priority: int, max_lat
 
 
 @table(
-    *(({}, inf, inf), ({"max_latency_ms": 500}, 0.5, 2.0)),
+    *(({}, inf, inf), ({"latency_target_ms": 500}, 0.5, 2.0)),
     ({"latency_target_ms": 500, "queue_timeout_ms": 300}, 0.5, 0.3),
     ({"queue_timeout_ms": 300}, inf, 0.3),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.archives.archive import complete_config
+from deploy.archives.mode import complete_config
 from deploy.container import envoy as node_envoy
 from deploy.container.node import LAST_RESPONSE_S
 from deploy.container.settings import NOTICE_S, PORT

@@ -9,6 +9,7 @@ import openvino
 import pytest
 
 from deploy.archives.precision import inputs
+from deploy.archives.precision.request import PrecisionRequest
 from deploy.archives.tasks import BUILT_IN, load_task, task_class
 from deploy.models import model
 from handlers.archive_files import GRAPH
@@ -148,3 +149,17 @@ def test_split_holds_a_quarter_back_and_is_the_same_each_time(count: int, held_o
     # Not the first of a folder, which may be of one kind.
     assert sorted(validation) != list(range(held_out))
     assert len(set(inputs.draw(range(10_000)))) == 1300
+
+
+def test_inputs_named_by_a_relative_path_are_those_of_the_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pictures" / "cats").mkdir(parents=True)
+    for path in (tmp_path / "texts.txt", tmp_path / "pictures" / "cats" / "1.png"):
+        path.write_text("one\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("texts.txt", "pictures", "pictures/../pictures"):
+        relative, absolute = (
+            PrecisionRequest("int8", calibrate=path, validate=path).identity() for path in (Path(name), tmp_path / name)
+        )
+        assert relative == absolute and relative.count("1.png" if "pictures" in name else "texts.txt") == 2
