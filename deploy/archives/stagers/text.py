@@ -82,7 +82,11 @@ def export(encoder: Encoder | TextTower) -> openvino.Model:
 
 
 def _make_example(encoder: Encoder | TextTower, rows: int, length: int) -> dict[str, torch.Tensor]:
-    return {name: torch.ones(rows, length, dtype=torch.int64) for name in encoder.input_names}
+    inputs = {name: torch.ones(rows, length, dtype=torch.int64) for name in encoder.input_names}
+    end, size = (getattr(getattr(encoder.model, "config", None), each, None) for each in ("eos_token_id", "vocab_size"))
+    if isinstance(end, int) and 0 <= end < (size or 0):  # heads as BART's need one in each row
+        inputs["input_ids"][:, -1] = end
+    return inputs
 
 
 def _export_program(encoder: Encoder | TextTower) -> torch.export.ExportedProgram:
