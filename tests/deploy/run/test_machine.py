@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -239,3 +240,19 @@ def test_archive_built_after_its_version_was_registered_is_not_restored(node: Re
     (again,) = node.record.begin()
     words = "node-1: a 1.0 is not restored: a.mar was built after version 1.0 was registered: raise"
     assert restored(5).startswith(words) and restored(3).startswith("node-1: a 1.0: restored, ")
+
+
+@table(("2.0", []), ("1.0", [("a", "2.0")]))
+def test_version_that_was_the_default_is_it_again(now: str, expected: list[Any], tmp_path: Path) -> None:
+    """The first version that is registered becomes the default."""
+    with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "2.0"}}')
+    management = Mock()
+    management.versions.return_value = ["1.0", "2.0"]
+    management.describe.return_value = {"minWorkers": 0, "maxWorkers": 0, "modelVersion": now}
+    of = {"settings": SimpleNamespace(model_store=""), "management": management}
+    local = LocalNode("node-1", tmp_path, Mock(directory=tmp_path, logs=tmp_path, **of))
+    served = made("a", version="2.0", min_workers=0, max_workers=0)
+    for is_default in (True, False):
+        assert [has for _, has in restore(local, [replace(served, is_default=is_default)])] == [True]
+    assert [call.args for call in management.set_default.mock_calls] == expected

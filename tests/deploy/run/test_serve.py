@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -192,3 +193,5 @@ def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp
     command = [sys.executable, "-c", START, str(tmp_path)]
     started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert started.stdout == "interrupted True\n", started.stderr
+    # So are the bodies that TorchServe writes into files.
+    assert stat.S_IMODE((tmp_path / "launched").stat().st_mode) == 0o600
