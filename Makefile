@@ -51,7 +51,9 @@ check: lint tier-check ## run lint and the tests that build and start nothing; 2
 # up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-test: check tier-builds tier-test ## run check, then tests with builds and servers; 8 to 20 minutes
+# A tier that fails does not hide the next.
+test: ## run check, then tests with builds and servers; 8 to 20 minutes
+	@$(MAKE) --keep-going check tier-builds tier-test
 
 .PHONY: tier-check tier-builds tier-test tier-nightly
 tier-check tier-builds: tier-%: # tests/conftest.py selects by the mark `builds`
