@@ -15,8 +15,8 @@ from tests.lightness import HEAVY_FOLDERS, SLEEP
 
 # Seconds in which a thread that has been told to end must have ended, on a machine that stalls.
 ENDS_S = 20.0
-# Starts of the names of threads that a library starts once for the process, that end with their pool, or that do nothing
-# that a later test would notice.
+# Starts of the names of threads that a library starts once for the process, that end with their pool, or that no later
+# test would notice.
 KEPT = ("Dummy-", "tqdm", "asyncio-waitpid", "asyncio_", "decode_", "metrics", "loop of tests")
 # The threads before a test, and those of fixtures of a longer life.
 _known: set[threading.Thread] = set()
