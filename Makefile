@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without compiled bytecode of torch and transformers, a worker takes twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve gateway stop archive lint check packages test test-all fuzz docs bench gpu soak lock help
+.PHONY: serve gateway stop archive lint check packages test test-all fuzz mutants docs bench gpu soak lock help
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +50,9 @@ check: lint tier-check ## run lint and the tests that build and start nothing; 2
 # up to 3 GB of memory.
 SIDE_BY_SIDE ?= 3
 
-test: check tier-builds tier-test ## run check, then tests with builds and servers; 8 to 20 minutes
+# A tier that fails does not hide the next.
+test: ## run check, then tests with builds and servers; 8 to 20 minutes
+	@$(MAKE) --keep-going check tier-builds tier-test
 
 .PHONY: tier-check tier-builds tier-test tier-nightly
 tier-check tier-builds: tier-%: # tests/conftest.py selects by the mark `builds`
@@ -80,6 +82,10 @@ SEED ?= 1
 fuzz: .venv/.installed ## send malformed requests; EXAMPLES=2000 SEED=1
 	@EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --hypothesis-profile fuzz --hypothesis-seed $(SEED) \
 		tests/hostile tests/nightly/test_hostile_gateway.py
+
+N ?= 20
+mutants: .venv/.installed ## list small faults that no test notices; N=20 SEED=1 FILES=load
+	@$(BIN)/python -W ignore -m tests.mutants --number $(N) --seed $(SEED) $(if $(BASE),--base $(BASE)) $(FILES)
 
 docs: .venv/.installed ## write the reference pages and the site, build/site
 	@$(BIN)/python -m docs.diagrams

@@ -90,6 +90,8 @@ def _served(options: argparse.Namespace, model: str, version: str | None = None)
 
 
 def _loads(options: argparse.Namespace) -> list[Load]:
+    if options.command == "search":  # a bisection
+        options.concurrency, options.rate = (each and sorted({*each}) for each in (options.concurrency, options.rate))
     if options.concurrency:
         return [ClosedLoop(clients) for clients in options.concurrency]
     schedule = Constant if options.request_distribution == "constant" else Poisson

@@ -97,7 +97,9 @@ class Decoder:
         self._pipeline = pipeline
         self._is_threaded = is_threaded
         count = max(LEAST_THREADS, threads)
-        self._most_of_one_request = count // 2  # a list of photographs leaves threads for later requests
+        # A list of photographs leaves threads idle for later requests. Two lists take all of them: the next one that is
+        # free takes the request with the fewest decoded items.
+        self._most_of_one_request = count // 2
         self._jobs: PriorityQueue[_Job] = PriorityQueue()
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]

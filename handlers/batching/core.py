@@ -44,7 +44,7 @@ from handlers.protocol.metadata import Metadata
 from handlers.protocol.requests import Request, Slot
 from handlers.protocol.responses import Reply
 
-CHECK_S = 1.0  # longest seconds between two checks for expired requests and a stuck engine
+CHECK_S = 1.0  # longest seconds between two checks for a stuck engine; a request that expires sooner notifies
 # Header with the milliseconds after which a refused client may retry: Retry-After, but finer.
 RETRY_AFTER_MS = "Retry-After-Ms"
 # Header of an answer to X-Model-Metadata: a rollout waits for 0 before it removes an adaptive version.

@@ -193,7 +193,7 @@ class CTranslate2Engine(Stream):
                         raise OutOfTime
                     time.sleep(_POLL_S)
                 (hypothesis,) = result.result().hypotheses
-                tokens[index] = [self._ids[token] for token in hypothesis][: limits[index]]
+                tokens[index] = [self._ids[token] for token in hypothesis]
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in ALLOCATION_FAILURES):
                 raise OutOfMemory from error

@@ -29,6 +29,9 @@ def test_predict_tries_again_what_never_ran_or_may_run_twice(step: Step, is_repe
 def test_retry_after_is_waited_for_and_jitter_comes_on_top_unless_the_deadline_is_before() -> None:
     _, _, time = predict([failed(503, **{"Retry-After": "7"}), ok("done")])
     assert time.slept == pytest.approx([7.1])
+    # An adaptive worker's own header is finer.
+    _, _, time = predict([failed(503, **{"Retry-After": "2", "Retry-After-Ms": "1500"}), ok("done")])
+    assert time.slept == pytest.approx([1.6])
     time = Time()
     with pytest.raises(Unavailable, match="busy"):
         client(Script(failed(503, "", "busy", **{"Retry-After": "61"})), time).predict("m", "text")

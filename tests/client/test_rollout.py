@@ -17,8 +17,9 @@ from tests.client.script import Fake, failed, ok
 from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
+from torchserve_client.gateway import MOMENT_S
 from torchserve_client.journal import Journal
-from torchserve_client.management import ManagementError
+from torchserve_client.management import POLL_S, ManagementError
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.transport import Request, Response
 
@@ -183,6 +184,19 @@ def test_rollout_registers_everywhere_before_any_default_changes_and_withdraws_t
     rollouts(store, *servers).run(MODEL, Registration(batch_size=2))
     assert [server.state for server in servers] == [("1.0-r3", ["1.0-r3"])] * 2
     assert names(store) == {"m", "m@1.0-r3"}
+
+
+def test_requests_in_flight_are_counted_once_the_gateway_and_its_envoy_have_the_new_routes(store: Path) -> None:
+    server, events = FakeServer(), list[object]()
+    gateway = FakeGateway(server)
+    answer = gateway._withdraw
+    gateway._withdraw = lambda request: events.append(request.method) or answer(request)  # type: ignore[method-assign,func-returns-value]
+    rollout = replace(rollouts(store, server, gateway=gateway), sleep=events.append)
+    rollout.run(MODEL, Registration(batch_size=4))
+    withdrawn = events.index("PUT")
+    # The count is asked for until it is 0, and a version drains after another moment.
+    polls = ["GET", POLL_S] * 2
+    assert events[withdrawn : withdrawn + 8] == ["PUT", MOMENT_S, *polls, "GET", MOMENT_S]
 
 
 def test_adaptive_version_is_unregistered_when_its_worker_has_answered_everything(store: Path) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import urllib3
+from urllib3.connection import HTTPConnection
 
 from tests.client.conftest import Certificates, Listen, Listener, answering, silent
 from tests.client.script import Script, failed
@@ -54,6 +56,23 @@ def test_close_ends_what_is_in_flight_or_waits_for_another_try(step: Any, words:
     with pytest.raises(Closed, match=words):
         client.predict("m", "a")
     closer.join()
+
+
+def test_request_that_is_closed_while_it_connects_is_not_sent(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, connect = listen(answering), HTTPConnection._new_conn
+    client = Client(listener.url)
+
+    def close_meanwhile(connection: HTTPConnection) -> socket.socket:
+        connected = connect(connection)
+        client.close()
+        return connected
+
+    reply = Mock(wraps=listener._reply)
+    monkeypatch.setattr(listener, "_reply", reply)
+    monkeypatch.setattr(HTTPConnection, "_new_conn", close_meanwhile)
+    with pytest.raises(Closed):
+        client.predict("m", "a")
+    reply.assert_not_called()
 
 
 # Retries at once and often, unless an error excludes a retry.

@@ -93,7 +93,12 @@ def assert_own_answers(handler: Any, good: Iterable[Any], bad: Sequence[Bad] = (
 ADAPTIVE: dict[str, Any] = {"batch_size": 64, "continuousBatching": True}
 
 
+# The handlers that tests have started and tests/handlers/conftest.py has not ended.
+STARTED: list[BatchHandler[Any, Any]] = []
+
+
 def started(handler: Handler, model_dir: Path, settings: dict[str, Any], **config: Any) -> Handler:
+    STARTED.append(handler)
     handler.worker_context = context(model_dir, settings, **config)
     handler.initialize(handler.worker_context)
     return handler

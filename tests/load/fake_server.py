@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+    threading.Thread(target=loop.run_forever, name="loop of tests", daemon=True).start()
     return loop
 
 

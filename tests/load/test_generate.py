@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -25,6 +26,7 @@ from load.results import Recording, Verdict
 from load.run_file import Run
 from load.schedules import Constant
 from tests.load.fake_server import serving
+from tests.tables import table
 
 TIMING = 'forward;dur=9.5, batch;desc="2"'
 
@@ -234,7 +236,8 @@ def test_first_refusal_is_reported_as_it_is(is_list: bool, tmp_path: Path, capsy
     assert re.search(f"^{target}\n{refusal}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_search_finds_the_highest_load_that_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@table("1:8", "8,3,1,2")
+def test_search_finds_the_highest_load_that_holds(loads: str, tmp_path: Path, capsys: Any) -> None:
     in_flight = 0
 
     async def answer(_request: web.Request) -> web.Response:
@@ -246,7 +249,7 @@ def test_search_finds_the_highest_load_that_holds(tmp_path: Path, capsys: pytest
         return web.Response(status=status)
 
     with serving(answer) as url:
-        more = ("--concurrency", "1:8", "-l", "60000", "--percentile", "90")
+        more = ("--concurrency", loads, "-l", "60000", "--percentile", "90")
         assert main(["search", *call(url, tmp_path, *more)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "m: highest load with 90 % of requests within 60000 ms: 3 clients"

@@ -11,7 +11,7 @@ from load import page, report
 from load.errors import LoadError
 from load.generate import Attack, ClosedLoop, Load, OpenLoop, Target
 from load.inputs import Inputs
-from load.results import Exchange, Recording
+from load.results import Exchange, Recording, Verdict
 from load.run_file import Run, Step, make_step
 from load.schedules import Poisson
 from tests.tables import table
@@ -152,3 +152,11 @@ def test_page_of_two_runs_is_whole_needs_no_network_and_compares_them() -> None:
     assert [words for words in (*medians, ratio) if words not in without_scripts] == []
     titles = ("Latency by throughput", "Latency distribution", "Batch sizes", "Time of a request")
     assert [title for title in titles if title not in text] == []
+
+
+def test_latencies_are_those_of_right_answers_to_requests_of_the_window() -> None:
+    verdicts = {1.0: Verdict.RIGHT, 2.0: Verdict.WRONG, 3.0: Verdict.SWAPPED, 4.0: None, -1.0: Verdict.RIGHT}
+    rows = [Exchange(due_s, due_s, due_s + due_s / 8, 200, verdict=each) for due_s, each in verdicts.items()]
+    attack = Attack(Target("http://x/predictions/m"), Inputs.of([b""]), ClosedLoop(8))
+    recording = Recording([*rows, Exchange(5, 5, 9, 503)], opens_s=0, closes_s=10)
+    assert make_step(attack, attack.summarise(recording), recording, 1, "").latencies_s == [0.125, 0.5]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,19 @@ def test_command_line_that_is_wrong_is_one_line(words: list[str], code: int, lin
     printed = (done.stdout + done.stderr).splitlines()
     assert (done.returncode, line.rstrip() in printed[-1], len(printed)) == (code, True, 1), printed
     assert not list(tmp_path.iterdir())
+
+
+@table(["--dir={}", "--version"], ["--dir", "{}", "--version"], ["--version", "--dir={}"])
+def test_folder_of_the_state_is_taken_out_of_any_place(words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    for name in (command.PLACE, "TORCHSERVE_NODES", "TORCHSERVE_MANAGEMENT_URL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    (tmp_path / ".nodes").mkdir()
+    (tmp_path / ".nodes" / "nodes.json").touch()
+    assert command.main([word.format(tmp_path) for word in words]) == 0
+    assert (os.environ[command.PLACE], os.environ["TORCHSERVE_NODES"]) == (
+        str(tmp_path), str(tmp_path / ".nodes" / "nodes.json"),
+    )  # fmt: skip
 
 
 def test_variables_of_ray_are_lines_of_a_shell(tmp_path: Path) -> None:

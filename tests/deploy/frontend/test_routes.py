@@ -54,7 +54,8 @@ async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str
 
 
 async def absent(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
-    return Answer(503, b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}')
+    content = b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}'
+    return Answer(503, content, headers={"Retry-After": "7"})
 
 
 def ask(method: str, path: str, body: Any = b"", query: str = "", sent: Any = None, **headers: str) -> tuple[int, Any]:
@@ -179,6 +180,51 @@ def test_one_of_several_models_answers_clients_that_name_none() -> None:
     assert found("/v1/rerank", {"r": reranks}) == ("", {"reranker": {}})
     status, info = ask("GET", "/info")
     assert (status, info["model_id"], info["max_client_batch_size"]) == (200, "texts", None)
+
+
+@table(*("/predictions/absent", "/v2/models/absent/infer", "/v1/embeddings"))
+def test_error_in_any_form_keeps_the_headers_that_say_when_to_retry(path: str) -> None:
+    sent: list[Message] = []
+    assert ask("POST", path, b'{"model": "absent"}', sent=sent)[0] == 503
+    assert dict(sent[0]["headers"])[b"retry-after"] == b"7"
+
+
+def test_bodies_that_end_early_in_any_way_leave_room_for_later_ones() -> None:
+    class Small(Routes):
+        body_s, most_unread_bytes = 0.01, 10
+
+    application = Small(Models({"texts": texts}, "texts", 20))
+
+    async def ask_in_parts(*parts: dict[str, Any]) -> list[Message]:
+        sent, coming = list[Message](), [{"type": "http.request", **part} for part in parts]
+
+        async def receive() -> Message:
+            return coming.pop(0) if coming else await asyncio.Event().wait()  # type: ignore[return-value]
+
+        scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": []}
+        await application(scope, receive, AsyncMock(side_effect=sent.append))
+        return sent
+
+    part, end = {"body": b"12345678", "more_body": True}, {"body": b"1", "more_body": False}
+    ends = {408: [part], 413: [part, {**end, "body": bytes(20)}], 503: [part, part, part], 200: [part, end]}
+    for status, parts in [*ends.items()] * 2:
+        assert asyncio.run(ask_in_parts(*parts))[0]["status"] == status
+        assert asyncio.run(ask_in_parts(part, {"type": "http.disconnect"})) == []
+
+
+def test_grpc_forwards_what_a_request_says_of_its_priority_and_time_and_nothing_else() -> None:
+    received: list[Any] = []
+
+    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+        received.append((version, headers, path))
+        return Answer(200, b"")
+
+    sent = (("x-priority", "1"), ("x-timeout-ms", "250"), ("x-model-metadata", "1"), ("user-agent", "a"))
+    message = ModelInferRequest(model_name="texts", model_version="2.0").SerializeToString()
+    service: Any = Service(Models({"texts": keeping}, None, MOST))
+    asyncio.run(service.ModelInfer(message, Mock(invocation_metadata=lambda: sent)))
+    headers = {"content-type": "application/x-protobuf", "x-priority": "1", "x-timeout-ms": "250"}
+    assert received == [("2.0", headers, "/inference.GRPCInferenceService/ModelInfer")]
 
 
 @pytest.mark.parametrize(("allowed", "origin"), [("https://a.example", "https://a.example"), ("*", "null")])

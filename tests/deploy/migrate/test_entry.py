@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import yaml
 from deploy.archives.__main__ import main
 from deploy.archives.stagers.custom import import_task
 from deploy.archives.state_dicts import read_state
+from deploy.migrate.custom import find_problems
 from deploy.migrate.entry import write_entry
 from deploy.models import model
 from handlers.config import parse
@@ -277,3 +279,31 @@ def test_command_builds_and_refuses_a_taken_name(tmp_path: Path, capsys: pytest.
     assert (yaml.safe_load(Path("my/models.yaml").read_text()).keys(), main(command)) == ({"iris"}, 1)
     assert "choose another name" in capsys.readouterr().err
     shutil.rmtree("my")
+
+
+LOOP = "class H(BaseHandler):\n    def preprocess(self, data):\n        first = data[0]\n        {}\n"
+
+
+@table(
+    (
+        "return first",
+        {"batchSize": 4},
+        ["preprocess (line 2) reads only data[0]: batchSize 1, until it is moved"],
+        True,
+    ),
+    # It reads the first row, and every one.
+    ("return [each for each in data]", {"batchSize": 4}, [], False),
+    ("for each in data: yield each", {}, ["its batch size was 1, unless its registration said more: "], False),
+    (
+        "return [self.model(each) for each in data]",
+        {"batchSize": 2},
+        ["preprocess (line 4) runs the model once"],
+        False,
+    ),
+)
+def test_handler_of_one_row_is_one_that_reads_the_first_and_loops_over_none(
+    end: str, config: dict[str, Any], expected: list[str], is_single: bool
+) -> None:
+    found, found_single = find_problems(Mock(config=config, **{"path.return_value": None}), LOOP.format(end))
+    assert found_single is is_single and len(found) == len(expected)
+    assert all(line.startswith(words) for line, words in zip(found, expected, strict=True))

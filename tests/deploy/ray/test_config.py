@@ -47,6 +47,17 @@ def test_each_archive_is_an_application_with_its_own_limits(tmp_path: Path) -> N
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
+def test_model_may_have_its_own_threads_and_target_and_routes_their_preferred_models(tmp_path: Path) -> None:
+    model = {"archive": archive(tmp_path, "a"), "replicas": [1, 2], "ongoing_requests": 3, "threads": 0, "cpus": 4}
+    found, routes = read(config(tmp_path, models=[model], default_models=["a"], body_bytes=9))["applications"]
+    assert (found["deployments"][0]["autoscaling_config"]["target_ongoing_requests"], found["args"]["threads"]) == (
+        3,
+        0,
+    )
+    own = {"models": ["a"], "invocations": None, "body_bytes": 9, "preferred": ("a",)}
+    assert {name: routes["args"][name] for name in own} == own
+
+
 @table(
     ({}, "models"),
     ({"models": []}, "models"),
@@ -64,6 +75,8 @@ def test_two_archives_of_one_name_and_a_missing_list_are_errors_that_name_it(tmp
     models = [{"archive": archive(tmp_path, "a")}] * 2
     with pytest.raises(InvalidConfig, match="different models"):
         read(config(tmp_path, models=models))
+    with pytest.raises(InvalidConfig, match="invocations to be one"):
+        read(config(tmp_path, models=models[:1], invocations="b"))
     with pytest.raises(InvalidConfig, match=r"^no file .*none\.yaml; "):
         read(tmp_path / "none.yaml")
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,15 +39,21 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").t
 pathlib.Path("ready").touch()
 time.sleep(60)
 """
-# It interrupts its parent, and writes its id a moment later.
+# It interrupts its parent, and writes its id once that has noticed.
 LAUNCHER = """#!/bin/sh
-[ "$1" = --stop ] || { kill -INT $PPID; sleep 1; }
+[ "$1" = --stop ] || { kill -INT $PPID; until [ -e "$TMPDIR/noticed" ]; do sleep 0.05; done; }
 echo done > "$TMPDIR/launched"
 """
 START = """
-import pathlib, sys
+import pathlib, signal, sys
 from deploy.run.server import Server
 folder = pathlib.Path(sys.argv[1])
+
+def notice(*_):
+    (folder / "noticed").touch()
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, notice)
 sys.executable = str(folder / "python")
 try:
     Server(folder / "config.properties", directory=folder, temporary=folder).start()
@@ -236,5 +243,7 @@ def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp
     settings = (f"{name}={value}\n" for name, value in make_settings(tmp_path).items())
     (tmp_path / "config.properties").write_text("".join(settings))
     command = [sys.executable, "-c", START, str(tmp_path)]
-    started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
     assert started.stdout == "interrupted True\n", started.stderr
+    # So are the bodies that TorchServe writes into files.
+    assert stat.S_IMODE((tmp_path / "launched").stat().st_mode) == 0o600

@@ -74,6 +74,12 @@ class Frontend:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
+    def end(self) -> None:
+        """Wait for the worker, which ends once its core is closed."""
+        self._worker.join(PATIENCE_S)
+        assert not self._worker.is_alive()
+        self._theirs.close()
+
     def submit(self, body: Body, **headers: str) -> "Future[Answer]":
         """Send one request; `x_priority="1"` is the header X-Priority."""
         return self.submit_together([(body, headers)])[0]

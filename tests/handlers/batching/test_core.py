@@ -126,8 +126,12 @@ def test_time_of_a_micro_batch_that_was_halved_is_not_that_of_its_size(start: St
     assert [call.kwargs["is_typical"] for call in finish.mock_calls] == [True, False]
 
 
-def test_request_expires_although_no_one_looks(handler: GatedHandler) -> None:
+def test_request_expires_although_no_one_looks(start: Start, monkeypatch: Patch) -> None:
+    # Only the request itself says when to look.
+    monkeypatch.setattr("handlers.batching.core.CHECK_S", 600.0)
+    handler = start(GatedHandler, {"max_batch_items": 1})
     core = handler.core
+    handler.module.batches.clear()
     handler.gate.clear()
     busy = core.submit(unpack(core, b"2"))
     handler.wait()

@@ -77,6 +77,31 @@ def test_free_decode_thread_takes_the_first_priority_before_what_waits_longer(st
         assert [answer.result(TIMEOUT_S).status for answer in answers] == [200] * len(answers)
 
 
+def test_lists_that_have_all_decode_threads_let_a_later_request_pass(start: Start) -> None:
+    class Stepped(ThreadedHandler):
+        def decode(self, payload: Payload) -> float:
+            value = payload.value["number"] if isinstance(payload.value, dict) else payload.value
+            if value != self.sample().value:
+                taken.append(value)
+                assert steps.acquire(timeout=TIMEOUT_S)
+            return super().decode(payload)
+
+    taken, steps = list[Any](), threading.Semaphore(0)
+    handler = start(Stepped, {"decode_threads": LEAST_THREADS})
+    with Frontend(handler) as frontend:
+        lists = [frontend.submit(write_list(*range(first, first + 4))) for first in (10, 20)]
+        wait_for(lambda: len(taken) == LEAST_THREADS)
+        later = frontend.submit(b"2")
+        wait_for(lambda: state(handler).in_flight == 3)
+        steps.release()
+        wait_for(lambda: len(taken) == LEAST_THREADS + 1)
+        steps.release(100)
+        assert later.result(TIMEOUT_S).body == 4
+        assert [each.result(TIMEOUT_S).status for each in lists] == [200, 200]
+    # Their deadlines are earlier.
+    assert ([*map(bool, taken[:4])], taken[4]) == ([True] * 4, b"2")
+
+
 class Body(str):
     """A client's body; a weak reference shows when it is freed."""
 

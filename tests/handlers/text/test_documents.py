@@ -8,7 +8,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 
 from deploy.archives.sources import source
 from deploy.models import model
-from handlers.text.documents import segment_line, split_text
+from handlers.text.documents import DividedText, segment_line, split_text
 from handlers.text.languages import ModelCodes, shorten_code
 from tests.tables import table
 
@@ -110,3 +110,13 @@ def test_every_language_that_the_detector_has_is_found() -> None:
     assert {code for code in found if found.count(code) > 1} == {"zho_Hans", "hrv_Latn"}
     short = {"fr_XX": "fr", "cmn_Hant": "zh", "ns": "nso", "ceb": "ceb", "nob": "no"}
     assert [*map(shorten_code, short)] == [*short.values()]
+
+
+def test_each_sentence_has_the_prefix_of_its_target_and_the_options_of_its_text() -> None:
+    text = DividedText(split_text("One. Two."), {"num_beams": 2}, ">>fra<< ", {"src_lang": "en"})
+    payloads = text.payloads()
+    assert [(each.value, each.options) for each in payloads] == [
+        (">>fra<< One.", {"num_beams": 2}), (">>fra<< Two.", {"num_beams": 2}),
+    ]  # fmt: skip
+    results = [{"translation_text": each} for each in ("Un.", "Deux.")]
+    assert text.result(results) == {"translation_text": "Un. Deux.", "src_lang": "en"}

@@ -15,8 +15,9 @@ from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.text.encoders import ROBERTA_LIKE, find_token_limit
 from handlers.text.inputs import round_length
+from handlers.text.sentence_files import Prompts
 from handlers.text.sentence_modules import check_reranker
-from handlers.text.sentence_network import SentenceModules
+from handlers.text.sentence_network import POOLINGS, SentenceModules
 from tests.tables import table
 from tests.tiny_models import checkpoint
 
@@ -146,3 +147,33 @@ def test_rounded_length_takes_few_values_that_hold_the_tokens_with_little_paddin
             rounded = round_length(length, limit)
             assert length <= rounded <= limit and rounded - length < max(8, length / 4)
     assert len({round_length(length, 512) for length in range(1, 513)}) == 20
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_padding_on_either_side_changes_no_vector(mode: str) -> None:
+    """All numbers are below 0, the value that takes the place of others."""
+    states = -1 - torch.rand((1, 3, 4), generator=torch.Generator().manual_seed(0))
+    (alone,) = POOLINGS[mode](states, torch.tensor([[[1], [2], [3]]]))
+    for before, after in ((0, 2), (2, 0)):
+        padded = torch.nn.functional.pad(states, (0, 0, before, after), value=torch.nan)
+        places = torch.tensor([[*[0] * before, 1, 2, 3, *[0] * after]]).unsqueeze(-1)
+        assert torch.equal(POOLINGS[mode](padded, places)[0], alone)
+    first, second, third = states[0]
+    weighted = (first + 2 * second + 3 * third) / 6
+    wanted = {"cls": first, "lasttoken": third, "mean": states[0].mean(0), "max": states[0].max(0).values}
+    wanted |= {"mean_sqrt_len_tokens": states[0].sum(0) / 3**0.5, "weightedmean": weighted}
+    torch.testing.assert_close(alone, wanted[mode])
+
+
+@table(
+    (None, None, "a: "),
+    ("q", None, "q: "),
+    ("q", "document", "q: "),
+    (None, "document", "p: "),
+    # The model has no prompt for it.
+    (None, "clustering", "a: "),
+)
+def test_prompt_is_the_named_one_or_that_of_the_kind_or_the_default(name: Any, kind: Any, expected: str) -> None:
+    texts = {"q": "q: ", "passage": "p: ", "corpus": "c: ", "any": "a: "}
+    assert Prompts(texts, "any").find(name, kind) == expected
+    assert Prompts(texts).find(name, kind) == expected.removeprefix("a: ")

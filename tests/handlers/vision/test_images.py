@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
@@ -22,6 +23,7 @@ from torchvision.transforms import functional
 
 from handlers.errors import CorruptInput, ImageTooLarge, InvalidInput
 from handlers.vision import images
+from handlers.vision.class_maps import find_classes
 from handlers.vision.config import PixelsConfig
 from handlers.vision.metadata import MOST_BLOCKS, MOST_CHUNKS, MOST_SCANS, MOST_SEGMENTS, strip_metadata
 from handlers.vision.preprocessing import Pixels, Preprocessing
@@ -334,3 +336,28 @@ def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
     for size in (200, 1000, 5000, len(whole) // 2):
         with pytest.raises(CorruptInput):
             images.open_image(whole[:size], SCALED, None, 232)
+
+
+@table((4, 3), (3, 9), (14, 10), (7, 5))
+def test_resizing_without_antialiasing_is_that_of_torch(width: int, height: int) -> None:
+    pixels = np.random.default_rng(width).integers(0, 256, (5, 7, 3), np.uint8)
+    levels = (0.0, 0.0, 0.0)
+    fitting = Preprocessing((width, height), None, "bilinear", levels, levels, is_antialiased=False)
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    (expected,) = torch.nn.functional.interpolate(batch, (height, width), mode="bilinear").permute(0, 2, 3, 1)
+    np.testing.assert_allclose(fitting.fit(Image.fromarray(pixels)), expected, atol=1e-3)
+
+
+def test_class_and_probability_of_a_pixel_are_those_of_its_place() -> None:
+    """Where four neighbours have one class the probability is the nearest one's; elsewhere that of enlarged logits."""
+    logits = np.random.default_rng(1).random((3, 4, 5), np.float32)
+    logits[1, :, :3] += 2
+    logits[2, :, 3:] += 2
+    classes, probabilities = find_classes(logits, (20, 8))
+    batch = torch.from_numpy(logits)[None]
+    enlarged = torch.nn.functional.interpolate(batch, (8, 20), mode="bilinear")[0].softmax(0).amax(0)
+    nearest = torch.nn.functional.interpolate(batch.softmax(1), (8, 20), mode="nearest-exact")[0].amax(0)
+    # The classes change between the third and the fourth of five columns, at pixels 10 to 13.
+    expected = torch.cat([nearest[:, :10], enlarged[:, 10:14], nearest[:, 14:]], 1)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-6)
+    assert classes.tolist() == [[1] * 12 + [2] * 8] * 8

@@ -1,0 +1,50 @@
+"""What a fleet serves and when it is ready, of nodes and models as they were last polled."""
+
+from dataclasses import replace
+from typing import Any
+
+from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from tests.tables import table
+
+READY = Replica(workers=1, ready_workers=1, batch_size=1, max_batch_delay_ms=1, is_default=True)
+GONE, LOST = replace(READY, ready_workers=0), replace(READY, ready_workers=0, was_ready=True)
+
+
+def fleet(*, draining: str = "", **nodes: Replica) -> Fleet:
+    version = ServedVersion("1.0", nodes)
+    return Fleet(is_up=True, draining=frozenset(draining), registered={"m": ServedModel("m", {"1.0": version}, "1.0")})
+
+
+@table(
+    ({"a": READY, "b": LOST}, {}, True),
+    ({"a": READY, "b": LOST, "draining": "b"}, {}, True),
+    # Its only worker is on a node that receives no requests.
+    ({"a": READY, "b": LOST, "draining": "a"}, {}, False),
+    ({"a": LOST}, {}, False),
+    # It has never been READY, so nothing has started yet.
+    ({"a": GONE}, {}, False),
+    ({"a": READY}, {"is_up": False}, False),
+    ({"a": READY}, {"unapplied": "why"}, False),
+    ({"a": READY}, {"rejected": frozenset({"lds.json"})}, False),
+    ({"a": LOST}, {"withdrawn": frozenset({("m", "1.0")})}, True),
+    ({"a": LOST}, {"registered": {}}, True),
+)
+def test_fleet_is_ready_while_each_version_that_was_has_a_node_that_takes_requests(
+    nodes: dict[str, Any], more: dict[str, Any], is_ready: bool
+) -> None:
+    assert replace(fleet(**nodes), **more).is_ready is is_ready
+
+
+@table(("1.0", "1.0"), ("1", "1.0"), ("2", "2"), ("2.0", "2"), ("3", None), ("1.1", None), ("4", None))
+def test_version_is_found_by_its_name_or_by_tritons_if_that_is_one(asked: str, expected: str | None) -> None:
+    versions = {name: ServedVersion(name, {}) for name in ("1.0", "2", "4.0", "4.0.0")}
+    assert ServedModel("m", versions).find(asked) == expected
+
+
+def test_version_that_is_withdrawn_is_neither_served_nor_the_default() -> None:
+    versions = {name: ServedVersion(name, {"a": READY}) for name in ("1.0", "2.0")}
+    served = Fleet(
+        registered={"m": ServedModel("m", versions, "2.0")}, withdrawn=frozenset({("m", "2.0"), ("x", "1.0")})
+    )
+    assert ([*served.models["m"].versions], served.models["m"].default) == (["1.0"], None)
+    assert replace(served, withdrawn=frozenset()).models["m"].default == "2.0"
