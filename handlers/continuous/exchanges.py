@@ -63,7 +63,9 @@ class Exchanges:
                 link.send({})
                 while True:
                     self._receive(link)
-                    link.send(self._answer())
+                    answer = self._answer()
+                    self._timing.send(time.perf_counter())
+                    link.send(answer)
                     self._recorder.record([(EXCHANGED, ())])
             except Disconnected:
                 logger.warning("Frontend disconnected.")
@@ -78,7 +80,7 @@ class Exchanges:
             request.arrived_s = self._timing.estimate_arrival_s(time.perf_counter(), len(self._in_flight))
 
         ids = link.receive(unpack)
-        self._timing.received_s = time.perf_counter()
+        self._timing.receive(time.perf_counter(), len(self._in_flight))
         # The clients of missing requests have disconnected.
         for id_ in [id_ for id_ in self._in_flight if id_ not in ids]:
             core.cancel(self._in_flight.pop(id_).request)

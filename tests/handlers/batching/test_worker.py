@@ -161,6 +161,24 @@ def test_priorities_go_in_order_and_whose_time_is_up_is_504_at_once_and_never_ru
     assert handler.forgets()
 
 
+def test_timeouts_and_clients_that_leave_are_noticed_during_a_micro_batch_without_a_target(start: Start) -> None:
+    handler = start(settings={"max_batch_items": 1}, latency_target_ms=None, queue_timeout_ms=None)
+    with Frontend(handler) as frontend:
+        frontend.send_together(b"2", b"4")  # the worker has seen how little an exchange costs
+        handler.module.batches.clear()
+        handler.gate.clear()
+        busy, left = frontend.submit_together([b"0", b"30"])
+        handler.wait(waiting=1)
+        late = frontend.submit(b"40", X_Timeout_Ms="100").result(TIMEOUT_S)
+        assert ((late.status, late.body["type"]), busy.done()) == ((504, "QueueTimeout"), False)
+        frontend.leave(left)
+        gated.wait_for(lambda: gated.state(handler).in_flight == 1)
+        assert not busy.done()
+        handler.gate.set()
+        assert result_of(busy) == 0
+    assert handler.module.batches == [[0]] and handler.forgets()
+
+
 @pytest.mark.parametrize("status", [503, 429])
 def test_full_queue_refuses_with_the_configured_status(start: Start, status: int) -> None:
     handler = start(max_queue_items=3, overload_status=status)
