@@ -22,13 +22,14 @@ from deploy.frontend.http import (
     off_loop,
     refusal,
 )
+from deploy.frontend.methods import NOT_SERVED, check_method
 from deploy.protocol import description
 from deploy.protocol.description import APIS, NAMELESS, UNKNOWN, UNKNOWN_MODEL, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
-from handlers.errors import InvalidInput, UnsupportedMedia
+from handlers.errors import InvalidInput
 from handlers.protocol.api_forms import error_document
-from handlers.protocol.bodies import parse_json
-from handlers.protocol.grpc_inference import decompress
+from handlers.protocol.bodies import parse_api
+from handlers.protocol.codings import inflate
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.retrieval import HEADER
 
@@ -42,7 +43,6 @@ _INFERENCE = (
 )
 _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
-_CODINGS = ("gzip", "x-gzip", "deflate")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
@@ -129,13 +129,10 @@ class Routes(Application):
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
-        if headers.get("content-encoding", "identity") in _CODINGS:
-            inflated = await off_loop(models.body_bytes, decompress, body, models.body_bytes)
-            if body and inflated is body:  # it returns others unchanged
-                raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
-            body = bytes(inflated)
-            del headers["content-encoding"]
+        if body and (coding := headers.pop("content-encoding", "")):
+            body = await off_loop(models.body_bytes, inflate, body, coding, models.body_bytes)
         if path in APIS:
+            check_method(scope["method"], path)
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
             if not name:
                 raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
@@ -143,14 +140,19 @@ class Routes(Application):
                 raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
+            check_method(scope["method"], path)
             is_v2 = path.startswith("/v2/")
             return await models.predict(found["model"], found["version"] or "", headers, body, path if is_v2 else "")
         if path == "/invocations":
+            check_method(scope["method"], path)
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 raise RequestError(400, "/invocations names no model: add ?model_name=MODEL, or set invocations")
             return await models.predict(name, "", headers, body)
-        return await self._described(path)
+        described = await self._described(path)
+        if described.status < 400:
+            check_method(scope["method"], path)
+        return described
 
     async def _described(self, path: str) -> Answer:
         """Answer a request that describes the server or its models."""
@@ -173,7 +175,7 @@ class Routes(Application):
             return document(described.get("config", described))
         if path.startswith("/v2/"):
             raise RequestError(404, f"{path[:200]}: no such route")
-        return refusal(404, "NotFound", "Neither this path nor this model is served.")
+        return refusal(404, "NotFound", NOT_SERVED)
 
     async def close(self) -> None:
         if self._close is not None:
@@ -183,7 +185,7 @@ class Routes(Application):
 def _named_model(body: bytes) -> str:
     """Return the model that the body of an embedding server's API names; "" if it names none."""
     try:
-        asked = parse_json(body)
+        asked = parse_api(body)
     except InvalidInput:
         asked = None
     name = asked.get("model") if isinstance(asked, dict) else None

@@ -8,7 +8,7 @@ exchanges only, and each exchange uses processor time of the running micro-batch
     when a reply is due                        at once
     SOON_S after the last exchange             to look for new requests while the engine is idle
     HOLD_S after it, or longer if it was slow  to look during a micro-batch for new requests, whose timeouts or levels
-                                               may not let them wait, and for clients that have left
+                                               may not let them wait
     HOLD_S after a refusal                     the refusal does not leave with earlier replies
 """
 
@@ -25,6 +25,9 @@ LOOK_S = 1.0  # the most seconds between two looks, whatever they cost
 SOON_S = 0.02  # seconds between two checks while the engine is idle: an exchange then uses none of its time
 # Seconds of work that the exchange thread runs itself: waking another thread, and an exchange, would take as long.
 QUICK_S = 0.003
+# Seconds for which the exchange thread leaves all work to the others after a run of it took over HOLD_S: predictions do
+# not follow a few slow runs, and no message is read meanwhile.
+DOUBT_S = 60.0
 QUICK_ITEMS = 16  # items that the exchange thread always runs together, if they are that quick
 
 
@@ -73,12 +76,12 @@ class Timing:
         if state.complete > state.refused or state.is_all_complete:
             return -inf
         due_s, has_room = self.refusals_due_s(state), state.in_flight < self.window
+        if not has_room:
+            return due_s
         if not state.is_running:
-            return min(due_s, self.received_s + SOON_S) if has_room else due_s
-        if self.has_target:
-            return min(due_s, self.received_s + HOLD_S) if has_room else due_s
-        # A full window has room for nobody, but its clients may leave.
-        return min(due_s, self.received_s + min(LOOK_S, max(HOLD_S, self.cost_s / LOOK_SHARE)))
+            return min(due_s, self.received_s + SOON_S)
+        pause_s = HOLD_S if self.has_target else min(LOOK_S, max(HOLD_S, self.cost_s / LOOK_SHARE))
+        return min(due_s, self.received_s + pause_s)
 
     def refusals_due_s(self, state: WorkerState) -> float:
         """Return when all refusals may leave; infinity without any, and now if all requests are complete."""

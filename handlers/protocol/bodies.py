@@ -10,10 +10,11 @@ from typing import Any, Literal
 import orjson
 
 from handlers.config import MOST_OPTIONS, TOO_MANY
-from handlers.errors import InvalidOption, InvalidText, MalformedJson, UnsupportedMedia
+from handlers.errors import InvalidBody, InvalidOption, InvalidText, MalformedJson, UnsupportedMedia
 
 TENSOR = {"name", "shape", "datatype", "data", "parameters"}  # the fields of a tensor of the Open Inference Protocol
 BOM = "\ufeff"
+ESCAPED = re.compile(rb"\\u00(?:6[dDfF45cC])")  # a letter of "model" that a client writes by its number
 
 Reader = Literal["json", "form", "text", "unknown", "other"]
 # Media types (RFC 9110, section 8.3.1; RFC 6839 for +json) and their readers; the first pattern that matches decides.
@@ -75,6 +76,23 @@ def parse_json(body: bytes | bytearray | memoryview | str) -> Any:
     except orjson.JSONDecodeError as error:
         # The error has the place and what was expected, and no part of the body.
         raise MalformedJson(f"The body is not valid JSON: {error}") from None
+
+
+def parse_api(body: bytes | bytearray | memoryview | str) -> Any:
+    """Read JSON whose "model" a gateway reads too: a second one, maybe escaped, could name another model."""
+    document = parse_json(body)
+    raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+    if raw.count(b'"model"') > 1 or ESCAPED.search(raw):
+        try:
+            json.loads(raw.removeprefix(BOM.encode()), object_pairs_hook=_unique)
+        except RecursionError:
+            raise MalformedJson("The body is not valid JSON: it is nested too deeply.") from None
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if sum(name == "model" for name, _ in pairs) > 1:
+        raise InvalidBody("model: the body has it twice.")
 
 
 def check_count(options: Mapping[str, Any]) -> None:
