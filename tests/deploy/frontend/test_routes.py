@@ -279,6 +279,8 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
         part("a", b"j", f'; filename="a"{JPEG}') + part("b", b"3") + b"--b--",
         {"a": (b"j", JPEG[16:]), "b": (b"3", "")},
     ),
+    # Lines that end with LF alone.
+    (FORM, (part("a", b"x\r\ny") + b"--b--\r\n").replace(b"\r\n", b"\n"), {"a": (b"x\ny", "")}),
     # The next are TorchServe's own answers.
     (FORM, part('a;b:c\\"d', b"x") + b"--b--", {"a b c\\d": (b"x", "")}),
     (FORM, part("a", b"x", '; NAME=c; x=";;=\\";"') + b"--b--", {"c": (b"x", "")}),
@@ -306,6 +308,12 @@ def test_row_has_fields_or_a_body(content_type: str, body: bytes, expected: dict
 def test_form_that_is_none_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedForm):
         row_of({"content-type": FORM}, body, MOST)
+
+
+@table(b"data=%zz", b"%g1=a", b"a=1&data=%", b"data=%4")
+def test_percent_sign_without_its_digits_is_an_error(body: bytes) -> None:
+    with pytest.raises(MalformedForm, match="two hexadecimal digits"):
+        row_of({"content-type": URL_ENCODED}, body, MOST)
 
 
 @table(('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900))
