@@ -135,7 +135,7 @@ class Routes(Application):
             check_method(scope["method"], path)
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
             if not name:
-                raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
+                raise Refused(400, "MissingModel", 'The body must be a JSON object with "model", the name of a model.')
             if name not in models.names:
                 raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
@@ -184,10 +184,7 @@ class Routes(Application):
 
 def _named_model(body: bytes) -> str:
     """Return the model that the body of an embedding server's API names; "" if it names none."""
-    try:
-        asked = parse_api(body)
-    except InvalidInput:
-        asked = None
+    asked = parse_api(body) if body else None
     name = asked.get("model") if isinstance(asked, dict) else None
     return name if isinstance(name, str) else ""
 
