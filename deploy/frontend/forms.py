@@ -18,6 +18,7 @@ _NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
+_NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # Netty's, of the name of a field
 
 
@@ -79,7 +80,8 @@ def _unquote(text: bytes) -> bytes:
 
 def _multipart(body: bytes, boundary: bytes) -> Fields:
     found: Fields = {}
-    before, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MOST_FIELDS + 2)
+    # As Netty: lines may end with LF alone.
+    before, *parts = (b"\n" + body).split(b"\n--" + boundary, MOST_FIELDS + 2)
     if before.strip():
         raise MalformedForm("The form does not begin with the boundary of its Content-Type.")
     for part in parts:
@@ -89,7 +91,7 @@ def _multipart(body: bytes, boundary: bytes) -> Fields:
         if end is None:
             raise MalformedForm(f"A part of the form has no end of its headers in {MOST_HEAD_BYTES} bytes.")
         name, content_type = _head(part[: end.start()].decode("utf-8", "replace"))
-        _add(found, name, part[end.end() :], content_type)
+        _add(found, name, part[end.end() :].removesuffix(b"\r"), content_type)
     raise MalformedForm("The form does not end with its boundary.")
 
 

@@ -14,7 +14,7 @@ from deploy.protocol import messages_pb2
 from deploy.protocol.description import SERVICE
 from deploy.protocol.errors import RequestError
 from handlers.errors import InvalidInput
-from handlers.protocol.grpc_inference import parse
+from handlers.protocol.grpc_inference import decompress, parse
 from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
 from handlers.protocol.terms import TERMS_HEADERS
 
@@ -69,7 +69,7 @@ async def _infer(models: Models, message: bytes, context: Any) -> Answer:
     try:
         if not hold.take(len(message)):
             return refusal(*BUSY)
-        message = await models.inflate(hold, message)
+        message = await models.inflate(hold, message, decompress)
         asked = await off_loop(len(message), parse, message, models.body_bytes)
         terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
         headers = {"content-type": PROTOBUF, **terms}

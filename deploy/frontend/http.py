@@ -71,8 +71,11 @@ async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def headers_of(scope: Message) -> dict[str, str]:
-    """Return a request's headers by their names in lower case."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    """Return a request's headers by their names in lower case; two Content-Types as one, as Envoy joins them."""
+    headers: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]):
+        headers[name] = f"{headers[name]}, {value}" if name == "content-type" and name in headers else value
+    return headers
 
 
 def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:

@@ -28,13 +28,14 @@ from deploy.frontend.http import (
     refusal,
 )
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
+from deploy.frontend.methods import NOT_SERVED, check_method
 from deploy.protocol import description
 from deploy.protocol.description import APIS, NAMELESS, UNKNOWN, UNKNOWN_MODEL, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
-from handlers.errors import BodyTooLarge, InvalidInput, UnsupportedMedia
+from handlers.errors import BodyTooLarge, InvalidInput
 from handlers.protocol.api_forms import error_document
-from handlers.protocol.bodies import parse_json
-from handlers.protocol.grpc_inference import decompress
+from handlers.protocol.bodies import parse_api
+from handlers.protocol.codings import inflate
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.retrieval import HEADER
 
@@ -49,7 +50,6 @@ _INFERENCE = (
 _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
 MOST_INFLATING = 2  # large bodies at once
-_CODINGS = ("gzip", "x-gzip", "deflate")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
@@ -77,18 +77,18 @@ class Models:
             return refusal(404, "ModelNotFoundException", f"Model not found: {name}")
         return await self._replicas[name](version, headers, body, path) or no_version(name, version)
 
-    async def inflate(self, hold: Hold, body: bytes) -> bytes:
-        """Inflate what begins as gzip or zlib, up to a body's limit; return other bytes unchanged."""
+    async def inflate(self, hold: Hold, body: bytes, expand: Callable[[bytes, int], bytes | bytearray]) -> bytes:
+        """Inflate a body up to its limit by `expand`, which takes both and returns plain bytes unchanged."""
         most = min(LOOP_BYTES, self.body_bytes)
         try:
-            inflated = decompress(body, most)
+            inflated = expand(body, most)
         except BodyTooLarge:
             if most == self.body_bytes:
                 raise
             async with self._inflating:
                 if not hold.take(self.body_bytes):
                     raise Refused(*BUSY) from None
-                inflated = await asyncio.to_thread(decompress, body, self.body_bytes)
+                inflated = await asyncio.to_thread(expand, body, self.body_bytes)
                 hold.take(-self.body_bytes)
         if inflated is not body and not hold.take(len(inflated)):
             raise Refused(*BUSY)
@@ -162,30 +162,32 @@ class Routes(Application):
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
-        if headers.get("content-encoding", "identity") in _CODINGS:
-            inflated = await models.inflate(scope[HOLD], body)
-            if body and inflated is body:
-                raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip or zlib.")
-            body = inflated
-            del headers["content-encoding"]
+        if body and (coding := headers.pop("content-encoding", "")):
+            body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
         if path in APIS:
+            check_method(scope["method"], path)
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
             if not name:
-                raise Refused(400, "MissingModel", 'The body must be a JSON object that has "model", a name.')
+                raise Refused(400, "MissingModel", 'The body must be a JSON object with "model", the name of a model.')
             if name not in models.names:
                 raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
+            check_method(scope["method"], path)
             # A gateway's nodes get the path of a prediction, and the client's path as a header.
             asked = next((each for each in (path, headers.get(ORIGINAL_PATH, "")) if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
         if path == "/invocations":
+            check_method(scope["method"], path)
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
                 raise Refused(400, "MissingModel", message)
             return await models.predict(name, "", headers, body)
-        return await self._described(path)
+        described = await self._described(path)
+        if described.status < 400:
+            check_method(scope["method"], path)
+        return described
 
     async def _described(self, path: str) -> Answer:
         """Answer a request that describes the server or its models."""
@@ -208,7 +210,7 @@ class Routes(Application):
             return document(described.get("config", described))
         if path.startswith("/v2/"):
             raise RequestError(404, f"{path[:200]}: no such route")
-        return refusal(404, "NotFound", "Neither this path nor this model is served.")
+        return refusal(404, "NotFound", NOT_SERVED)
 
     async def close(self) -> None:
         if self._close is not None:
@@ -217,10 +219,7 @@ class Routes(Application):
 
 def _named_model(body: bytes) -> str:
     """Return the model that the body of an embedding server's API names; "" if it names none."""
-    try:
-        asked = parse_json(body)
-    except InvalidInput:
-        asked = None
+    asked = parse_api(body) if body else None
     name = asked.get("model") if isinstance(asked, dict) else None
     return name if isinstance(name, str) else ""
 

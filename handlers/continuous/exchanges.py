@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from handlers.batching import guard
 from handlers.batching.core import Core, Write
 from handlers.continuous.frontend import Disconnected, Link, NewRequest
-from handlers.continuous.timing import Timing, WorkerState
+from handlers.continuous.timing import DOUBT_S, HOLD_S, Timing, WorkerState
 from handlers.metrics import EXCHANGED, Recorder
 from handlers.protocol.requests import Request
 from handlers.protocol.responses import Reply
@@ -52,6 +52,7 @@ class Exchanges:
         self._timing = Timing(window, core.scheduler.policy.has_target)
         self._in_flight: dict[str, OpenRequest] = {}
         self._answer_may_be_due = threading.Condition(core.lock)
+        self._doubts_until_s = -inf  # when this thread runs micro-batches again
         self._answer_due_s = -inf  # when this thread stops waiting; minus infinity while it does not wait
         core.on_change = self._wake
 
@@ -63,7 +64,9 @@ class Exchanges:
                 link.send({})
                 while True:
                     self._receive(link)
-                    link.send(self._answer())
+                    answer = self._answer()
+                    self._timing.send(time.perf_counter())
+                    link.send(answer)
                     self._recorder.record([(EXCHANGED, ())])
             except Disconnected:
                 logger.warning("Frontend disconnected.")
@@ -78,7 +81,7 @@ class Exchanges:
             request.arrived_s = self._timing.estimate_arrival_s(time.perf_counter(), len(self._in_flight))
 
         ids = link.receive(unpack)
-        self._timing.received_s = time.perf_counter()
+        self._timing.receive(time.perf_counter(), len(self._in_flight))
         # The clients of missing requests have disconnected.
         for id_ in [id_ for id_ in self._in_flight if id_ not in ids]:
             core.cancel(self._in_flight.pop(id_).request)
@@ -100,7 +103,10 @@ class Exchanges:
                 due_s = timing.due_s(state)
                 if due_s <= now_s:
                     return select_complete(self._in_flight, with_refused=timing.refusals_due_s(state) <= now_s)
-                if core.help(timing.most_inline(state)):
+                if core.help(timing.most_inline(state) if now_s > self._doubts_until_s else 0):
+                    ended_s = time.perf_counter()
+                    if ended_s - now_s > HOLD_S:
+                        self._doubts_until_s = ended_s + DOUBT_S
                     continue
                 self._answer_due_s = due_s
                 self._answer_may_be_due.wait(min(LONGEST_WAIT_S, max(0.0, due_s - now_s)))

@@ -9,7 +9,8 @@ format will not change:
     request    id, (name, value)... -1, (name, content type, value)... -1      headers, then parameters
     answer     200, text, (id, content type, status, phrase, headers, body)... -1
 
-If a client disconnects, later messages lack its request, and no answer may contain it.
+If the client of a stream disconnects, later messages lack its request, and no answer may contain it. Of all other
+requests TorchServe keeps those whose clients have left (`ContinuousBatching`), so they run.
 
 Integers have 32 bits, signed, big-endian. A text or value is its length and its bytes. Headers of a reply are their
 number, then (name, value) each.

@@ -47,6 +47,12 @@ def content_type(headers: Headers, name: str) -> tuple[str, str]:
     return of_header if of_header[0] == media_type else (media_type, charset)
 
 
+def has_two_types(headers: Headers, name: str) -> bool:
+    """Whether a request has two Content-Type headers: TorchServe types the body by one, and passes the other on."""
+    own, other = (_media_type(each)[0] for each in (headers.types.get(name, ""), headers.get("content-type", "")))
+    return bool(own and other) and own != other and not other.startswith(("multipart/", "application/x-www-form"))
+
+
 @lru_cache(maxsize=256)
 def _media_type(content_type: str) -> tuple[str, str]:
     media_type, _, parameters = content_type.lower().partition(";")

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidOption, ItemError, TooManyInstances
 from handlers.protocol import cohere
 from handlers.protocol.api_forms import Answer, Embeddings, Ranking
-from handlers.protocol.bodies import check_count, parse_json
+from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.rows import Headers, Shape, body_of
@@ -73,7 +73,7 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
         if shape.api != ("embeddings" if api == "cohere" else api):
             raise InvalidBody(f"model: {shape.model.name} does not serve {api}.")
         _, body, _ = body_of(row, headers, shape.max_body_bytes)
-        document = parse_json(body) if isinstance(body, bytes | bytearray | str) else body
+        document = parse_api(body) if isinstance(body, bytes | bytearray | str) else body
         if not isinstance(document, dict):
             raise InvalidBody("The body must be a JSON object.")
         sent = {name: value for name, value in document.items() if value is not None and name not in IGNORED}

@@ -31,7 +31,8 @@ from handlers.errors import (
 )
 from handlers.protocol import open_inference
 from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
-from handlers.protocol.headers import Headers, content_type, read_headers
+from handlers.protocol.codings import UNSUPPORTED, codings_of
+from handlers.protocol.headers import Headers, content_type, has_two_types, read_headers
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
 from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
@@ -124,6 +125,8 @@ def body_of(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> tu
     value = row[name]
     if isinstance(value, bytes | bytearray | str) and not value:
         raise EmptyInput("The body is empty.")
+    if name == BODY and has_two_types(headers, name):
+        raise UnsupportedMedia("Content-Type: the request has two of them.")
     value, media_type = _decoded(row, headers, name)
     is_piped = bool(PIPED_CLIENTS.search(headers.get("user-agent", "")))
     return name, value, BodyInfo(options, media_type, reader_of(media_type), is_piped)
@@ -140,9 +143,8 @@ def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[Any, 
 def _check_row(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> None:
     if len(row) > MOST_FIELDS:
         raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
-    codings = headers.get("content-encoding", "").lower().split(",")
-    if any(coding.strip() not in ("", "identity") for coding in codings):  # RFC 9110, 8.4: names without regard to case
-        raise UnsupportedMedia("Content-Encoding: a compressed body is not supported; send it uncompressed.")
+    if codings_of(headers.get("content-encoding", "")):
+        raise UnsupportedMedia(UNSUPPORTED)
     size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
     if size > max_body_bytes:
         raise BodyTooLarge(f"The body has {size} bytes; max_body_bytes is {max_body_bytes}.")

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -38,6 +39,15 @@ PATHS = (
     "/v2/models/\ufffd/infer",
 )
 MOST = 1_000_000
+
+
+def packed_with(window: int) -> bytes:
+    """Deflate with a window of 2**window bytes; of a negative one, the bare stream."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, window)
+    return packer.compress(b"abc") + packer.flush()
+
+
+RAW = packed_with(-15)
 
 
 async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
@@ -161,6 +171,51 @@ def test_gateways_header_makes_the_path_of_the_protocol() -> None:
 def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, status: int, field: str) -> None:
     found, document = ask("POST", path, b"x")
     assert (found, field in document) == (status, True)
+
+
+@table(
+    *((method, f"/v2/models/texts{end}") for method in ("POST", "DELETE", "PUT") for end in ("", "/config", "/ready")),
+    *((method, path) for method in ("POST", "DELETE") for path in ("/v2", "/v2/health/live", "/v1/models")),
+    *((method, "/v2/models/texts/infer") for method in ("GET", "PUT", "DELETE")),
+    *((method, "/v1/models/texts:predict") for method in ("PUT", "DELETE")),
+    *((method, "/predictions/texts") for method in ("PATCH", "DELETE")),
+    *((method, path) for method in ("GET", "DELETE") for path in ("/v1/embeddings", "/rerank", "/invocations")),
+)
+def test_method_that_a_path_does_not_have_is_not_found(method: str, path: str) -> None:
+    found, document = ask(method, path, b'{"model": "texts"}')
+    is_v2, is_api = path.startswith("/v2"), path in ("/v1/embeddings", "/rerank")
+    assert (found, "error" in document) == (404, is_v2 or is_api)
+
+
+@table(
+    *((coding, packed) for coding in ("Deflate", "identity, deflate") for packed in (zlib.compress(b"abc"), RAW)),
+    *(("deflate", packed_with(window)) for window in (9, 13)),
+    *((coding, gzip.compress(b"abc")) for coding in ("gzip", "GZIP", "X-GZip", "gzip, identity")),
+)
+def test_body_of_any_valid_coding_is_inflated(coding: str, packed: bytes) -> None:
+    status, asked = ask("POST", "/predictions/texts", packed, content_encoding=coding)
+    assert (status, asked["body"]) == (200, "abc")
+
+
+@table(
+    *(("gzip", gzip.compress(b"abc") + more, 400) for more in (gzip.compress(b"def"), b"\0" * 9)),
+    *(("gzip", gzip.compress(b"")[:-2], 400), ("gzip", gzip.compress(b"abc")[:-6], 400), ("deflate", RAW[:-1], 400)),
+    *((coding, gzip.compress(b"abc"), 415) for coding in ("br", "zstd", "gzip, gzip", "gzip, deflate")),
+    ("gzip", b"abc", 415),
+    ("deflate", zlib.compress(bytes(5000)), 413),
+)
+def test_body_of_a_damaged_or_unknown_coding_is_refused(coding: str, packed: bytes, status: int) -> None:
+    assert ask("POST", "/predictions/texts", packed, content_encoding=coding)[0] == status
+
+
+@table(
+    (b'{"model": "absent", "input": "a", "model": "texts"}', 400),
+    (b'{"mod\\u0065l": "absent", "input": "a", "model": "texts"}', 400),
+    (b'{"mod\\u0065l": "texts", "input": "a"}', 200),
+    (b'{"model": "texts", "input": ["model", "\\u006d", {"model": "absent"}]}', 200),
+)
+def test_body_names_one_model_however_it_is_written(body: bytes, status: int) -> None:
+    assert ask("POST", "/v1/embeddings", body)[0] == status
 
 
 def test_one_of_several_models_answers_clients_that_name_none() -> None:
@@ -318,6 +373,8 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
         part("a", b"j", f'; filename="a"{JPEG}') + part("b", b"3") + b"--b--",
         {"a": (b"j", JPEG[16:]), "b": (b"3", "")},
     ),
+    # Lines that end with LF alone.
+    (FORM, (part("a", b"x\r\ny") + b"--b--\r\n").replace(b"\r\n", b"\n"), {"a": (b"x\ny", "")}),
     # The next are TorchServe's own answers.
     (FORM, part('a;b:c\\"d', b"x") + b"--b--", {"a b c\\d": (b"x", "")}),
     (FORM, part("a", b"x", '; NAME=c; x=";;=\\";"') + b"--b--", {"c": (b"x", "")}),

@@ -5,7 +5,9 @@ from unittest.mock import Mock
 import uvicorn
 from uvicorn.server import ServerState
 
-from deploy.serve.server import Limits, Protocol, Series
+from deploy.serve.connection import Protocol
+from deploy.serve.limits import Limits
+from deploy.serve.server import Series
 from tests.tables import table
 
 # No two of them are equal: each is of one step.

@@ -161,6 +161,37 @@ def test_priorities_go_in_order_and_whose_time_is_up_is_504_at_once_and_never_ru
     assert handler.forgets()
 
 
+def test_timeout_is_noticed_during_a_micro_batch_without_a_target(start: Start) -> None:
+    handler = start(settings={"max_batch_items": 1}, latency_target_ms=None, queue_timeout_ms=None)
+    with Frontend(handler) as frontend:
+        frontend.send_together(b"2", b"4")  # the worker has seen how little an exchange costs
+        handler.module.batches.clear()
+        handler.gate.clear()
+        busy, waiting = frontend.submit_together([b"0", b"30"])  # the exchange thread may run a single one itself
+        handler.wait(waiting=1)
+        late = frontend.submit(b"40", X_Timeout_Ms="100").result(TIMEOUT_S)
+        assert ((late.status, late.body["type"]), busy.done()) == ((504, "QueueTimeout"), False)
+        handler.gate.set()
+        assert [*map(result_of, (busy, waiting))] == [0, 60]
+    assert handler.module.batches == [[0], [30]] and handler.forgets()
+
+
+def test_run_that_is_slower_than_predicted_keeps_the_exchange_thread_only_once(start: Start) -> None:
+    handler = start(settings={"max_batch_items": 1}, took=((1, 1e-4), (8, 1e-4)), latency_target_ms=None)
+    forward, threads = handler.forward, list[str]()
+
+    def slow(inputs: Any, items: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        time.sleep(0.06)  # more than HOLD_S: the model's own time, not a wait for something
+        return forward(inputs, items)
+
+    handler.forward = slow
+    with Frontend(handler) as frontend:
+        for number in (b"2", b"4", b"6"):
+            assert frontend.send(number).status == 200
+    assert [name == "worker" for name in threads] == [True, False, False]
+
+
 @pytest.mark.parametrize("status", [503, 429])
 def test_full_queue_refuses_with_the_configured_status(start: Start, status: int) -> None:
     handler = start(max_queue_items=3, overload_status=status)

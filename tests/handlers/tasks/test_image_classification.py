@@ -114,7 +114,7 @@ def test_hugging_faces_clients_get_labels_as_a_pipeline_has_them(archive: Path, 
         assert [each["label"] for each in answer.body[:3]] == best
     wanted = np.sort(oracle["chelsea"])[:-4:-1]
     np.testing.assert_allclose([each["score"] for each in logits.body], wanted, rtol=0.02)
-    # Everybody else gets the form of TorchServe's handler.
+    # All other clients get the form of TorchServe's handler.
     assert [*listed.body["predictions"][0]] == best
 
 

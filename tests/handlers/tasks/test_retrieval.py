@@ -257,6 +257,7 @@ BAD: dict[str, list[tuple[Any, int, str | None, str]]] = {
         ({"input": "x", "output_dimension": 4, "dimensions": 8}, 400, "output_dimension", "differs from dimensions"),
         ({"input": "x", "output_dimension": 5}, 400, "output_dimension", "output_dimension: must be one of 4, 8"),
         ({"input": "x", "output_dtype": "int8"}, 400, "output_dtype", "output_dtype: int8 and uint8 need ranges"),
+        (b'{"input": "x", "model": "a", "mod\\u0065l": "b"}', 400, "model", "model: the body has it twice"),
         ({"input": "x", "embedding_type": ["float", "base64"]}, 400, "embedding_type", "embedding_type: must be"),
         ({"input": "x", "prompt_name": "no"}, 400, "prompt_name", "not a prompt of this model; it has query, p"),
         ({"input": ["x", "the river rose " * LIMIT]}, 413, "input", "input[1]: 578 tokens; max_length is 192"),

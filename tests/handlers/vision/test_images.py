@@ -137,7 +137,7 @@ def between_scans(segment: bytes) -> bytes:
 
 
 UPRIGHT: list[Any] = [
-    # What looks like the image's end, or like many scans, in a comment and in a segment of an application.
+    # A comment and an application's segment whose bytes look like the image's end or like many scans.
     *(partial(between_scans, b"\xff\xfe" + look) for look in (b"\xff\xd9", b"\xff\xda" * 99)),
     *(partial(between_scans, b"\xff\xe1" + look) for look in (b"\xff\xd9", b"\xff\xda" * 99)),
     later(CHELSEA, "JPEG", exif=FAR_EXIF, quality=95),

@@ -152,6 +152,9 @@ class Clients:
         assert all(map(near, found.embeddings, self.vectors))
         ranked = client.rerank(QUERY, TEXTS, model=RERANKING, top_k=1).results
         assert [each.document for each in ranked] == [TEXTS[ranked[0].index]]
+        assert len(client.rerank(QUERY, TEXTS, model=RERANKING).results) == len(TEXTS)
+        place: Any = {"api_base": f"{self.v1}/rerank", "api_key": "none"}
+        assert len(litellm.rerank(f"voyage/{RERANKING}", query=QUERY, documents=TEXTS, **place).results) == len(TEXTS)
 
     def text_embeddings_inference(self) -> None:
         model = TextEmbeddingsInference(model_name="any", base_url=self.root)
@@ -167,6 +170,8 @@ class Clients:
         client = huggingface_hub.InferenceClient(model=f"{self.root}/predictions/{MODEL}", token="none")  # noqa: S106
         assert all(map(near, client.feature_extraction(TEXTS).tolist(), self.vectors))
         assert near(client.feature_extraction(TEXTS[0], truncate=True).tolist(), self.vectors[0])
+        unit = [number / sum(each**2 for each in self.vectors[0]) ** 0.5 for number in self.vectors[0]]
+        assert near(client.feature_extraction(TEXTS[0], normalize=True).tolist(), unit)
 
     def _post(self, path: str, document: Any) -> Any:
         asked = urllib.request.Request(  # noqa: S310

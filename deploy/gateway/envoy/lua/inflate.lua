@@ -17,8 +17,9 @@ end
 
 function envoy_on_request(handle)
   local headers = handle:headers()
-  -- x-gzip is gzip (RFC 9110, 8.4.1.3).
-  local encoding = (headers:get("content-encoding") or ""):lower():gsub("^x%-", "")
+  -- x-gzip is gzip (RFC 9110, 8.4.1.3), and identity is nothing.
+  local encoding = (headers:get("content-encoding") or ""):lower():gsub("[%w-]+", {identity = ""})
+    :gsub("[%s,]", ""):gsub("^x%-", "")
   local is_deflate = encoding == "deflate"
   if not is_deflate and encoding ~= "gzip" then
     return

@@ -64,8 +64,9 @@ local function find_model(body)
         at = found + 2
       elseif mark == 34 then
         if not in_text and depth == 1 then
-          local _, quote = piece:find('^"model"%s*:%s*"', found)
-          local name = quote and read_text(piece:sub(quote + 1, quote + NAME))
+          -- A key may be written with escapes; then it has no quote within.
+          local key, quote = piece:match('^"([m\\][^"]*)"%s*:%s*"()', found)
+          local name = key and read_text(key .. '"') == "model" and read_text(piece:sub(quote, quote + NAME - 1))
           members = members + 1
           if name or members > MEMBERS then
             return name and check_name(name)

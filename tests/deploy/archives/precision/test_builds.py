@@ -19,11 +19,12 @@ from deploy.archives.precision import fidelity, int8
 from deploy.archives.precision.quantise import samples
 from deploy.archives.sources import source
 from deploy.archives.stagers import detection, vision
-from deploy.archives.tasks import load_task, run_items
+from deploy.archives.tasks import load_task
 from deploy.models import MODEL_LIST, ModelEntry
 from handlers.batching import accuracy
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful
+from handlers.precision.answers import run_items
 from handlers.precision.samples import SAMPLES, read_samples
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler

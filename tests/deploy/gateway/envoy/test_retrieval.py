@@ -75,6 +75,8 @@ def test_request_of_a_client_without_models_goes_to_the_only_model_of_its_task(a
     '{"input": "model", "a": {"model": "x"}, "b": [{"model": "x"}], "c": ["model"], "model" : "m"}',
     '{"input": "\\\\\\" , \\"model\\": \\"x\\"", "model": "m"}',
     '\ufeff{"model": "\\u006d", "model": "x"}',
+    '{"mod\\u0065l": "m"}',
+    '{"mo\\"del": "x", "\\u006Dodel": "m"}',
     '{"model": "BAAI/bge-m3"}',
     '{"model": "BAAI\\/bge-m3"}',
 )
