@@ -18,8 +18,13 @@ ENDS_S = 20.0
 # Starts of the names of threads that a library starts once for the process, that end with their pool, or that no later
 # test would notice.
 KEPT = ("Dummy-", "tqdm", "asyncio-waitpid", "asyncio_", "decode_", "metrics", "loop of tests")
+CORE = ("watch", "engine", "decode")
 # The threads before a test, and those of fixtures of a longer life.
 _known: set[threading.Thread] = set()
+
+
+def _must_end(name: str, is_heavy: object) -> bool:
+    return name in CORE if is_heavy else not name.startswith(KEPT)
 
 
 def pytest_collection_finish() -> None:
@@ -38,15 +43,15 @@ def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Wait for the threads that the test and its fixtures have told to end."""
-    result = yield
-    ends_s = time.monotonic() + ENDS_S
-    while left := [each for each in threading.enumerate() if each not in _known and not each.name.startswith(KEPT)]:
-        if time.monotonic() > ends_s or HEAVY_FOLDERS & {*item.path.parts}:
+    """Wait for the threads that the test and its fixtures have told to end; of tests that build, for a core's."""
+    result, ends_s = (yield), time.monotonic() + ENDS_S
+    is_heavy = item.get_closest_marker("builds") is not None or HEAVY_FOLDERS & {*item.path.parts}
+    while left := [each for each in threading.enumerate() if each not in _known and _must_end(each.name, is_heavy)]:
+        if time.monotonic() > ends_s:
             break
         SLEEP(0.01)
     _known.clear()
     _known.update(threading.enumerate())
-    if left and not HEAVY_FOLDERS & {*item.path.parts}:
+    if left:
         pytest.fail(f"the test left threads behind: {', '.join(sorted(each.name for each in left))}", pytrace=False)
     return result

@@ -7,11 +7,13 @@ The file's own test module runs first, then those near it: tier check, then buil
 
 import argparse
 import ast
+import ctypes
 import difflib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,6 +113,7 @@ def run_tests(tier: str, tests: list[str]) -> str:
     """Run pytest in a fork until its first failure; return the failed test, or "" if none failed in time."""
     ends_s, log, result, temporary = time.monotonic() + LIMIT_S, Path("mutant.log"), (0, 0), os.environ["TMPDIR"]
     if (pid := os.fork()) == 0:
+        die_with_parent()
         code = 99
         with suppress(BaseException), log.open("w") as file:
             for number in (1, 2):
@@ -145,12 +148,17 @@ def try_out(mutant: Mutant) -> str:
     return f"fails without it, too: {found}" if is_broken else found
 
 
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, of Linux
+
+
 def git(*words: str) -> list[str]:
     return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def make_clone(folder: str) -> None:
     """Copy the work tree for a process of the pool, which works there from now on."""
+    die_with_parent()
     clone = Path(tempfile.mkdtemp(dir=folder), "clone")
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
     for name in git("ls-files", "-mo", "--exclude-standard"):
