@@ -144,7 +144,6 @@ class Routes(Application):
             is_v2 = path.startswith("/v2/")
             return await models.predict(found["model"], found["version"] or "", headers, body, path if is_v2 else "")
         if path == "/invocations":
-            check_method(scope["method"], path)
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 raise RequestError(400, "/invocations names no model: add ?model_name=MODEL, or set invocations")
