@@ -10,7 +10,7 @@ NOT_SERVED = "This path or this model is not served."
 READS = ("GET", "HEAD")
 # TorchServe's predictions accept any method; the gateway passes those of its clients on.
 _PREDICTIONS = re.compile(r"/predictions/.+")
-_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
+_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict")
 
 
 def check_method(method: str, path: str) -> None:

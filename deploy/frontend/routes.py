@@ -178,7 +178,6 @@ class Routes(Application):
             asked = next((each for each in (path, headers.get(ORIGINAL_PATH, "")) if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
         if path == "/invocations":
-            check_method(scope["method"], path)
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 message = "/invocations names no model: add ?model_name=MODEL, or set invocations"

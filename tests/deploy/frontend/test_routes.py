@@ -179,7 +179,7 @@ def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, s
     *((method, "/v2/models/texts/infer") for method in ("GET", "PUT", "DELETE")),
     *((method, "/v1/models/texts:predict") for method in ("PUT", "DELETE")),
     *((method, "/predictions/texts") for method in ("PATCH", "DELETE")),
-    *((method, path) for method in ("GET", "DELETE") for path in ("/v1/embeddings", "/rerank", "/invocations")),
+    *((method, path) for method in ("GET", "DELETE") for path in ("/v1/embeddings", "/rerank")),
 )
 def test_method_that_a_path_does_not_have_is_not_found(method: str, path: str) -> None:
     found, document = ask(method, path, b'{"model": "texts"}')
