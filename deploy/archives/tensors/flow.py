@@ -1,6 +1,6 @@
 """How the values of requests flow through OpenVINO's graph, and between which numbers they lie.
 
-a graph, what is known of its inputs -> walk -> each node of it and of the graphs inside it, with its inputs' values
+a graph, the values of its inputs -> walk -> each node of it and of the graphs inside it, with its inputs' values
 """
 
 import math
@@ -25,7 +25,7 @@ RAGGED = frozenset({"NonZero", "Unique", "NonMaxSuppression"})  # the sizes of t
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a tensor: its range, and whether its numbers, or only its sizes, depend on a request's."""
+    """The known facts of a tensor: its range, and whether its numbers, or only its sizes, depend on a request's."""
 
     least: float = -ENDLESS
     most: float = ENDLESS
@@ -72,7 +72,7 @@ def walk(model: Any, given: Sequence[Value], *, is_of_rows: bool = False) -> Ite
 
 
 def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
-    """Follow values into the graphs of an If or of a loop; what a loop carries grows until it is known of each run."""
+    """Follow values into the graphs of an If or of a loop, whose carried values grow until they hold for each run."""
     joined: list[list[Value]] = [[] for _ in node.outputs()]
     steps: list[Step] = []
     for body, arguments, results in _read_bodies(node):
@@ -100,7 +100,7 @@ def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
         yield from steps
         for each in results:
             joined[each.output_index].append(ends[each.body_value_index])
-    # What an If or a loop's number of runs depends on, its outputs depend on.
+    # The outputs depend on the condition of an If and on the number of runs of a loop, too.
     decides = Value(ENDLESS, -ENDLESS, any(each.is_sent for each in inputs[:1]), any(i.is_ragged for i in inputs))
     return [join([*values, decides]) if values else join(inputs) for values in joined]
 

@@ -1,4 +1,4 @@
-"""What OpenVINO's graph does that no comparison of numbers finds: unchecked positions, short whole numbers, mixed rows.
+"""Faults of OpenVINO's graph that no comparison of numbers finds: unchecked positions, short whole numbers, mixed rows.
 
 a graph, its signature -> find_unchecked -> why OpenVINO must not run it, in words
                        -> find_mixing    -> why its rows must not share a run, in words; check_mixing raises it
@@ -53,7 +53,7 @@ def find_unchecked(model: openvino.Model, signature: Signature, *, has_owner: bo
 
 
 def _give(model: openvino.Model, signature: Signature) -> list[Value]:
-    """Return what the worker makes sure of: it refuses numbers outside `integer_bounds`, and more than 32 bits."""
+    """Return the inputs' ranges: the worker refuses numbers outside `integer_bounds`, and more than 32 bits."""
     bounds, given = integer_bounds(model), []
     for port in model.inputs:
         name, kind = port.any_name, port.get_element_type()
@@ -131,7 +131,7 @@ def find_mixing(model: openvino.Model, signature: Signature, sizes: Mapping[str,
 
 
 def check_mixing(model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
-    """Raise Mixed for what random rows need not show: a number of all rows that decides for each of them."""
+    """Raise Mixed for a fault that random rows need not show: a number of all rows that decides for each of them."""
     if config.max_batch_items > 1:
         sizes = {name: array.shape for name, array in make_rows(signature, config)[0].items()}
         if mixing := find_mixing(model, signature, sizes):
@@ -144,7 +144,7 @@ def make_checks(model: openvino.Model) -> Callable[[Arrays], str | None]:
 
 
 def make_checked(run: Run, model: openvino.Model) -> Run:
-    """Return a run that refuses what the worker refuses, which would read beyond a table."""
+    """Return a run that refuses the rows that the worker refuses, which would read beyond a table."""
     check = make_checks(model)
 
     def checked(arrays: Arrays) -> Arrays:
