@@ -47,9 +47,9 @@ UNCHECKED: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         [[6], [-7], [2**31 - 1], [-(2**63)]],
     ),
     "computed Gather": (
-        f"(int64[n, 1] i) => (float[n, 1, 3] y) <{SQUARE}, int64 one = {{1}}> {{ j = Sub (i, one) y = Gather (t, j) }}",
-        {"i": np.array([3])},
-        [[4], [-3], [10**6]],
+        f"(int64[n, 1] i) => (float[n, 1, 3] y) <{SQUARE}, int64 c = {{100}}> {{ j = Sub (i, c) y = Gather (t, j) }}",
+        {"i": np.array([102])},
+        [[103], [96], [0], [10**6]],
     ),
     "Gather of floats made whole": (
         f"(float[n, 1] i) => (float[n, 1, 3] y) <{SQUARE}> {{ j = Cast <to = 7> (i) y = Gather (t, j) }}",
