@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from handlers.engines import EXPORTED, SCRIPTED, Arrays, Budget, Shapes, available_threads
+from handlers.engines import EXPORTED, REFUSED, SCRIPTED, Arrays, Budget, Outputs, Shapes, available_threads
 from handlers.engines.torch import DTYPES, TorchEngine, dtype_for
-from handlers.errors import InvalidConfig
+from handlers.errors import InvalidConfig, OutOfMemory, OutOfRange
 
 ONLY_OUTPUT = "output"  # the name of a program's only output
 OUTPUT = "output_{}"  # the names of several outputs
@@ -68,6 +68,15 @@ class ProgramEngine(TorchEngine):
         arguments = [tensor.to(self._dtypes[name] or tensor.dtype) for name, tensor in tensors.items()]
         with torch.autocast(self._device.type, self._cast) if self._cast else nullcontext():
             return flat_outputs(self._module(*arguments), self._outputs)
+
+    def run(self, inputs: Arrays) -> Outputs:
+        """Run the program once; OutOfRange if it refuses the values, as ONNX Runtime does with its files."""
+        try:
+            return super().run(inputs)
+        except OutOfMemory:
+            raise
+        except Exception as error:
+            raise OutOfRange(REFUSED) from error
 
     def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:  # noqa: ARG002
         """Record nothing: outputs of a program may have any dtype and shape."""

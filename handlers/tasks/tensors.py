@@ -62,7 +62,7 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self.inputs = frozenset(self.signature.inputs)
         self.input_tensors = {name: describe_tensor(tensor) for name, tensor in self.signature.inputs.items()}
         self.batch_dims = {name: tensor.batch_dim for name, tensor in (self.signature.outputs or {}).items()}
-        self._samples = make_sample_rows(self.signature, self.config)
+        self._samples = [row for row in make_sample_rows(self.signature, self.config) if self._accepts(engine, row)]
         self.outputs = self.signature.outputs  # None if only a run shows the outputs of a function
         if self._samples and self.outputs is None:
             # For inputs of declared datatypes, a function always returns the same outputs.
@@ -71,6 +71,16 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         self.output_tensors = make_output_tensors(self.outputs)
         self.engine = engine
         return engine
+
+    def _accepts(self, engine: Engine, sample: Arrays) -> bool:
+        """Whether a model that checks its indices accepts a sample's whole numbers, which are 0 and 1."""
+        is_whole = any(array.dtype.kind in "iu" for array in sample.values())
+        if is_whole and not isinstance(engine, OpenVinoEngine | FunctionEngine):
+            try:
+                engine.run(self.collate([self.rows.make_row(sample)]))
+            except OutOfRange:
+                return False
+        return True
 
     def sample(self) -> Payload | None:
         return next(iter(self.samples()), None)

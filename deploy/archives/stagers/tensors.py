@@ -28,20 +28,21 @@ from deploy.archives.tensors.graphs import (
     Graph,
     Unreadable,
     apply_signature,
+    compile_graph,
     computes_fp64,
     find_large_inputs,
     read_graph,
     read_shape,
 )
-from deploy.archives.tensors.onnx import ZIPMAP, has_random, read_onnx
+from deploy.archives.tensors.onnx import ZIPMAP, explain_quantized, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, read_program
 from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove
+from deploy.archives.tensors.risks import check_mixing, find_unchecked, make_checked, make_checks
 from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
 from handlers.engines.onnx import FILE as ONNX
-from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ProgramEngine
 from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.protocol.tensors import datatype_of
@@ -54,6 +55,7 @@ ENGINES = {
     ".onnx": ("auto", "openvino", "onnxruntime"),
     **dict.fromkeys((".pt2", ".pt"), ("auto", "openvino", "torch")),
 }
+UNOWNED = "; build it from the ONNX file or the PyTorch program, or limit the values inside the graph (Clamp)"
 WRONG_ENGINE = {
     "torch": "engine: torch runs .pt2 and .pt; OpenVINO runs this",
     "onnxruntime": "engine: onnxruntime runs .onnx",
@@ -76,7 +78,8 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         elif kind in (".pt2", ".pt"):
             _stage_program(model, file.path, config, engine, folder)
         elif kind == ".onnx":
-            _stage_onnx(model, file.path, config, engine, folder)
+            with explain_quantized(file.path):
+                _stage_onnx(model, file.path, config, engine, folder)
         else:
             _stage_graph(*read_graph(file.path), config, folder)
     except Unfaithful as error:
@@ -103,26 +106,46 @@ def _stage_graph(
         )
     if owner is not None and computes_fp64(model):
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
+    signature = _sign(said, config)
+    if unchecked := find_unchecked(model, signature, has_owner=owner is not None):
+        raise Unreadable(unchecked + ("" if owner else UNOWNED))
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
-    run = OpenVinoEngine(folder / GRAPH, precision="fp32").run
-    prove(run, _sign(said, config), config, is_random=bool(operations & RANDOM))
+    engine = compile_graph(folder / GRAPH)
+    prove(make_checked(engine.run, engine.model), signature, config, is_random=bool(operations & RANDOM))
+    check_mixing(model, signature, config)
     (folder / SIGNATURE).write_text(said.to_json())
     return said
 
 
+def _prove_own(
+    run: Run, said: DeclaredSignature, config: TensorsConfig, read: Callable[[], openvino.Model], *, is_random: bool
+) -> None:
+    """Prove that the runtime of a file batches; what runs need not show, OpenVINO's graph does, if it can be made."""
+    prove(run, _sign(said, config), config, is_random=is_random)
+    try:
+        model = read()
+    except (InvalidConfig, RuntimeError):
+        return
+    check_mixing(model, _sign(said, config), config)
+
+
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
-    engine = OpenVinoEngine(folder / GRAPH, precision="fp32")
+    engine = compile_graph(folder / GRAPH)
     is_random = any(node.get_type_name() in RANDOM for node in engine.model.get_ops())
     try:
         signature, large = _sign(said, config), find_large_inputs(engine.model)
         worst, count = compare_runtimes(
-            engine.run, run, signature, config, owner=owner, large=large, is_random=is_random
+            engine.run,
+            run,
+            signature,
+            config,
+            owner=owner,
+            large=large,
+            is_random=is_random,
+            find_refusal=make_checks(engine.model),
         )
     except NotRun as error:
-        _write_fidelity(
-            folder, "openvino", f"OpenVINO was not compared with {owner}, which does not run one row: {error}"
-        )
-        return
+        raise InvalidConfig(f"OpenVINO cannot be compared with {owner}: {error}") from error
     words = f"OpenVINO in fp32 is within {worst:.1e} of {owner}, {count} rows one by one and together"
     _write_fidelity(folder, "openvino", words, largest_error=worst)
 
@@ -170,6 +193,8 @@ def _stage_onnx(model: ModelEntry, path: Path, config: TensorsConfig, engine: En
             _stage_graph(*read_graph(path), config, folder)
         except Unreadable as other:
             raise InvalidConfig(f"{other}; {error}") from error
+        if engine == "auto":
+            raise InvalidConfig(f"{error}; OpenVINO reads it, uncompared: --engine openvino serves that") from error
         _write_fidelity(folder, "openvino", f"OpenVINO was not compared with ONNX Runtime: {error}")
     else:
         _stage_or_name(make, own.run, said, config, "onnxruntime", is_random=has_random(path))
@@ -183,7 +208,12 @@ def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Pa
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
     own, said = read_onnx(folder / ONNX, config)
-    prove(own.run, _sign(said, config), config, is_random=has_random(path))
+
+    def read() -> openvino.Model:
+        graph, declared = read_graph(path)
+        return apply_signature(graph, _sign(declared, config), _name_outputs(declared))
+
+    _prove_own(own.run, said, config, read, is_random=has_random(path))
     (folder / SIGNATURE).write_text(said.to_json())
     _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
     if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:
@@ -207,8 +237,12 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
         _check_state(program, versions)
     if engine == "openvino":
         return
+
+    def read() -> openvino.Model:
+        return apply_signature(convert(program, _sign(said, config)), _sign(said, config), _name_outputs(said))
+
     try:
-        prove(run, _sign(said, config), config)
+        _prove_own(run, said, config, read, is_random=False)
     except InvalidConfig as error:
         if engine == "torch" or isinstance(error, Mixed):
             raise

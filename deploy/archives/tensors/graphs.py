@@ -14,6 +14,7 @@ import openvino.opset8
 from openvino.frontend import FrontEndManager
 
 from deploy.archives.tensors.proof import OTHER_AXIS
+from handlers.engines.openvino import OpenVinoEngine
 from handlers.engines.program import ONLY_OUTPUT, OUTPUT
 from handlers.errors import InvalidConfig, reason
 from handlers.tensor_models.signature import DeclaredSignature, Shape, Signature, Tensor
@@ -40,7 +41,7 @@ WIDE = (openvino.Type.i64, openvino.Type.u64, openvino.Type.u32)
 
 
 class Unreadable(InvalidConfig):
-    """OpenVINO cannot make a graph of a file."""
+    """OpenVINO cannot make a graph of a file, or must not run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,14 @@ def apply_signature(graph: Graph, signature: Signature, outputs: Sequence[str]) 
         port.get_tensor().set_names({name})
     made.validate_nodes_and_infer_types()
     return made
+
+
+def compile_graph(path: Path) -> OpenVinoEngine:
+    """Compile a graph as a worker does; Unreadable if OpenVINO reads the graph only."""
+    try:
+        return OpenVinoEngine(path, precision="fp32")
+    except RuntimeError as error:
+        raise Unreadable(f"OpenVINO cannot compile it: {reason(error)}") from error
 
 
 def computes_fp64(model: openvino.Model) -> bool:

@@ -3,9 +3,12 @@
 .onnx -> read_onnx -> its engine, DeclaredSignature
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deploy.archives.tensors.proof import Mixed
 from handlers.engines.onnx import DATATYPES, OnnxEngine
 from handlers.errors import InvalidConfig
 from handlers.tensor_models.config import TensorsConfig
@@ -17,6 +20,8 @@ ZIPMAP = "convert the model with zipmap=False (skl2onnx: options={'zipmap': Fals
 # The tag of a node's operation in the file, and the operations with random results.
 OP_TYPE = b"\x22"
 RANDOM = (b"RandomNormal", b"RandomNormalLike", b"RandomUniform", b"RandomUniformLike", b"Multinomial", b"Bernoulli")
+# Those that quantize the numbers of all rows by their largest.
+DYNAMIC = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"DynamicQuantizeLSTM")
 
 
 def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSignature]:
@@ -38,9 +43,29 @@ def read_onnx(path: Path, config: TensorsConfig) -> tuple[OnnxEngine, DeclaredSi
 
 
 def has_random(path: Path) -> bool:
-    """Whether a file has an operation with random results; without the ONNX package, by the fields of its nodes."""
+    """Whether a file has an operation with random results."""
+    return find_operation(path, RANDOM) is not None
+
+
+def find_operation(path: Path, names: Sequence[bytes]) -> str | None:
+    """Name the first of these operations that a file has; without the ONNX package, by the fields of its nodes."""
     data = path.read_bytes()
-    return any(OP_TYPE + bytes([len(name)]) + name in data for name in RANDOM)
+    return next((name.decode() for name in names if OP_TYPE + bytes([len(name)]) + name in data), None)
+
+
+@contextmanager
+def explain_quantized(path: Path) -> Iterator[None]:
+    """Name the reason of Mixed that is common: each run quantizes the numbers of all its rows by their largest."""
+    try:
+        yield
+    except Mixed as error:
+        if name := find_operation(path, DYNAMIC):
+            raise Mixed(
+                f"it is quantized dynamically ({name}), by one scale for all rows, so a row's values depend on the "
+                "others'; quantize it statically or use the file before quantization, or max_batch_items: 1 serves "
+                "rows one by one"
+            ) from error
+        raise
 
 
 def _describe(each: Any) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.archives.differences import relative_error
-from deploy.archives.tensors.samples import WIDE, make_others, make_rows
+from deploy.archives.tensors.samples import DIGITS, make_others, make_rows, make_swaying
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.tensor_models.checks import check_outputs
@@ -29,8 +29,6 @@ TOLERANCE = 1e-4
 TOLERANCES = {"FP16": 4e-3, "BF16": 4e-2}  # the same by datatype, for those of few bits
 # The largest error of OpenVINO against the runtime that owns the file, which computes in the file's own datatypes.
 FAITHFUL = 1e-3
-# Changes of a row of wide numbers, which may then sway a mean or a largest number of all rows.
-SWAYS: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (np.positive, lambda x: -abs(x), lambda x: abs(x) * 1000)
 # The way out for a model such as Silero VAD, whose state is (2, rows, 128).
 OTHER_AXIS = "; if rows are along another dimension, set it, as in batch_dim: 1, for each such input and output"
 
@@ -46,15 +44,9 @@ class Mixed(InvalidConfig):
 def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: bool = False) -> None:
     """Run random rows one by one and together, as a worker does; NotRun if one row fails, Mixed if numbers differ."""
     count = min(ROWS, config.max_batch_items)
-    for given in zip(*(make_rows(signature, config, seed) for seed in range(count)), strict=True):
-        sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in given[0].items())
-        try:
-            alone = [_run_copies(run, row, signature) for row in given]
-        except Exception as error:
-            raise NotRun(
-                f"it does not run on one row, {sizes}: {_find_cause(error)}; export it with a free batch dimension, or "
-                f"name sizes that it accepts under warm_up{OTHER_AXIS}"
-            ) from error
+    for at in range(len(make_rows(signature, config))):
+        given, alone = _run_alone(run, signature, config, count, at)
+        sizes = _describe_sizes(given[0])
         for outputs in alone:
             _check_outputs(outputs, signature, 1)
         batch = _join(given, signature.inputs)
@@ -68,25 +60,45 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
         _check_outputs(together, signature, count)
         changed = _find_changed(run, batch, signature, (together, again), is_random=is_random)
         _compare_rows(alone, {name: together[name] for name in together.keys() - changed}, signature)
-        _compare_wide(run, given, alone, signature, changed)
+        _compare_swayed(run, given, alone, signature, changed)
 
 
-def _compare_wide(
+def _run_alone(
+    run: Run, signature: Signature, config: TensorsConfig, count: int, at: int
+) -> tuple[Sequence[dict[str, NDArray[Any]]], Sequence[Arrays]]:
+    """Run rows of one of the sizes one by one, of the first kind of whole numbers that the model accepts."""
+    first: Exception | None = None
+    for digits in DIGITS:
+        given = [make_rows(signature, config, seed, digits)[at] for seed in range(count)]
+        try:
+            return given, [_run_copies(run, row, signature) for row in given]
+        except Exception as error:
+            first = first or error
+    raise NotRun(
+        f"it does not run on one row, {_describe_sizes(given[0])}: {_find_cause(first or ValueError())}; export it "
+        f"with a free batch dimension, or name sizes that it accepts under warm_up{OTHER_AXIS}"
+    ) from first
+
+
+def _describe_sizes(row: Arrays) -> str:
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in row.items())
+
+
+def _compare_swayed(
     run: Run, given: Sequence[Arrays], alone: Sequence[Arrays], signature: Signature, changed: Collection[str]
 ) -> None:
     """Compare rows with one of wide, negative or huge numbers, which may decide for all, as in `if x.max() > 1`."""
-    wide = dict(make_others(given[0], signature))[WIDE]
-    for change in SWAYS:
-        row = {name: change(array) if array.dtype.kind == "f" else array for name, array in wide.items()}
+    for kinds, row in make_swaying(given[0], signature):
         try:
             own = _run_copies(run, row, signature)
             together = _run_copies(run, _join([row, *given[1:]], signature.inputs), signature)
         except Exception:  # noqa: S112 # Not a valid input of the model.
             continue
-        floats = {name: array for name, array in together.items() if array.dtype.kind == "f" and name not in changed}
+        # Rounding of huge floats may decide otherwise in whole numbers, such as a class.
+        compared = {n: array for n, array in together.items() if n not in changed and array.dtype.kind in f"f{kinds}"}
         for rows, place in (([own], slice(0, 1)), (alone[1:], slice(1, None))):
-            parts = {name: array[_at(place, name, signature)] for name, array in floats.items()}
-            if rows and all(np.isfinite(array).all() for array in parts.values()):
+            parts = {name: array[_at(place, name, signature)] for name, array in compared.items()}
+            if rows and all(np.isfinite(array).all() for array in parts.values() if array.dtype.kind == "f"):
                 _compare_rows(rows, parts, signature, FAITHFUL)
 
 
@@ -132,8 +144,12 @@ def compare_runtimes(
     owner: str,
     large: Collection[str],
     is_random: bool,
+    find_refusal: Callable[[Arrays], str | None] = lambda _: None,
 ) -> tuple[float, int]:
-    """Return the largest relative error to the file's own runtime, of single rows and all together, and the rows."""
+    """Return the largest relative error to the file's own runtime, of single rows and all together, and the rows.
+
+    What the owner refuses must not be answered: `find_refusal` names what the worker refuses before it runs a row.
+    """
     datatypes = {each.datatype for each in (*signature.inputs.values(), *(signature.outputs or {}).values())}
     tolerance = max([FAITHFUL, *(TOLERANCES.get(str(datatype), 0) for datatype in datatypes)])
     worst, count = 0.0, 0
@@ -151,16 +167,20 @@ def compare_runtimes(
                 raise InvalidConfig(f"outputs.{name}: OpenVINO computes other values than {owner}{share}, on {words}")
             worst = max(worst, change)
 
-    for first in make_rows(signature, config):
-        answers = _run_first(other, first, signature), _run_first(other, first, signature)
-        if changed := _find_changed(other, first, signature, answers, is_random=is_random):
+    for at in range(len(make_rows(signature, config))):
+        (first,), answers = _run_alone(other, signature, config, 1, at)
+        answers = [*answers, _run_copies(other, first, signature)]
+        if changed := _find_changed(other, first, signature, (answers[0], answers[1]), is_random=is_random):
             raise InvalidConfig(f"outputs.{min(changed)}: is random, so OpenVINO cannot be compared with {owner}")
         compared = [(first, answers[0])]
         compare(*compared[0], "a random row")
         for words, row in make_others(first, signature, large):
             try:
                 expected = _run_copies(other, row, signature)
-            except Exception:  # noqa: S112 # Not a valid input of the model, such as an index outside its table.
+            except Exception:
+                # Not a valid input of the model, such as an index outside its table.
+                if find_refusal(row) is None and _runs(run, row, signature):
+                    raise InvalidConfig(f"OpenVINO answers {words}, which {owner} refuses") from None
                 continue
             is_finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
             if is_finite or "whole" not in words:
@@ -168,19 +188,23 @@ def compare_runtimes(
                 compared.append((row, expected))
         count += len(compared)
         del compared[config.max_batch_items :]
-        compare(
-            _join([row for row, _ in compared], signature.inputs),
-            _join([expected for _, expected in compared], signature.outputs or {}),
-            f"{len(compared)} rows together",
-        )
+        batch = _join([row for row, _ in compared], signature.inputs)
+        alone = [expected for _, expected in compared]
+        try:
+            compare(batch, _join(alone, signature.outputs or {}), f"{len(compared)} rows together")
+        except InvalidConfig:
+            # It may be the model's own doing.
+            _compare_rows(alone, _run_copies(other, batch, signature), signature, tolerance)
+            raise
     return worst, count
 
 
-def _run_first(run: Run, row: Arrays, signature: Signature) -> Arrays:
+def _runs(run: Run, row: Arrays, signature: Signature) -> bool:
     try:
-        return _run_copies(run, row, signature)
-    except Exception as error:
-        raise NotRun(_find_cause(error)) from error
+        _run_copies(run, row, signature)
+    except Exception:
+        return False
+    return True
 
 
 def _compare_rows(alone: Sequence[Arrays], together: Arrays, signature: Signature, least: float = 0) -> None:

@@ -1,10 +1,11 @@
 """Rows to try a model of tensors with. Pure.
 
 signature + warm_up sizes -> make_rows   -> random rows
-a row                     -> make_others -> rows of equal sizes with zeros, wide and large numbers
+a row                     -> make_others -> rows of equal sizes with zeros, small, wide and large numbers
+                          -> make_swaying -> rows that may decide for all
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,27 @@ LARGE = (2**24, 2**24 + 2**20), (-(2**24) - 2**20, -(2**24)), (2**31 - 2**20, 2*
 # Those of UINT32, and of floats that a graph makes whole; requests with more than INT32 of other types are rejected.
 LARGEST = (2**32 - 2**20, 2**32)
 
+# Whole numbers, those first that few models refuse: each vocabulary has 0 and 1, and nothing divides by 0.
+DIGITS = ((0, 2), (1, 3), (3, 10), *((10**n, 10**n + 2) for n in range(1, 10)), (-2, 0))
+SMALL = DIGITS[2]
+# Those that sway a largest or a smallest number of all rows, as a share of the largest of their type.
+SHARES = (2**-24, 2**-11, 1, -(2**-24), -1)
+# Floats that sway a mean, too.
+CHANGES: tuple[Callable[[NDArray[Any]], NDArray[Any]], ...] = (
+    np.positive,
+    lambda x: -abs(x),
+    lambda x: abs(x) * 1000,
+    lambda x: abs(x) * 1e9,
+)
+
 WIDE = "a row of negative and large numbers"
 
 
-def make_rows(signature: Signature, config: TensorsConfig, seed: int = 0) -> list[dict[str, NDArray[Any]]]:
+def make_rows(
+    signature: Signature, config: TensorsConfig, seed: int = 0, digits: tuple[int, int] = DIGITS[0]
+) -> list[dict[str, NDArray[Any]]]:
     """Make a row of each of the first sizes of `warm_up`; none if a row's datatypes or shapes are unknown."""
-    return [_make_row(sample, signature, seed) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
+    return [_make_row(sample, signature, seed, digits) for sample in make_sample_rows(signature, config)[:MOST_SIZES]]
 
 
 def make_others(
@@ -39,13 +55,38 @@ def make_others(
     yield "a row of zeros", {**row, **{name: np.zeros_like(array) for name, array in numbers.items()}}
     wide = {name: _make_wide(array, noise) for name, array in numbers.items()}
     yield WIDE, {**row, **wide}
+    if whole := {name: array for name, array in numbers.items() if array.dtype.kind in "iu"}:
+        small = {name: noise.integers(*SMALL, array.shape).astype(array.dtype) for name, array in whole.items()}
+        yield "a row of small whole numbers", {**row, **small}
     for name, array in numbers.items():
         if name in large and array.itemsize >= 4:
             is_wider = array.dtype.kind == "f" or array.dtype == np.uint32
             for least, most in (*LARGE, LARGEST)[: None if is_wider else len(LARGE)]:
                 if least > 0 or array.dtype.kind != "u":
-                    whole = noise.integers(least, most, array.shape) | 1
-                    yield f"whole numbers from {least} on in {name}", {**row, name: whole.astype(array.dtype)}
+                    odd = noise.integers(least, most, array.shape) | 1
+                    yield f"whole numbers from {least} on in {name}", {**row, name: odd.astype(array.dtype)}
+
+
+def make_swaying(
+    row: Mapping[str, NDArray[Any]], signature: Signature
+) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    """Make rows that may decide for all if anything does, as in `if x.max() > 1`, by their kinds of other numbers."""
+    wide = dict(make_others(row, signature))[WIDE]
+    with np.errstate(over="ignore"):
+        for change in CHANGES:
+            changed = {n: change(each).astype(each.dtype) for n, each in wide.items() if each.dtype.kind == "f"}
+            yield "f", {**wide, **changed}
+    whole = {name: array for name, array in row.items() if array.dtype.kind in "iub"}
+    for share in SHARES if whole else ():
+        yield "iub", {**row, **{name: _sway(array, share) for name, array in whole.items()}}
+
+
+def _sway(array: NDArray[Any], share: float) -> NDArray[Any]:
+    if array.dtype.kind == "b":
+        return np.full_like(array, share > 0)
+    limits = np.iinfo(array.dtype)
+    most = min(limits.max, 2**31 - 1)  # requests with more than INT32 of other types are rejected
+    return np.full_like(array, int(max(share * most, -most if limits.min else 0)))
 
 
 def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
@@ -56,10 +97,12 @@ def _make_wide(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
     return noise.integers(*(np.iinfo(array.dtype).min, np.iinfo(array.dtype).max), array.shape, array.dtype, True)
 
 
-def _make_row(sample: Mapping[str, NDArray[Any]], signature: Signature, seed: int) -> dict[str, NDArray[Any]]:
+def _make_row(
+    sample: Mapping[str, NDArray[Any]], signature: Signature, seed: int, digits: tuple[int, int]
+) -> dict[str, NDArray[Any]]:
     """Make a random row of a sample's sizes, with the masks that a worker adds."""
     noise = np.random.default_rng(seed)
-    row = {name: _make_noise(array, noise) for name, array in sample.items()}
+    row = {name: _make_noise(array, noise, digits) for name, array in sample.items()}
     for mask, padded in signature.masks.items():
         if mask not in row:
             tensor, other = signature.inputs[mask], signature.inputs[padded]
@@ -68,9 +111,9 @@ def _make_row(sample: Mapping[str, NDArray[Any]], signature: Signature, seed: in
     return {name: row[name] for name in signature.inputs}
 
 
-def _make_noise(array: NDArray[Any], noise: np.random.Generator) -> NDArray[Any]:
-    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers 0 and 1, which each vocabulary has."""
-    digits = noise.integers(0, 2, array.shape)
+def _make_noise(array: NDArray[Any], noise: np.random.Generator, limits: tuple[int, int]) -> NDArray[Any]:
+    """Make numbers that few models refuse: floats from 0 to 1, and whole numbers within limits."""
+    digits = noise.integers(*limits, array.shape)
     if array.dtype.kind == "O":
         return make_objects([b"%d" % digit for digit in digits.ravel()]).reshape(array.shape)
     return (noise.random(array.shape) if array.dtype.kind == "f" else digits).astype(array.dtype)

@@ -61,7 +61,7 @@ DECLARED = {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 2]}}, "outputs": 
 
 @pytest.mark.builds
 def test_archive_of_onnx_with_external_data_is_made_of_that_too(archive_sh: ArchiveSh) -> None:
-    kit.scaled_onnx(archive_sh.folder / "m.onnx", location="of-x.bin", **kit.OUTSIDE, size_threshold=0)
+    kit.scaled_onnx(archive_sh.folder / "m.onnx", location="of-x.bin", **kit.OUTSIDE, size_threshold=64)
     folder = archive_sh.write_list("scaled", "tensors", "m.onnx")
     assert ": built, version 3, " in archive_sh("scaled")[0]
     kit.assert_scales(kit.engine_of(archive_sh.store / "scaled")[0], 3)

@@ -1,0 +1,262 @@
+"""Graphs in which values of a request decide a position, a length, a count, or other rows: beside ONNX's reference."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from deploy.archives.tensors.graphs import apply_signature, read_graph
+from deploy.archives.tensors.proof import Mixed, compare_runtimes
+from deploy.archives.tensors.risks import find_mixing, find_unchecked
+from handlers.errors import InvalidConfig, OutOfRange, Unfaithful
+from handlers.tensor_models.config import TensorsConfig
+from handlers.tensor_models.signature import DeclaredSignature, Signature, Tensor, merge_signature
+from tests import tensor_files as kit
+from tests.handlers.tensor_models.models import ask, columns, inference, instances, loaded
+from tests.tables import table
+
+pytestmark = [pytest.mark.builds, pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+
+F32 = np.float32
+X = np.arange(6, dtype=F32)
+SQUARE = f"float[3, 3] t = {{{', '.join(map(str, range(9)))}}}"
+# A graph, a good row, and values of `i` in a row that ONNX Runtime refuses.
+UNCHECKED: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "GatherND of a constant": (
+        f"(int64[n, 2] i) => (float[n] y) <{SQUARE}> {{ y = GatherND (t, i) }}",
+        {"i": np.array([1, -1])},
+        [[0, 3], [3, 0], [-4, 0], [2**31 - 1, 0]],
+    ),
+    "GatherND of the row": (
+        "(float[n, 6] x, int64[n, 1] i) => (float[n] y) { y = GatherND <batch_dims = 1> (x, i) }",
+        {"x": X, "i": np.array([-6])},
+        [[6], [-7], [10**6], [2**62], [2**63 - 1]],
+    ),
+    "GatherElements": (
+        "(float[n, 6] x, int64[n, 2] i) => (float[n, 2] y) { y = GatherElements <axis = 1> (x, i) }",
+        {"x": X, "i": np.array([5, -6])},
+        [[0, 6], [-7, 0], [2**31 - 1, 0]],
+    ),
+    "ScatterElements": (
+        "(float[n, 6] x, int64[n, 1] i, float[n, 1] u) => (float[n, 6] y) { y = ScatterElements <axis = 1> (x, i, u) }",
+        {"x": X, "i": np.array([5]), "u": np.ones(1, F32)},
+        [[6], [-7], [2**31 - 1], [-(2**63)]],
+    ),
+    "computed Gather": (
+        f"(int64[n, 1] i) => (float[n, 1, 3] y) <{SQUARE}, int64 c = {{100}}> {{ j = Sub (i, c) y = Gather (t, j) }}",
+        {"i": np.array([102])},
+        [[103], [96], [0], [10**6]],
+    ),
+    "Gather of floats made whole": (
+        f"(float[n, 1] i) => (float[n, 1, 3] y) <{SQUARE}> {{ j = Cast <to = 7> (i) y = Gather (t, j) }}",
+        {"i": np.array([2.9], F32)},
+        [[3.0], [-4.0], [1e7]],
+    ),
+    "ReverseSequence": (
+        "(float[n, 6] x, int64[n] i) => (float[n, 6] y) { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, i) }",
+        {"x": X, "i": np.array(3)},
+        [7, -1, 10**6],
+    ),
+    "a number of results": (
+        "(float[n, 6] x, int64[n] i) => (float[n, k] y) { k = ReduceMax (i) y, p = TopK <axis = 1> (x, k) }",
+        {"x": X, "i": np.array(3)},
+        [7, -1, 2**31 - 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_position_that_values_decide_is_checked_by_onnx_runtime_and_a_wrong_one_fails_alone(
+    name: str, tmp_path: Path
+) -> None:
+    graph, good, bad = UNCHECKED[name]
+    path = kit.write_onnx(tmp_path / "m.onnx", graph)
+    settings: dict[str, Any] = {"max_batch_items": 1} if name == "a number of results" else {}
+    with pytest.raises(Unfaithful, match=r"which OpenVINO does not check|OpenVINO computes whole numbers"):
+        kit.staged(path, settings)
+    handler = loaded(kit.staged(path, settings, "onnxruntime"), settings)
+    rows = [good, *({**good, "i": np.array(each, good["i"].dtype)} for each in bad), good]
+    answer = ask(handler, instances(*({name: array.tolist() for name, array in row.items()} for row in rows)))
+    (expected,) = ReferenceEvaluator(str(path)).run(["y"], {name: array[None] for name, array in good.items()})
+    first, *refused, last = answer.body["predictions"]
+    for prediction in (first, last):
+        np.testing.assert_allclose(prediction, np.asarray(expected)[0], 1e-5)
+    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * len(bad)
+    if not settings:
+        with pytest.raises(InvalidConfig, match=r"does not check|computes whole numbers"):
+            kit.staged(path, {}, "openvino")
+
+
+def signed(path: Path) -> tuple[openvino.Model, Signature]:
+    graph, said = read_graph(path)
+    signature = merge_signature(said, TensorsConfig())
+    return apply_signature(graph, signature, [tensor.name for tensor in said.outputs or ()]), signature
+
+
+LONG = f"float[300, 1] t = {{{', '.join(['1'] * 300)}}}"
+
+
+@table(
+    f"(int64[n] i) => (float[n, 3] y) <{SQUARE}> {{ y = Gather (t, i) }}",
+    f"(uint8[n] i) => (float[n, 1] y) <{LONG}> {{ j = Cast <to = 7> (i) y = Gather (t, j) }}",
+    f"(int64[n] i) => (float[n, 3] y) <{SQUARE}, int64 a = {{0}}, int64 b = {{2}}>"
+    "{ j = Clip (i, a, b) y = Gather (t, j) }",
+    f"(float[n, 3] x) => (float[n, 3] y) <{SQUARE}> {{ j = ArgMax <axis = 1, keepdims = 0> (x) y = Gather (t, j) }}",
+    "(float[n, 6] x) => (int64[n, 6] y) { s = Sigmoid (x) r = Round (s) y = Cast <to = 7> (r) }",
+    "(float[n, 6] x) => (float[n, 2] y) <int64[1] k = {2}>"
+    "{ v, j = TopK <axis = 1> (x, k) y = GatherElements <axis = 1> (x, j) }",
+    "(int64[n, 6] x) => (float[n, 6] y) <float one = {1}> { f = Cast <to = 1> (x) y = Sub (one, f) }",
+    "(float[n, 3] x) => (float[n, 3] y) { s = Shape (x) f = Expand (x, s) m = ReduceMax <axes = [1]> (f)"
+    " y = Sub (f, m) }",
+)
+def test_graph_whose_positions_are_proved_stays_on_openvino(graph: str, tmp_path: Path) -> None:
+    model, signature = signed(kit.write_onnx(tmp_path / "m.onnx", graph))
+    sizes = {name: [1, *tensor.shape[1:]] for name, tensor in signature.inputs.items() if tensor.shape}
+    assert find_unchecked(model, signature, has_owner=True) is None
+    assert find_mixing(model, signature, sizes) is None
+
+
+@table(
+    # 100,000 squared has more than 32 bits; OpenVINO rounds the quotient of bytes, and divides by 0.
+    (("int64", "Mul"), [100_000, 7], [100_000, 7], "OpenVINO computes whole numbers in 32 bits, and those of Mul"),
+    (("int64", "Sub"), [-(2**31), 7], [2**31 - 1, 9], "OpenVINO computes whole numbers in 32 bits, and those of Sub"),
+    (("uint8", "Div"), [5, 250], [3, 7], "OpenVINO answers a row of zeros, which ONNX Runtime refuses"),
+)
+def test_whole_numbers_are_computed_as_the_file_says(
+    operation: tuple[str, str], x: list[int], z: list[int], words: str, tmp_path: Path
+) -> None:
+    kind, name = operation
+    path = kit.write_onnx(tmp_path / "m.onnx", f"({kind}[n] x, {kind}[n] z) => ({kind}[n] y) {{ y = {name} (x, z) }}")
+    with pytest.raises(Unfaithful, match=f"^own: m.onnx: {words}|^m.onnx: {words}"):
+        kit.staged(path)
+    handler = loaded(kit.staged(path, engine="onnxruntime"), {})
+    given = {"x": np.array(x, kind), "z": np.array(z, kind)}
+    (expected,) = ReferenceEvaluator(str(path)).run(["y"], given)
+    np.testing.assert_array_equal(columns(ask(handler, *inference(given)))["y"], expected)
+
+
+GATE = "<then_branch = a () => ({0}[n, 6] p) {{ p = Identity (x) }}, else_branch = b () => ({0}[n, 6] q) {{ q = {1} }}>"
+
+
+def gate(kind: str, condition: str, otherwise: str = "Neg (x)", constants: str = "") -> str:
+    branches = GATE.format(kind, otherwise)
+    return f"({kind}[n, 6] x) => ({kind}[n, 6] y) {constants} {{ {condition} y = If (c) {branches} }}"
+
+
+LARGEST = "m = ReduceMax <keepdims = 0> (x) c = Greater (m, k)"
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+@table(
+    gate("int64", LARGEST, constants="<int64 k = {5}>"),
+    gate("int32", LARGEST, constants="<int32 k = {123456}>"),
+    gate("float", LARGEST, constants="<float k = {1e30}>"),
+    gate("bool", "i = Cast <to = 6> (x) m = ReduceMin <keepdims = 0> (i) c = Cast <to = 9> (m)", "Not (x)"),
+    "(int64[n, 6] x) => (int64[n, 6] y) <int64 k = {77}>"
+    "{ m = ReduceMax <keepdims = 0> (x) c = Equal (m, k) z = Neg (x) y = Where (c, z, x) }",
+    "(int64[n] x) => (int64[n] y) <int64 axis = {0}, int64 k = {70000}>"
+    "{ s = CumSum (x, axis) c = Greater (s, k) z = Neg (x) y = Where (c, z, x) }",
+)
+def test_rows_for_which_another_row_decides_are_not_batched_on_any_engine(
+    graph: str, engine: Any, tmp_path: Path
+) -> None:
+    path = kit.write_onnx(tmp_path / "m.onnx", graph)
+    with pytest.raises(InvalidConfig, match="max_batch_items: 1 serves rows one by one"):
+        kit.staged(path, engine=engine)
+
+
+class Gate(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.max() > 12_345_678, x * 2, x)
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.max() > 12_345_678):
+            return x * 2
+        return x
+
+
+class Cell(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.arange(9.0).reshape(3, 3))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.table[a, b]
+
+
+WHOLE = {"inputs": {"x": {"datatype": "INT64", "shape": [-1, 6]}}}
+ROWS = {0: torch.export.Dim.DYNAMIC}
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_programs_and_graphs_in_which_a_row_decides_for_others_are_not_batched(engine: Any, tmp_path: Path) -> None:
+    pt2 = kit.exported(tmp_path / "m.pt2", Gate(), torch.ones(2, 6, dtype=torch.int64), dynamic={"x": ROWS})
+    script = kit.script(tmp_path / "m.pt", Branch())
+    for path, settings in ((pt2, None), (script, WHOLE)):
+        (tmp_path / path.name[1:]).mkdir()
+        with pytest.raises(InvalidConfig, match="max_batch_items: 1 serves rows one by one"):
+            kit.staged(path.rename(tmp_path / path.name[1:] / path.name), settings, engine=engine)
+
+
+def test_dynamic_quantisation_which_has_one_scale_for_all_rows_is_said_to_be_that(tmp_path: Path) -> None:
+    nodes = "q, s, z = DynamicQuantizeLinear (x) y = DequantizeLinear (q, s, z)"
+    path = kit.write_onnx(tmp_path / "m.onnx", f"(float[n, 6] x) => (float[n, 6] y) {{ {nodes} }}")
+    with pytest.raises(InvalidConfig, match=r"DynamicQuantizeLinear.* quantize it statically .*max_batch_items: 1"):
+        kit.staged(path)
+
+
+def test_openvinos_own_graph_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for name, graph, words in (
+        ("unchecked", UNCHECKED["GatherND of a constant"][0], "build it from the ONNX file or the PyTorch program"),
+        ("gate", gate("int64", LARGEST, constants="<int64 k = {100}>"), "max_batch_items: 1 serves rows one by one"),
+    ):
+        path = kit.write_onnx(tmp_path / "m.onnx", graph)
+        openvino.save_model(openvino.Core().read_model(path), tmp_path / name / "m.xml")
+        with pytest.raises(InvalidConfig, match=words):
+            kit.staged(tmp_path / name / "m.xml")
+
+
+def test_index_that_pytorch_refuses_is_422_for_its_row_alone(tmp_path: Path) -> None:
+    a, b = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    path = kit.exported(tmp_path / "m.pt2", Cell(), a, b, dynamic={"a": ROWS, "b": ROWS})
+    with pytest.raises(Unfaithful, match="which OpenVINO does not check") as raised:
+        kit.staged(path)
+    assert raised.value.instead == "torch"
+    handler = loaded(kit.staged(path, engine="torch"), {"engine": "torch"})
+    answer = ask(handler, instances(*({"a": a, "b": b} for a, b in ((1, -1), (0, 3), (2**31 - 1, 0), (2, 2)))))
+    first, *refused, last = answer.body["predictions"]
+    assert (first, last) == (5, 8)
+    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * 2
+
+
+def test_function_in_which_a_whole_number_decides_for_others_is_refused(tmp_path: Path) -> None:
+    text = "def infer(x):\n    return {'y': x * 2 if x.max() > 300_000 else x}"
+    with pytest.raises(InvalidConfig, match=r"^own: infer.py: outputs.y: rows together have"):
+        kit.staged(kit.infer_py(tmp_path, text), {"inputs": {"x": {"datatype": "INT64", "shape": [-1]}}})
+
+
+NUMBERS = (Tensor("x", "INT64", (-1,)),)
+SIGNATURE = merge_signature(DeclaredSignature(NUMBERS, (Tensor("y", "INT64", (-1,)),)), TensorsConfig())
+
+
+def compare(own: Any, other: Any) -> None:
+    first, second = (lambda arrays, run=run: {"y": run(arrays["x"])} for run in (own, other))
+    compare_runtimes(first, second, SIGNATURE, TensorsConfig(), owner="ONNX Runtime", large=(), is_random=False)
+
+
+def test_what_the_owner_refuses_must_not_be_answered_and_what_it_mixes_is_not_the_engines_error() -> None:
+    def refuse_zero(x: Any) -> Any:
+        if (x == 0).all():
+            raise OutOfRange("0")
+        return x
+
+    with pytest.raises(InvalidConfig, match="OpenVINO answers a row of zeros, which ONNX Runtime refuses"):
+        compare(lambda x: x, refuse_zero)
+    with pytest.raises(Mixed):
+        compare(lambda x: x - x.max() * (len(x) > 1), lambda x: x - x.max() * (len(x) > 1))
