@@ -17,7 +17,7 @@ from tests.lightness import HEAVY_FOLDERS, SLEEP
 ENDS_S = 20.0
 # Starts of the names of threads that a library starts once for the process, that end with their pool, or that no later
 # test would notice.
-KEPT = ("Dummy-", "tqdm", "asyncio-waitpid", "asyncio_", "decode_", "metrics", "loop of tests")
+KEPT = ("Dummy-", "tqdm", "asyncio-waitpid", "asyncio_", "decode_", "reader_", "metrics", "loop of tests")
 CORE = ("watch", "engine", "decode")
 # The threads before a test, and those of fixtures of a longer life.
 _known: set[threading.Thread] = set()

@@ -96,7 +96,7 @@ def test_mode_left_open_is_adaptive_where_torchserve_lets_it(named: Any, setting
 
 def test_wrong_options_are_refused_with_the_known_ones_and_not_quoted() -> None:
     for values in ({"top_k": "many secrets"}, {"top_k": 0}, {"top_k": 1.5}, {"k": "many secrets"}):
-        with pytest.raises(InvalidOption, match=r"Known options: top_k\.") as raised:
+        with pytest.raises(InvalidOption, match=r"Known options: top_k, function_to_apply\.") as raised:
             parse_options(ImageClassificationOptions, values)
         assert "secrets" not in str(raised.value)
     with pytest.raises(InvalidOption, match=r"101 options; at most 100 are accepted\."):

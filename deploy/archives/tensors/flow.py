@@ -14,7 +14,7 @@ MOST_READ = 2**16  # the largest constant whose numbers are looked at
 ENDLESS = math.inf
 # Operations whose outputs are numbers of their first input.
 _MOVING = """Reshape Squeeze Unsqueeze Transpose Broadcast Tile Slice StridedSlice Split VariadicSplit Gather GatherND
-GatherElements ReverseSequence Reverse Roll MaxPool ReduceMax ReduceMin Result TopK"""
+GatherElements ReverseSequence Reverse Roll MaxPool ReduceMax ReduceMin Result TopK Identity"""
 MOVING = frozenset(_MOVING.split())
 # Of several: the ports of these.
 JOINING = {"Select": (1, 2), "OneHot": (2, 3), "Pad": (0, 3)} | dict.fromkeys(

@@ -1,4 +1,4 @@
-"""What a fleet serves and when it is ready, of nodes and models as they were last polled."""
+"""A fleet's models and readiness, from nodes as they were last polled."""
 
 from dataclasses import replace
 from typing import Any

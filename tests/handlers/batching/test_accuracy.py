@@ -98,7 +98,7 @@ def test_quick_and_wrong_precision_is_not_chosen_and_compared_once(mode: str, tm
 @table(
     # Proven elsewhere, and wrong or right here.
     *((ELSEWHERE, 1.0, WRONG, "fp32"), (ELSEWHERE, 0.5, RIGHT, "bf16")),
-    # Compared by nobody, and wrong or right here.
+    # Not compared elsewhere, and wrong or right here.
     *((ELSEWHERE, None, WRONG, "fp32"), (ELSEWHERE, None, RIGHT, "bf16")),
     # Proven here by the build, which compared more inputs than an archive keeps.
     *(("here", 1.0, WRONG, "bf16"), ("here", 0.5, RIGHT, "fp32"), ("here", None, WRONG, "fp32")),
