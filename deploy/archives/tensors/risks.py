@@ -2,6 +2,7 @@
 
 a graph, its signature -> find_unchecked -> why OpenVINO must not run it, in words
                        -> find_mixing    -> why its rows must not share a run, in words; check_mixing raises it
+                       -> check_division -> InvalidConfig if a row can end the process, whichever engine runs it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from deploy.archives.tensors.flow import MOVING, Step, Value, find_type_range, i
 from deploy.archives.tensors.proof import OTHER_AXIS, Mixed, Run
 from deploy.archives.tensors.samples import make_rows
 from handlers.engines import Arrays
-from handlers.errors import OutOfRange
+from handlers.errors import InvalidConfig, OutOfRange
 from handlers.tensor_models.bounds import INEXACT, MOST_EXACT, find_out_of_range, integer_bounds
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature
@@ -41,6 +42,7 @@ ALONG = frozenset({"CumSum", "SoftMax", "Softmax", "LogSoftmax", "TopK"})
 
 def find_unchecked(model: openvino.Model, signature: Signature, *, has_owner: bool) -> str | None:
     """Describe a position, length or count that OpenVINO does not check, or whole numbers that it cuts off."""
+    check_division(model, signature)
     for step in walk(model, _give(model, signature)):
         node, kind = step.node, step.node.get_type_name()
         for port, value in enumerate(step.inputs):
@@ -50,6 +52,24 @@ def find_unchecked(model: openvino.Model, signature: Signature, *, has_owner: bo
             words = "as floats" if kind in INEXACT else "in 32 bits"
             return f"OpenVINO computes whole numbers {words}, and those of {kind} may have more"
     return None
+
+
+def check_division(model: openvino.Model, signature: Signature) -> None:
+    """Refuse a division of the smallest whole number by -1, which ends the process on every engine."""
+    kinds = [(each.any_name not in signature.constants, each.get_element_type()) for each in model.inputs]
+    for step in walk(model, [Value(*find_type_range(kind), is_sent) for is_sent, kind in kinds]):
+        kind, port = step.node.get_type_name(), step.node.output(0) if step.node.get_output_size() else None
+        if port is None or kind not in ("Divide", "Mod", "FloorMod") or not any(each.is_sent for each in step.inputs):
+            continue
+        dividend, divisor = step.inputs
+        whole = port.get_element_type()
+        is_signed = whole.is_integral_number() and whole.is_signed()
+        smallest = -(2 ** (whole.get_bitwidth() - 1))
+        if is_signed and dividend.least <= smallest and divisor.least <= -1 <= divisor.most:
+            raise InvalidConfig(
+                f"a request can divide the smallest whole number by -1 ({kind}), which ends the worker; divide floats, "
+                "or clip the divisor to positive numbers in the model"
+            )
 
 
 def _give(model: openvino.Model, signature: Signature) -> list[Value]:
@@ -132,6 +152,7 @@ def find_mixing(model: openvino.Model, signature: Signature, sizes: Mapping[str,
 
 def check_mixing(model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
     """Raise Mixed for a fault that random rows need not show: a number of all rows that decides for each of them."""
+    check_division(model, signature)
     if config.max_batch_items > 1:
         sizes = {name: array.shape for name, array in make_rows(signature, config)[0].items()}
         if mixing := find_mixing(model, signature, sizes):

@@ -139,6 +139,31 @@ def test_whole_numbers_are_computed_as_the_file_says(
     np.testing.assert_array_equal(columns(ask(handler, *inference(given)))["y"], expected)
 
 
+@table(
+    *(
+        (f"({kind}[n] x, {kind}[n] z) => ({kind}[n] y) {{ y = {name} (x, z) }}", True)
+        for kind in ("int32", "int64")
+        for name in ("Div", "Mod")
+    ),
+    ("(int32[n] x) => (int32[n] y) <int32 k = {-1}> { y = Div (x, k) }", True),
+    ("(int32[n] x) => (int32[n] y) <int32 k = {7}> { y = Div (x, k) }", False),
+    (
+        "(int32[n] x, int32[n] z) => (int32[n] y) <int32 k = {1}, int32 m = {9}> { d = Clip (z, k, m) y = Div (x, d) }",
+        False,
+    ),
+    ("(float[n] x, float[n] z) => (float[n] y) { y = Div (x, z) }", False),
+)
+def test_division_that_would_end_the_worker_is_refused_on_each_engine(
+    graph: str, is_fatal: bool, tmp_path: Path
+) -> None:
+    path = kit.write_onnx(tmp_path / "m.onnx", graph)
+    for engine in ("auto", "openvino", "onnxruntime") if is_fatal else ():
+        with pytest.raises((InvalidConfig, Unfaithful), match=r"smallest whole number by -1 .* ends the worker"):
+            kit.staged(path, engine=engine)
+    if not is_fatal:
+        kit.staged(path, engine="onnxruntime")
+
+
 GATE = "<then_branch = a () => ({0}[n, 6] p) {{ p = Identity (x) }}, else_branch = b () => ({0}[n, 6] q) {{ q = {1} }}>"
 
 
