@@ -97,7 +97,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 
 def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path | None) -> Recipe:
     """Return the recipe of an archive from the options of a command line."""
-    given = {name: value for name in REMEMBERED if (value := getattr(options, name)) not in (None, "auto")}
+    given = {name: value for name in REMEMBERED if (value := getattr(options, name, None)) not in (None, "auto")}
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", _shorten(value))]
     return Recipe(
         entry,

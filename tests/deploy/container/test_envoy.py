@@ -102,7 +102,7 @@ def test_tokens_follow_the_file_and_a_torchserve_that_resets_or_is_gone_is_a_502
 
     received = headers("/predictions/m")
     assert "authorization" not in received
-    assert received.keys() == {"host", "content-length", "x-priority", "x-envoy-original-path"}
+    assert received.keys() == {"host", "content-length", "user-agent", "x-priority", "x-envoy-original-path"}
     assert node.ask("POST", "/predictions/m", headers={"X-Model-Metadata": "1"}).json()["name"] == "classifier"
     for word, key in (("one", "first-%"), ("two", "second")):
         node.show(replace(READY, words=word, tokens={"inference": key, "management": "management"}))

@@ -39,9 +39,11 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").t
 pathlib.Path("ready").touch()
 time.sleep(60)
 """
-# It interrupts its parent, and writes its id once that has noticed.
+# It interrupts its parent, and writes its id once that has noticed, or after a while: a signal that comes just before
+# Python waits for a thread is noticed when the thread ends.
 LAUNCHER = """#!/bin/sh
-[ "$1" = --stop ] || { kill -INT $PPID; until [ -e "$TMPDIR/noticed" ]; do sleep 0.05; done; }
+kill -INT $PPID
+for _ in $(seq 100); do [ -e "$TMPDIR/noticed" ] || sleep 0.05; done
 echo done > "$TMPDIR/launched"
 """
 START = """
