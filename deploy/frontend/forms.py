@@ -18,7 +18,6 @@ _NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
-_NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # Netty's, of the name of a field
 
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -36,7 +37,9 @@ from handlers.errors import BodyTooLarge, InvalidInput
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
 from handlers.protocol.codings import inflate
+from handlers.protocol.grpc_inference import decompress
 from handlers.protocol.metadata import METADATA_HEADER
+from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import HEADER
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
@@ -50,6 +53,7 @@ _INFERENCE = (
 _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
 MOST_INFLATING = 2  # large bodies at once
+_INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
 
 
@@ -88,7 +92,8 @@ class Models:
             async with self._inflating:
                 if not hold.take(self.body_bytes):
                     raise Refused(*BUSY) from None
-                inflated = await asyncio.to_thread(expand, body, self.body_bytes)
+                # A thread goes on if its client leaves, and so keeps its place in the pool.
+                inflated = await asyncio.get_running_loop().run_in_executor(_INFLATERS, expand, body, self.body_bytes)
                 hold.take(-self.body_bytes)
         if inflated is not body and not hold.take(len(inflated)):
             raise Refused(*BUSY)
@@ -164,6 +169,8 @@ class Routes(Application):
         body = await self.read_body(scope, receive, models.body_bytes)
         if body and (coding := headers.pop("content-encoding", "")):
             body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
+            body = await models.inflate(scope[HOLD], body, decompress)
         if path in APIS:
             check_method(scope["method"], path)
             name = await off_loop(len(body), _named_model, body) or await models.find_only(path)

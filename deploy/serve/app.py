@@ -30,8 +30,15 @@ class Host(Routes):
         self.origins = frozenset(limits.cors)
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._running = 0  # the requests that run or wait
+        self.calls: asyncio.Future[Any] | None = None  # the end of gRPC's
         models = Models({replica.name: self._predict}, None, replica.max_body_bytes, memory_bytes=limits.memory_bytes)
         super().__init__(models, replica.close)
+
+    async def close(self) -> None:
+        """End the model after the last call, which needs it."""
+        if self.calls is not None:
+            await self.calls
+        await super().close()
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:
         path = scope["path"].rstrip("/")

@@ -125,6 +125,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             if cycle is None or not (cycle.more_body and cycle.response_started):
                 self.transport.write(_to_bytes(answer))
             self.transport.close()
+            self._wait(WRITE, self.limits.body_s)
 
     def on_message_begin(self) -> None:
         """Begin a head; uvicorn would read requests without end while it answers the first."""
@@ -158,6 +159,8 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         """Send the answer, and read the rest of a refused body, so that its client reads the answer."""
         self.transport.flush()
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._wait(WRITE, self.limits.body_s)
         if self.cycle.response_complete and self.cycle.more_body:
             self._wait(HEAD, self.limits.head_s)
 
@@ -171,7 +174,8 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop(WRITE)
+        if not self.transport.is_closing():
+            self._stop(WRITE)
         self._unread.free()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -186,7 +190,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.cycle.keep_alive = False
 
     def _end_if_idle(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_in_head and (self.cycle is None or self.cycle.response_complete):
             self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -56,7 +56,8 @@ class Calls:
             if message is grpc.aio.EOF:
                 return _failed(context, INVALID_ARGUMENT, "The call has no message.")
             answer: bytes = await method(message, context)
-            hold.take(len(answer))
+            if not hold.take(len(answer)):
+                return _failed(context, code_of(503), BUSY[2])
             return answer
 
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
@@ -98,6 +99,9 @@ async def start(models: Models, address: str, limits: Limits) -> Any:
         **{"grpc.max_receive_message_length": calls.message_bytes, "grpc.so_reuseport": 0},
         **{"grpc.max_allowed_incoming_connections": limits.connections, "grpc.max_concurrent_streams": MOST_STREAMS},
         **{"grpc.max_connection_idle_ms": 1000 * limits.keep_alive_s, "grpc.http2.bdp_probe": 0},
+        # A client that does not read its answers holds their memory; others open another connection.
+        "grpc.max_connection_age_ms": 1000 * limits.keep_alive_s,
+        "grpc.max_connection_age_grace_ms": max(1, int(1000 * (limits.body_s + limits.drain_s))),
     }
 
     async def check(_: Any, __: Any) -> bytes:

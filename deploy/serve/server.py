@@ -88,9 +88,10 @@ async def _run(host: Any, listener: socket.socket, options: Any, limits: Limits,
     for each in server.servers:
         each.close()
     server.config.timeout_graceful_shutdown = max(0.1, ends_s - loop.time())
+    if grpc_server:
+        host.calls = asyncio.ensure_future(grpc_server.stop(max(0.0, ends_s - loop.time())))
     server.should_exit = True
-    ends = [serving, *([grpc_server.stop(max(0.0, ends_s - loop.time()))] if grpc_server else [])]
-    await asyncio.gather(*ends)
+    await serving
 
 
 def _stop_connecting(listener: socket.socket) -> None:

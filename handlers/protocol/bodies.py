@@ -16,7 +16,9 @@ TENSOR = {"name", "shape", "datatype", "data", "parameters"}  # the fields of a 
 BOM = "\ufeff"
 MOST_CONTAINERS = 500_000  # lists and objects of a body: eight images of 224 x 224 as nested lists have 400,000
 ESCAPED = re.compile(rb"\\u00(?:6[dDfF45cC])")  # a letter of "model" that a client writes by its number
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# An unterminated text is one match, too: else each quote in it is tried again, up to the end.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+MOST_COMPARED = 1 << 20  # bytes of a body whose names are compared
 
 Reader = Literal["json", "form", "text", "unknown", "other"]
 # Media types (RFC 9110, section 8.3.1; RFC 6839 for +json) and their readers; the first pattern that matches decides.
@@ -97,6 +99,8 @@ def parse_api(body: bytes | bytearray | memoryview | str) -> Any:
     document = parse_json(body)
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
     if raw.count(b'"model"') > 1 or ESCAPED.search(raw):
+        if len(raw) > MOST_COMPARED:
+            raise InvalidBody(f"model: a body of over {MOST_COMPARED} bytes has it once, without escapes.")
         try:
             json.loads(raw.removeprefix(BOM.encode()), object_pairs_hook=_unique)
         except RecursionError:

@@ -133,6 +133,8 @@ def decompress(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
         raise BodyTooLarge(f"The message has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
     if not decompressor.eof or decompressor.unused_data:
         raise MalformedMessage("The compressed message is cut short, or more bytes follow it.")
+    if message.startswith(_COMPRESSED):
+        raise MalformedMessage("The message is compressed twice.")
     return message
 
 

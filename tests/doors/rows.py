@@ -52,6 +52,7 @@ UPGRADES = {
 TUNNEL = post(0, method=b"CONNECT", body=HIDING)
 PACKED = gzip.compress(LARGE, 9)
 BAD_CHUNK = b"POST " + PATH + b' HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{"x": 9}0\r\n\r\n'
+ENDLESS = b"[" * 500_001 + b'"' + b'\\"' * 1_000_000
 GARBAGE = b"\x00\x01 no HTTP\r\n\r\n" + INNER
 
 HTTP = (
@@ -106,6 +107,7 @@ HTTP = (
         sends=(post(0, is_chunked=True, body=LARGE * 2)[:-7] + b"x\r\n" + INNER,),
         sees=("413", "end"),
     ),
+    Row(name="lists, and a text without an end", sends=(post(0, body=ENDLESS),), sees=("400|413",)),
     Row(
         name="100 bodies of 6 KB that inflate to 6 MB",
         sends=(post(0, b"Content-Encoding: gzip", body=PACKED),),

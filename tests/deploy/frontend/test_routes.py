@@ -108,6 +108,11 @@ def test_head_and_body_are_bounded_as_a_compressed_body_is_inflated() -> None:
     status, asked = ask("POST", "/predictions/texts", gzip.compress(b"abc"), content_encoding="gzip")
     assert (status, asked["body"]) == (200, "abc")
     assert ask("POST", "/predictions/texts", gzip.compress(bytes(5000)), content_encoding="gzip")[0] == 413
+    # A message of protobuf has no Content-Encoding.
+    packed, kind = gzip.compress(b"abc"), "application/x-protobuf"
+    assert ask("POST", "/predictions/texts", packed, content_type=kind)[1]["body"] == "abc"
+    assert ask("POST", "/predictions/texts", gzip.compress(bytes(5000)), content_type=kind)[0] == 413
+    assert ask("POST", "/predictions/texts", gzip.compress(packed), content_type=kind)[0] == 400
     # TorchServe's status of any compressed body.
     assert ask("POST", "/predictions/texts", b"abc", content_encoding="gzip")[0] == 415
     for path in ("/predictions/texts", "/v2/models/texts/infer"):

@@ -94,6 +94,7 @@ TEXTS = written(bytes_contents=[b"a"]).SerializeToString()
     (gzip.compress(TEXTS, mtime=0)[:-1], "MalformedMessage", "cut short, or more bytes follow it"),
     (b"\x1f\x8b" + TEXTS, "MalformedMessage", "not valid gzip or zlib"),
     (gzip.compress(bytes(2**18), mtime=0), "BodyTooLarge", "more bytes than max_body_bytes, 1000,"),
+    (gzip.compress(gzip.compress(TEXTS, mtime=0), mtime=0), "MalformedMessage", "is compressed twice"),
     (written("BF16", fp32_contents=[1]), "MalformedTensor", "BF16 must be in raw_input_contents."),
     (written(shape=(1,) * 17), "MalformedTensor", '"shape" must be a list of at most 16 whole numbers'),
     (written("UINT8", uint_contents=[256]), "MalformedTensor", "uint_contents contains a number that UINT8"),
