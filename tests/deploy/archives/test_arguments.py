@@ -31,7 +31,7 @@ def test_options_are_recalled_and_no_path_of_the_users_disk_is_shipped(
     monkeypatch.setattr(arguments, "HOME", home)
     monkeypatch.setattr(arguments, "STORE", home / "model_store")
     monkeypatch.chdir(home)
-    # Ids of a hub and other words are no paths, whatever folders have their names.
+    # A folder may have the name of a precision, or of a hub's model.
     for words in (("--weights", "google/vit"), ("--weights", "random"), ("--precision", "int8")):
         assert keep(*words) == words and recall(NAME) == [*words]
     assert keep("--weights", str(home / "int8")) == ("--weights", "./int8")
