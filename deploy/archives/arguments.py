@@ -98,7 +98,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path | None) -> Recipe:
     """Return the recipe of an archive from the options of a command line."""
     given = {name: value for name in REMEMBERED if (value := getattr(options, name, None)) not in (None, "auto")}
-    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", _shorten(value))]
+    words = [word for name, value in given.items() for word in _shorten(f"--{name.replace('_', '-')}", str(value))]
     return Recipe(
         entry,
         options.weights,
@@ -112,13 +112,12 @@ def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path
     )
 
 
-def _shorten(value: object) -> str:
-    """Return an option's value; of a path, from the folder of the state if it lies below it, or else absolute."""
-    path = Path(str(value))
-    if not path.exists():
-        return str(value)
-    path = path.resolve()
-    return str(path.relative_to(HOME) if path.is_relative_to(HOME) else path)
+def _shorten(option: str, value: str) -> tuple[str, str]:
+    """Return an option for build.json: a path below HOME from there, and of another only its name, since both ship."""
+    if option not in PATHS or value == "random" or not Path(value).exists():
+        return option, value
+    path = Path(value).resolve()
+    return option, f"./{path.relative_to(HOME)}" if path.is_relative_to(HOME) else f"/{path.name}"
 
 
 def recall(name: str) -> list[str]:
@@ -126,13 +125,22 @@ def recall(name: str) -> list[str]:
     build = read_build(STORE / f"{name}.mar")
     words = [] if build is None else [*build.options]
     for index, option in enumerate(words[:-1]):
-        if option in PATHS and (path := HOME / words[index + 1]).exists():
+        value = words[index + 1]
+        # A Hugging Face id is neither absolute nor begins with a point.
+        if option not in PATHS or value == "random" or (option == "--weights" and not value.startswith(("/", "./"))):
+            continue
+        if Path(value).is_absolute():
+            fault = f"is outside {HOME}: give it again to {ARCHIVE} {name}, which without it builds without"
+        elif not (path := HOME / value).exists():
+            fault = f"is missing; {ARCHIVE} {name} builds it without"
+        else:
             words[index + 1] = str(path)
-        elif option in PATHS and words[index + 1] != "random" and (option != "--weights" or path.is_absolute()):
-            raise InvalidConfig(
-                f"{name}: {option} {words[index + 1]}, with which its archive was built, is missing; {ARCHIVE} {name} "
-                f"builds it without, and torchserve-batching serve {STORE / name}.mar serves it as it is"
-            )
+            continue
+        value = value.removeprefix("./").removeprefix("/")
+        raise InvalidConfig(
+            f"{name}: {option} {value}, with which its archive was built, {fault}, "
+            f"and torchserve-batching serve {STORE / name}.mar serves it as it is"
+        )
     if words:
         print(f"{name}: built with {' '.join(words)}, as its archive; {ARCHIVE} {name} builds it without", flush=True)
     return words

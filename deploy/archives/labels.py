@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ FORM = '{"0": "NAME", "1": "NAME", ...}'
 # Files that may have names, and the numbers of names of torchvision's own weights, which need no file.
 LIKELY = re.compile(r".*(label|class|categor|names|synset).*\.(txt|csv|tsv|names)", re.IGNORECASE)
 KNOWN = (1000, 91, 21)
+# A line of such a file: a name of few words, behind a number or an id of WordNet; reports and weights have numbers.
+NAMED = re.compile(r"\s*((n?\d+)[\s,;:]+)?[^\W\d][^\s,;\d]*( [^\s,;\d]+){0,4}\s*")
 MOST_BYTES = 10**6
 
 
 def check_labels(model: ModelEntry) -> None:
-    """Raise InvalidConfig if a network of torchvision has an invalid file of names, or names in another file."""
+    """Raise InvalidConfig if a network of torchvision has an invalid file of names, or names in another file.
+
+    Of a file that may have other content it prints a line: the build compares the number of names with the network's.
+    """
     own = model.folder / LABELS
     if own.is_file():
         read_label_file(model, own)
@@ -26,10 +32,11 @@ def check_labels(model: ModelEntry) -> None:
     for path in sorted(model.folder.glob("*")):
         if LIKELY.fullmatch(path.name) and path.is_file() and path.stat().st_size < MOST_BYTES:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if sum(1 for line in lines if line.strip()) not in KNOWN:
-                raise InvalidConfig(
-                    f"{model.name}: {path.name} is not read; name the classes in {os.path.relpath(own)}: {FORM}"
-                )
+            lines = [line for line in lines if line.strip()]
+            words = f"{model.name}: {path.name} is not read; name the classes in {os.path.relpath(own)}: {FORM}"
+            if len(lines) > 1 and len(lines) not in KNOWN and all(map(NAMED.fullmatch, lines)):
+                raise InvalidConfig(words)
+            print(words, file=sys.stderr)
 
 
 def read_label_file(model: ModelEntry, path: Path) -> tuple[list[str], list[str]]:

@@ -74,18 +74,12 @@ def check_tokenizer(model: ModelEntry, folder: Path, *, trust_remote_code: bool 
     has_languages = hasattr(tokenizer, "src_lang")
     if way_out := next(_find_ways_out(folder, settings, own, has_languages=has_languages), None):
         raise InvalidConfig(f"{words}; write {way_out} in {CONFIG}")
-    if tokenizer is None or not (_is_forced(folder) or _find_difference(tokenizer, own, TEXTS) is None):
+    if tokenizer is None or _find_difference(tokenizer, own, TEXTS) is not None:
         raise InvalidConfig(
             f"{words}; write the tokenizer_class with which the model was trained in {CONFIG}, or save the tokenizer "
             "again with save_pretrained"
         )
     print(f"{model.name}: {words}, and no tokenizer_class changes that", file=sys.stderr)
-
-
-def _is_forced(folder: Path) -> bool:
-    """Whether transformers has one class for all models of a kind, whatever their files name, such as Qwen2's."""
-    kinds = import_transformers().models.auto.tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-    return read_json(folder / "config.json").get("model_type") in kinds
 
 
 def _read_own(folder: Path, settings: Any) -> list[Any]:

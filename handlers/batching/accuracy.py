@@ -12,7 +12,7 @@ from typing import Any
 from handlers import archive_files
 from handlers.batching import measurements
 from handlers.engines import Engine
-from handlers.errors import reason
+from handlers.errors import InvalidConfig, reason
 from handlers.pipeline.task import Task
 from handlers.precision.answers import KINDS, answer_items, make_proof
 from handlers.precision.samples import Samples, name_place, read_samples
@@ -22,6 +22,7 @@ from handlers.warm_up import decode_items
 logger = logging.getLogger(__name__)
 
 LOWER = ("bf16", "fp16", "int8")  # precisions whose answers differ from fp32's
+FEWEST = 8  # the fewest compared samples that decide for the starts to come
 CHECK_S = 2.0  # the most seconds of runs with all lower precisions together, without their first
 
 EngineIn = Callable[[str], Engine]
@@ -32,21 +33,24 @@ def find_proofs(task: Task, precisions: Sequence[str], engine_in: EngineIn) -> d
     lower = [each for each in precisions if each in LOWER]
     if not lower:
         return {}
-    made = {each: proof for each, proof in archive_files.load_proofs(task.model_dir).items() if each in lower}
     try:
         samples = read_samples(task.model_dir)
     except Exception as error:
         logger.warning("Samples for the accuracy check cannot be read: %s", reason(error))
         return {}
     if samples is None:
-        return made  # by an older build, which noted no processor
-    found = made if samples.place == name_place() else {}
+        return {}  # proofs without a processor count nowhere
+    made = archive_files.load_proofs(task.model_dir) if samples.place == name_place() else {}
+    found = {each: proof for each, proof in made.items() if each in lower}
     missing = [each for each in lower if each not in found]
     return found | (_compare_once(task, samples, missing, engine_in) if missing else {})
 
 
 def choose_precisions(task: Task, precisions: Sequence[str], proofs: Mapping[str, Proof]) -> tuple[str, ...]:
-    """Leave out precisions without a proof that is enough, with a line on each; one that a setting names stays."""
+    """Leave out precisions without a proof that is enough, with a line on each; one that a setting names stays.
+
+    InvalidConfig if none is left: a compilation in fp32 that ended a former process is no candidate.
+    """
     kept = []
     for each in precisions:
         proof, is_set = proofs.get(each), task.config.precision == each
@@ -60,7 +64,12 @@ def choose_precisions(task: Task, precisions: Sequence[str], proofs: Mapping[str
             logger.info("%s: %s, without a comparison with fp32 on this processor", use, each)
         if is_set:
             kept.append(each)
-    return tuple(kept or precisions[-1:])
+    if not kept:
+        names = ", ".join(precisions)
+        raise InvalidConfig(
+            f"precision: none of {names} agrees with fp32 on this processor, and fp32 cannot be compiled"
+        )
+    return tuple(kept)
 
 
 def _compare_once(task: Task, samples: Samples, lower: Sequence[str], engine_in: EngineIn) -> dict[str, Proof]:
@@ -90,4 +99,6 @@ def _compare(task: Task, samples: Samples, engine: Engine, longest_s: float) -> 
     if len(items) != len(samples.answers):
         raise ValueError("the task rejects its samples")
     answers = answer_items(own, items, engine, longest_s, samples.kind)
+    if len(answers) < FEWEST:
+        raise ValueError(f"only {len(answers)} of {FEWEST} samples in {longest_s:g} s")  # the next start tries again
     return make_proof(samples.kind, samples.answers[: len(answers)], answers, samples.least)

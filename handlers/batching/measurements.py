@@ -93,9 +93,14 @@ def write(path: Path, content: Any) -> None:
     with suppress(OSError):
         # Another server may read the file now: replace it in one step.
         number, own = tempfile.mkstemp(prefix=f"{path.stem}.", dir=path.parent)
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        Path(own).replace(path)
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                os.fchmod(number, 0o644)  # the next start may be another user's
+                json.dump(content, file)
+            Path(own).replace(path)
+        except BaseException:
+            Path(own).unlink()
+            raise
 
 
 def load(path: Path | None) -> Any:

@@ -70,12 +70,14 @@ class ProgramEngine(TorchEngine):
             return flat_outputs(self._module(*arguments), self._outputs)
 
     def run(self, inputs: Arrays) -> Outputs:
-        """Run the program once; OutOfRange if it refuses the values, as ONNX Runtime does with its files."""
+        """Run the program once; OutOfRange if it refuses the values on a CPU, as ONNX Runtime does with its files."""
         try:
             return super().run(inputs)
         except OutOfMemory:
             raise
         except Exception as error:
+            if self._device.type != "cpu":
+                raise  # values do not fail there by themselves, but the program, or the device with all that follows
             raise OutOfRange(REFUSED) from error
 
     def record(self, examples: Sequence[Arrays], budget: Budget) -> Shapes:  # noqa: ARG002

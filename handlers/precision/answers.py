@@ -89,7 +89,9 @@ def make_proof(
     kind = KINDS[kind_name]
     compared = kind.compare(exact, answers) if truths is None else comparisons.compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
-    agreement, change = round(compared.agreement, 6), round(compared.largest_change, 6)
+    # NaN, such as the correlation of one pair, is no agreement; nor is it JSON.
+    agreement = round(float(np.nan_to_num(compared.agreement)), 6)
+    change = round(float(np.nan_to_num(compared.largest_change, nan=1.0)), 6)
     broken = sum(not (_is_finite(one) and _is_finite(other)) for one, other in zip(exact, answers, strict=True))
     least = kind.least if least is None else least
     return Proof(measure, agreement, change, compared.samples, least, compared.detail, broken)

@@ -156,7 +156,7 @@ def compare_maps(exact: Sequence[Array], others: Sequence[Array]) -> Comparison:
 def compare_ranks(exact: Sequence[float] | Array, others: Sequence[float] | Array) -> Comparison:
     """Compare scores of pairs by the correlation of their ranks; the change is of their sigmoids."""
     ours, theirs = np.array(exact, np.float64), np.array(others, np.float64)
-    if not np.isfinite(theirs).all():
+    if len(ours) < 2 or not np.isfinite([ours, theirs]).all():
         return Comparison(0.0, 1.0, len(ours))
     # Spearman's formula for ranks without ties.
     differences = ours.argsort().argsort() - theirs.argsort().argsort()

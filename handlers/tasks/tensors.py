@@ -1,5 +1,6 @@
 """A model of the user's own: tensors in, tensors out."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from handlers.engines.function import FILE, FOLDER, FunctionEngine, load_functio
 from handlers.engines.onnx import FILE as ONNX
 from handlers.engines.onnx import OnnxEngine
 from handlers.engines.openvino import OpenVinoEngine
-from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch
+from handlers.errors import InvalidConfig, OutOfRange, TensorMismatch, reason
 from handlers.pipeline.micro_batches import Cost
 from handlers.protocol.fields import Fields
 from handlers.protocol.output_tensors import Model
@@ -32,6 +33,8 @@ from handlers.tensor_models.signature import (
     merge_signature,
     set_engine_types,
 )
+
+logger = logging.getLogger(__name__)
 
 # OpenVINO's CPU plugin computes these in 32 bits, and cuts numbers off without an error: 2**40 + 3 becomes 3.
 OPENVINO_COMPUTES_IN = {"INT64": "INT32", "UINT64": "INT32"}
@@ -78,7 +81,8 @@ class TensorsHandler(BatchHandler[TensorsConfig, Row]):
         if is_whole and not isinstance(engine, OpenVinoEngine | FunctionEngine):
             try:
                 engine.run(self.collate([self.rows.make_row(sample)]))
-            except OutOfRange:
+            except OutOfRange as error:
+                logger.warning("A sample of warm_up is left out: %s", reason(error.__cause__ or error))
                 return False
         return True
 

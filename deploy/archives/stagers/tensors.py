@@ -37,7 +37,7 @@ from deploy.archives.tensors.graphs import (
 from deploy.archives.tensors.onnx import ZIPMAP, explain_quantized, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, read_program
 from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove
-from deploy.archives.tensors.risks import check_mixing, find_unchecked, make_checked, make_checks
+from deploy.archives.tensors.risks import check_division, check_mixing, find_unchecked, make_checked, make_checks
 from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
@@ -108,6 +108,7 @@ def _stage_graph(
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     signature = _sign(said, config)
     if unchecked := find_unchecked(model, signature, has_owner=owner is not None):
+        check_mixing(model, signature, config)  # no other engine may batch it either
         raise Unreadable(unchecked + ("" if owner else UNOWNED))
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
     engine = compile_graph(folder / GRAPH)
@@ -126,6 +127,7 @@ def _prove_own(
         model = read()
     except (InvalidConfig, RuntimeError):
         return
+    check_division(model, _sign(said, config))
     check_mixing(model, _sign(said, config), config)
 
 

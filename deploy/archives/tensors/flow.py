@@ -36,6 +36,9 @@ class Value:
         return least <= self.least and self.most <= most
 
 
+UNKNOWN = Value(is_sent=True, is_ragged=True)
+
+
 class Step(NamedTuple):
     node: Any
     inputs: Sequence[Value]
@@ -84,7 +87,7 @@ def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
         given = [Value(0, ENDLESS)] * count
         for each in arguments:
             given[each.body_parameter_index] = inputs[each.input_index]
-        for _ in range(4 if is_looped else 1):
+        for number in range(10 * count + 1 if is_looped else 1):
             steps = [*walk(body, given, is_of_rows=inner)]
             made = {step.node.get_name(): step.outputs[0] for step in steps if step.node.get_output_size()}
             ends = [made[each.get_name()] for each in body.get_results()]
@@ -92,7 +95,9 @@ def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
             before = list(given)
             for each in carried:
                 at = each.body_parameter_index
-                given[at] = _widen(given[at], ends[each.body_value_index])
+                # Each can widen once at each end, and become sent and ragged once.
+                is_late = number >= 9 * count
+                given[at] = UNKNOWN if is_late else _widen(given[at], ends[each.body_value_index])
             if given == before:
                 break
         if node.get_type_name() == "Loop" and (end := node.get_special_body_ports()[1]) >= 0:
@@ -171,8 +176,10 @@ def find_type_range(kind: Any) -> tuple[float, float]:
 def _find_range(node: Any, index: int, inputs: Sequence[Value]) -> tuple[float, float] | None:
     """Return the range of an output's numbers by the operation; None if it is not known."""
     kind = node.get_type_name()
-    if kind == "TopK" and index == 1:
-        return _find_positions(node)
+    if kind in ("TopK", "MaxPool") and index == 1:
+        return _find_positions(node) if kind == "TopK" else None
+    if kind == "FloorMod":
+        return _remainder(inputs[1], is_whole=node.get_output_element_type(index).is_integral_number())
     if kind in MOVING:
         return inputs[0].least, inputs[0].most
     if kind in JOINING or kind == "Concat":
@@ -208,8 +215,8 @@ def _round(value: Value) -> tuple[float, float]:
     return least if math.isinf(least) else math.floor(least), most if math.isinf(most) else math.ceil(most)
 
 
-def _remainder(_: Value, by: Value) -> tuple[float, float] | None:
-    return (0, by.most - 1) if by.least > 0 else None
+def _remainder(by: Value, *, is_whole: bool) -> tuple[float, float] | None:
+    return (0, by.most - is_whole) if by.least > 0 else None
 
 
 def _divide(value: Value, by: Value) -> tuple[float, float] | None:
@@ -227,7 +234,6 @@ RULES: Mapping[str, Callable[..., tuple[float, float] | None]] = {
     "Relu": lambda a: (max(0, a.least), max(0, a.most)),
     "ReLU": lambda a: (max(0, a.least), max(0, a.most)),
     "Convert": _convert,
-    "FloorMod": _remainder,
     "Divide": _divide,
     **dict.fromkeys(("Floor", "Ceiling", "Round"), _round),
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "SoftMax", "Softmax"), lambda _: (0, 1)),

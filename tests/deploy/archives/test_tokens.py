@@ -60,12 +60,14 @@ def test_other_tokens_are_refused_with_what_to_write(case: Any, way_out: str, tm
     assert found == [each.ids for each in backend.encode_batch(texts)]
 
 
-def test_class_that_transformers_forces_is_said(tmp_path: Path, capsys: Any) -> None:
+def test_class_that_transformers_forces_is_said_if_only_odd_texts_differ(tmp_path: Path, capsys: Any) -> None:
     checkpoint(tmp_path, "roberta", "sentence_embedding")
     change_json(tmp_path / "config.json", model_type="qwen2")
     check_tokenizer(MODEL, tmp_path)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Qwen2Tokenizer of transformers makes other tokens of" in line
+    assert "Qwen2Tokenizer of transformers makes other tokens of" in capsys.readouterr().err
+    change_json(tmp_path / "tokenizer.json", normalizer={"type": "Lowercase"})
+    with pytest.raises(InvalidConfig, match=r"Qwen2Tokenizer of transformers makes other tokens of .*save_pretrained"):
+        check_tokenizer(MODEL, tmp_path)
 
 
 TEXT_TASKS = ("text_classification", "token_classification", "question_answering", "reranking", "sentence_embedding")

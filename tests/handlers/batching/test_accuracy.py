@@ -1,5 +1,6 @@
 """A precision is used where it has been compared with fp32: on this kind of processor, once, with a task's measure."""
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from handlers.archive_files import BUILD, Build, hash_files
-from handlers.batching import accuracy
+from handlers.batching import accuracy, measurements
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.cores import read_processor
+from handlers.errors import InvalidConfig
 from handlers.precision.answers import KINDS, answer_items, make_proof
 from handlers.precision.comparisons import Boxes, Span
 from handlers.precision.samples import MOST_BYTES, SAMPLES, Samples, name_place, read_samples
@@ -102,8 +104,8 @@ def test_quick_and_wrong_precision_is_not_chosen_and_compared_once(mode: str, tm
     *((ELSEWHERE, None, WRONG, "fp32"), (ELSEWHERE, None, RIGHT, "bf16")),
     # Proven here by the build, which compared more inputs than an archive keeps.
     *(("here", 1.0, WRONG, "bf16"), ("here", 0.5, RIGHT, "fp32"), ("here", None, WRONG, "fp32")),
-    # An archive of a former version has no samples: its proof counts anywhere, and nothing else.
-    *((None, 1.0, RIGHT, "bf16"), (None, 0.5, RIGHT, "fp32"), (None, None, RIGHT, "fp32")),
+    # Without samples there is no processor on which a proof counts.
+    *((None, 1.0, RIGHT, "fp32"), (None, 0.5, RIGHT, "fp32"), (None, None, RIGHT, "fp32")),
 )
 def test_proof_of_another_processor_is_made_again(
     place: str | None, proof: float | None, bf16: float, served: str, tmp_path: Path
@@ -156,6 +158,36 @@ def test_comparison_ends_before_its_time_is_over() -> None:
     # The first run, in which an engine prepares itself, then as many as end within two seconds.
     assert 15 <= len(answers) <= 21 and clock[0] <= 2.1 + 1e-6
     assert make_proof("regression", [np.array([2.0 * number]) for number in NUMBERS][: len(answers)], answers).holds
+
+
+def test_too_few_comparisons_decide_nothing_and_are_made_again(tmp_path: Path, caplog: Log) -> None:
+    folder = stage(tmp_path)
+    with patch.object(accuracy, "answer_items", lambda *_: [np.array([2.0 * number]) for number in NUMBERS[:7]]):
+        assert load(Doubling(RIGHT), folder) == "fp32" and "only 7 of 8 samples in 1 s" in caplog.text
+    assert load(Doubling(RIGHT, int8=WRONG), folder) == "bf16"
+
+
+def test_what_has_no_measure_is_no_agreement_and_no_nan() -> None:
+    nan = np.full(4, np.nan)
+    for kind, exact in (("reranking", [1.0]), ("sentence_embedding", [nan] * 8), ("regression", [nan] * 8)):
+        proof = make_proof(kind, exact, exact)
+        json.dumps(proof.to_json(), allow_nan=False)
+        assert not proof.is_enough
+
+
+def test_without_fp32_nothing_runs_in_a_precision_that_failed(tmp_path: Path) -> None:
+    handler = Doubling(WRONG, int8=WRONG)
+    del handler.factors["fp32"]  # as after a compilation that ended a former process
+    with pytest.raises(InvalidConfig, match="none of bf16, int8 agrees with fp32 on this processor"):
+        load(handler, stage(tmp_path))
+
+
+def test_stored_proofs_can_be_read_by_every_user_and_a_failure_leaves_no_file(tmp_path: Path) -> None:
+    measurements.write(path := tmp_path / "measured.json", {"bf16": 1})
+    assert path.stat().st_mode & 0o777 == 0o644
+    with pytest.raises(TypeError):
+        measurements.write(path, {"bf16": object()})
+    assert [*tmp_path.iterdir()] == [path]
 
 
 BOXES = Boxes(np.array(["cat", "dog"], object), np.array([0.9, 0.8]), np.array([[0, 0, 9, 9], [1, 1, 4, 4]], float))

@@ -22,8 +22,9 @@ from handlers.engines import Engine, available_threads
 from handlers.engines.cores import usable_cores
 from handlers.engines.function import FunctionEngine
 from handlers.engines.openvino import OpenVinoEngine, candidates
+from handlers.engines.program import ProgramEngine
 from handlers.engines.torch import TorchEngine, dtype_for, memory_errors
-from handlers.errors import InvalidConfig, OutOfMemory
+from handlers.errors import InvalidConfig, OutOfMemory, OutOfRange
 from tests import graphs
 from tests.handlers.serving import Log, Patch, Temp
 from tests.tables import table
@@ -282,6 +283,17 @@ def test_failed_allocation_is_told_apart_so_that_micro_batches_are_halved(name: 
             engine._whole._request = SimpleNamespace(infer=Mock(side_effect=error))
         with pytest.raises(told, match=words):
             engine.run({"input": np.zeros((1, 1), np.float32)})
+
+
+def test_program_that_fails_elsewhere_than_on_a_cpu_blames_no_values() -> None:
+    run = {
+        name: ProgramEngine(torch.nn.Linear(2, 2), torch.device(name), {"x": None}, ["y"]).run
+        for name in ("cpu", "meta")  # the weights are on a CPU
+    }
+    with pytest.raises(OutOfRange):
+        run["cpu"]({"x": np.ones((1, 3), np.float32)})
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        run["meta"]({"x": np.ones((1, 2), np.float32)})
 
 
 @pytest.mark.gpu
