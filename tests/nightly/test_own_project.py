@@ -31,7 +31,10 @@ from tests.photographs import path
 from tests.waiting import until
 
 __all__ = ["installed", "wheel"]
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")]
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses", "ignore:`torch.jit:DeprecationWarning"),
+]
 TOLERANCE = 2e-3
 TEXT, QUESTION = "Anna Berg kept the inn at Lindau.", "Who kept the inn?"
 PHOTOGRAPH = path("coffee")
