@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,8 @@ from torchserve_client import archives
 @dataclass(frozen=True, slots=True)
 class Entry:
     archive: str  # file name in the model store
-    identity: str  # `archives.identify` of it
+    identity: str  # `archives.identify` of it; empty if it could not be read
+    is_copy: bool = False  # whether a rollout made the archive
 
 
 @dataclass(slots=True)
@@ -40,8 +42,8 @@ class Journal:
 
     def forget(self, version: str) -> None:
         """Remove a version that is unregistered, and its archive if it is a copy."""
-        if (entry := self.versions.pop(version, None)) is not None and "@" in entry.archive:
-            for path in (self.path.with_name(entry.archive), *self.path.parent.glob(f".{entry.archive}.*")):
+        if (entry := self.versions.pop(version, None)) is not None and entry.is_copy:
+            for path in (self.path.with_name(entry.archive), *self.path.parent.glob(f".{escape(entry.archive)}.*")):
                 archives.remove(path)
         self._write()
 
@@ -51,7 +53,8 @@ class Journal:
 
     def knows(self, version: str, archive: Path) -> bool:
         """Return whether an unfinished rollout registered this version from an equal archive."""
-        return version in self.versions and self.versions[version].identity == archives.identify(archive)
+        entry = self.versions.get(version)
+        return entry is not None and entry.identity == archives.identify(archive) != ""
 
     def _write(self) -> None:
         if not self.versions:

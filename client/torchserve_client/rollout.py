@@ -16,7 +16,7 @@ what the killed one left.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_client import archives
-from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed
+from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, Management
@@ -117,7 +117,11 @@ class Rollout:
         if (ended := self._end_killed(model, journal)) is not None:
             return ended
         version = self._read_canary(model)
-        journal.add({version: Entry(self._find_archive(model, version), "")})
+        olds = self.nodes.each(lambda management: management.describe(model))
+        if any(str(old["modelVersion"]) == version for old in olds.values()):
+            raise RolloutFailed(f"{model}: version {version} is the default on a node: a killed --promote; repeat it")
+        found = self.nodes.each(lambda management: _find(management, model, version))
+        journal.add(self._list_entries({name: each for name, each in found.items() if each}))
         self._require_gateway().end_canary(model)
         self.report(f"{model}: version {version} gets no new requests")
         self.sleep(MOMENT_S)
@@ -140,60 +144,86 @@ class Rollout:
 
     def _register(
         self, model: str, new: Registration, olds: Mapping[str, Any], journal: Journal
-    ) -> tuple[str, Callable[[], None]]:
+    ) -> tuple[str, Callable[[], bool]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
-        old = next(iter(olds.values()))
-        version, archive = self._prepare(model, old, new, {each for found in taken.values() for each in found}, journal)
-        registered: list[str] = []
+        version, archive = self._prepare(model, olds, new, set[str]().union(*taken.values()), journal)
+        defaults = {name: str(old["modelVersion"]) for name, old in olds.items()}
+        # A node's name -> whether it has answered the registration, here or in an unfinished rollout.
+        registered = {name: True for name in olds if version in taken[name] and version != defaults[name]}
         undo = partial(self._undo, model, version, registered, journal)
         try:
             for name, old in olds.items():
-                management = self.nodes.by_name[name]
-                log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
-                # An adaptive model has one worker, even if the old version has several.
-                description = archives.describe(archive)
-                workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
-                config = description.batch_parameters if new.archive else {}
-                batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
-                delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
-                if version in taken[name]:
-                    # An unfinished rollout has registered it, and may have made it the default.
-                    is_default = version == str(old["modelVersion"])
-                    if not is_default:
-                        registered.append(name)
-                    if _has_batch(management.describe(model, version), batch_size, delay_ms):
-                        self._resume(model, version)
-                        wait_loaded(management, model, log, version)
-                        self._report_node(name, f"{model}: version {version} is ready, from an unfinished rollout")
-                        continue
-                    if is_default:
-                        raise RolloutFailed(f"{model}: version {version} serves, with another batch_size or delay")
-                    management.unregister(model, version)
-                    registered.remove(name)
-                batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
-                management.register(archive.name, initial_workers=workers, model_name=model, **batch)
-                registered.append(name)
-                sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
-                words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
-                self._report_node(name, f"{model}: version {version} is registered, {words}")
-                wait_loaded(management, model, log, version)
-                self._report_node(name, f"{model}: version {version} is ready")
+                self._register_on(name, model, old, new, version=version, archive=archive, registered=registered)
         except BaseException as error:
-            undo()
-            if isinstance(error, ClientError) and len(olds) > 1:
-                raise RolloutFailed(f"{name}: {error.message}; no node has changed") from error
-            if isinstance(error, LoadFailed):
-                words = f"version {old['modelVersion']} continues to serve"
-                raise RolloutFailed(f"{error.message}; {words}") from error
-            raise
+            is_undone = undo()
+            if not isinstance(error, ClientError):
+                raise
+            if not is_undone:
+                words = f"the rollout to {version} has not ended: repeat it, or take it back"
+            elif len(olds) > 1:
+                words = "no node has changed"
+            elif isinstance(error, LoadFailed):
+                words = f"version {defaults[name]} continues to serve"
+            else:
+                raise
+            raise RolloutFailed(f"{f'{name}: ' if len(olds) > 1 else ''}{error.message}; {words}") from error
         return version, undo
 
+    def _register_on(
+        self,
+        name: str,
+        model: str,
+        old: Mapping[str, Any],
+        new: Registration,
+        *,
+        version: str,
+        archive: Path,
+        registered: dict[str, bool],
+    ) -> None:
+        """Register the version on a node, or go on with it, and wait until it is ready."""
+        management = self.nodes.by_name[name]
+        log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
+        # An adaptive model has one worker, even if the old version has several.
+        description = archives.describe(archive)
+        workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
+        config = description.batch_parameters if new.archive else {}
+        batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
+        delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
+        is_default = version == str(old["modelVersion"])
+        if is_default or name in registered:
+            # An unfinished rollout has registered it, and may have made it the default.
+            described = management.describe(model, version)
+            if _has_batch(described, batch_size, delay_ms):
+                self._resume(model, version)
+                wait_loaded(management, model, log, version)
+                self._report_node(name, f"{model}: version {version} is ready, from an unfinished rollout")
+                return
+            if is_default:
+                raise RolloutFailed(f"{model}: version {version} serves, with another batch_size or delay")
+            with self._withdraw(model, version):  # on the way back it is the old version, with requests
+                self._drain(name, model, described)
+                management.unregister(model, version)
+        registered[name] = False
+        batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
+        try:
+            management.register(archive.name, initial_workers=workers, model_name=model, **batch)
+        except ManagementError as error:
+            if not isinstance(error, Unreachable):
+                del registered[name]
+            raise
+        registered[name] = True
+        sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
+        words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
+        self._report_node(name, f"{model}: version {version} is registered, {words}")
+        wait_loaded(management, model, log, version)
+        self._report_node(name, f"{model}: version {version} is ready")
+
     def _prepare(
-        self, model: str, old: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
+        self, model: str, olds: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
     ) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, with a free version or an unfinished rollout's."""
-        olds = self._list_entries({"": old})
+        entries, old = self._list_entries(olds), next(iter(olds.values()))
         if new.archive is None:
             running = str(old["modelVersion"])
             path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
@@ -206,7 +236,7 @@ class Rollout:
             unfinished = self._find_unfinished(model, old, new, path, journal)
             version = unfinished or archives.next_version(running, [*taken, *journal.versions])
             copy = archives.name_copy(path, version)
-            journal.add({**olds, version: Entry(copy.name, archives.identify(path))})
+            journal.add({**entries, version: Entry(copy.name, archives.identify(path), is_copy=True)})
             return version, copy if version in taken else archives.copy_as_version(path, version)
         path = self.model_store / new.archive
         description = archives.describe(path)
@@ -217,7 +247,7 @@ class Rollout:
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
                 f"model list, build it again, and repeat the rollout"
             )
-        journal.add({**olds, version: Entry(path.name, archives.identify(path))})
+        journal.add({**entries, version: Entry(path.name, archives.identify(path))})
         return version, path
 
     def _read_fingerprints(self, model: str, version: str) -> set[str | None]:
@@ -234,7 +264,7 @@ class Rollout:
         """Return a copy's version that an unfinished rollout registered with the parameters that are wanted now."""
         batch = new.batch_size or int(old["batchSize"]), new.max_batch_delay_ms or int(old["maxBatchDelay"])
         for version in journal.versions:
-            is_copy = "@" in journal.versions[version].archive and journal.knows(version, path)
+            is_copy = journal.versions[version].is_copy and journal.knows(version, path)
             found = self.nodes.each(partial(_find, model=model, version=version)) if is_copy else {}
             if any(found.values()) and all(_has_batch(each, *batch) for each in found.values() if each):
                 return version
@@ -245,13 +275,9 @@ class Rollout:
         found = {}
         for old in olds.values():
             version = str(old["modelVersion"])
-            path = archives.find_version(self.model_store / str(old["modelUrl"]), version)
-            found[version] = Entry(path.name, archives.identify(path) if path.exists() else "")
+            path = archives.find_version(self.model_store / Path(str(old["modelUrl"])).name, version)
+            found[version] = Entry(path.name, archives.identify(path), archives.is_copy(path, version))
         return found
-
-    def _find_archive(self, model: str, version: str) -> str:
-        found = self.nodes.each(lambda each: _find(each, model, version)).values()
-        return next((str(each["modelUrl"]) for each in found if each), "")
 
     def _finish(self, model: str, journal: Journal, canary: str | None = None) -> None:
         """Retire the versions of the journal that no node has as its default, and end it."""
@@ -274,17 +300,28 @@ class Rollout:
             with suppress(ManagementError):  # 404: the gateway does not have it
                 self.gateway.withdraw(model, version, is_withdrawn=False)
 
-    def _undo(self, model: str, version: str, names: Sequence[str], journal: Journal) -> None:
+    def _undo(self, model: str, version: str, registered: Mapping[str, bool], journal: Journal) -> bool:
+        """Unregister a version and forget it; return False if a node has it, or may have it later."""
         is_undone = True
-        for name in names:
+        for name, is_answered in registered.items():
             try:
                 self.nodes.by_name[name].unregister(model, version)
             except ManagementError as error:
-                self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
+                if error.status == 404 and is_answered:
+                    continue
+                if error.status != 404:
+                    self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
                 is_undone = False
-        if is_undone:  # or else the next rollout removes it
+        try:
+            defaults = {str(each.describe(model)["modelVersion"]) for each in self.nodes.by_name.values()}
+        except ManagementError:
+            return False
+        # Otherwise the next rollout goes on with it, or removes it.
+        if is_undone := is_undone and version not in defaults:
             journal.forget(version)
-            journal.end()
+            if journal.versions.keys() <= defaults:
+                journal.end()
+        return is_undone
 
     def _set_default(self, model: str, version: str) -> None:
         self.nodes.each(lambda management: management.set_default(model, version))

@@ -66,6 +66,8 @@ class FakeServer(Fake):
             sizes = [int(self.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
             self.batches[version] = sizes[0], sizes[1]
         elif request.method == "DELETE":
+            if parts[0] not in self.versions:
+                return failed(404, "ModelVersionNotFoundException", "no such version")
             if parts[0] == self.default and len(self.versions) > 1:
                 return failed(403, "InvalidModelVersionException", "Can't remove default version")
             del self.versions[parts[0]]
@@ -390,3 +392,98 @@ def test_canary_that_ends_leaves_one_version(end: str, kept: str, retired: str, 
     for each in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
             each(MODEL)
+
+
+def replaced(store: Path) -> FakeServer:
+    """Return a server on which a rollout to the archive `new` was killed before the old version was retired."""
+    write(store / "new", "2.0")
+    server = FakeServer()
+    assert kill(store, [server], Registration(archive="new", batch_size=4), 6)
+    assert server.state == ("2.0", ["1.0", "2.0"])
+    return server
+
+
+def test_interrupted_repeat_keeps_the_archive_of_the_default(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    assert kill(store, [server], Registration(batch_size=4), 7)
+    assert server.state == ("1.0-r2", ["1.0", "1.0-r2"])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torchserve_client.rollout.wait_loaded", interrupt)
+        rollouts(store, server).run(MODEL, Registration(batch_size=4))
+    assert names(store) == {"m", "m@1.0-r2"}
+    assert rollouts(store, server).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    assert (server.state, names(store)) == (("1.0-r2", ["1.0-r2"]), {"m", "m@1.0-r2"})
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@table(
+    (Registration(archive="new", batch_size=2), "2.0 serves, with another batch_size"),
+    (Registration(archive="newest"), "no room"),
+)
+def test_failed_rollout_leaves_a_killed_one_to_its_repeat(other: Registration, words: str, store: Path) -> None:
+    server = replaced(store)
+    write(store / "newest", "3.0")
+    server.refused = "POST"
+    with pytest.raises(ManagementError, match=words):
+        rollouts(store, server).run(MODEL, other)
+    server.refused = ""
+    assert rollouts(store, server).run(MODEL, Registration(archive="new", batch_size=4)) == "2.0"
+    assert (server.state, names(store)) == (("2.0", ["2.0"]), {"m"})
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_registration_without_an_answer_is_undone_or_known_to_the_next(is_late: bool, store: Path) -> None:
+    server = FakeServer()
+    send, late = server.send, list[Request]()
+
+    def lose(request: Request, timeout_s: float) -> Response:
+        if request.method == "POST":
+            late.append(request) if is_late else send(request, timeout_s)
+            raise NoConnection("reset", was_sent=True)
+        return send(request, timeout_s)
+
+    server.send = lose  # type: ignore[method-assign]
+    with pytest.raises(ManagementError, match="no TorchServe answers"):
+        rollouts(store, server).run(MODEL, Registration(batch_size=4))
+    assert server.state == ("1.0", ["1.0"])
+    server.send = send  # type: ignore[method-assign]
+    for request in late:
+        server.send(request, 1)
+    assert rollouts(store, server).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    assert (server.state, names(store)) == (("1.0-r2", ["1.0-r2"]), {"m", "m@1.0-r2"})
+
+
+def test_way_back_with_another_batch_drains_what_it_registers_again(store: Path) -> None:
+    server = replaced(store)
+    gateway = FakeGateway(server)
+    assert rollouts(store, server, gateway=gateway).run(MODEL, Registration(archive="m", batch_size=2)) == "1.0"
+    assert gateway.withdrawals[0] == ("1.0", True, [["1.0", "2.0"]])
+    assert (server.state, server.batches["1.0"]) == (("1.0", ["1.0"]), (2, 5))
+
+
+def test_old_versions_that_differ_are_retired_on_each_node(store: Path) -> None:
+    servers = [FakeServer(), FakeServer()]
+    servers[1].versions, servers[1].default = {"0.9": "m"}, "0.9"
+    write(store / "new", "2.0")
+    rollouts(store, *servers).run(MODEL, Registration(archive="new"))
+    assert [server.state for server in servers] == [("2.0", ["2.0"])] * 2
+
+
+def test_canary_that_is_the_default_of_a_node_is_not_aborted(store: Path) -> None:
+    gateway, again = tried(store)
+    gateway.servers[0].default = "1.0-r2"  # --promote was killed
+    with pytest.raises(RolloutFailed, match=r"version 1\.0-r2 is the default on a node"):
+        again().abort(MODEL)
+    assert gateway.canary is not None
+    assert again().promote(MODEL) == "1.0-r2"
+    assert [server.state for server in gateway.servers] == [("1.0-r2", ["1.0-r2"])] * 2
+
+
+def test_archive_whose_name_only_looks_like_a_copy_stays(store: Path) -> None:
+    write(store / "m@new", "2.0")
+    with pytest.raises(ManagementError):
+        rollouts(store, FakeServer(refused="POST")).run(MODEL, Registration(archive="m@new"))
+    assert names(store) == {"m", "m@new"}
