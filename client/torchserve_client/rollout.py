@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torchserve_client import archives
 from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed, Unreachable
@@ -30,6 +30,9 @@ from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, Management
 from torchserve_client.nodes import Nodes
 from torchserve_client.worker_log import WorkerLog, wait_loaded
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
 NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
@@ -44,6 +47,19 @@ class Registration:
     archive: str | None = None  # file name in the model store; None copies the running archive as another version
 
 
+def _alone(
+    run: Callable[Concatenate["Rollout", Journal, str, Parameters], Result],
+) -> Callable[Concatenate["Rollout", str, Parameters], Result]:
+    """Run a command with the model's journal, while no other one of the model runs."""
+
+    @wraps(run)
+    def locked(self: "Rollout", model: str, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        with Journal.open(self.model_store, model) as journal:
+            return run(self, journal, model, *arguments, **options)
+
+    return locked
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """Replaces versions on nodes that share one model store; RolloutFailed names the version that serves."""
@@ -55,11 +71,11 @@ class Rollout:
     report: Callable[[str], None] = lambda _: None  # receives one line for each step
     sleep: Callable[[float], None] = time.sleep  # seconds
 
-    def run(self, model: str, new: Registration) -> str:
+    @_alone
+    def run(self, journal: Journal, model: str, new: Registration) -> str:
         """Replace the default version of a model; return the new version."""
         if self.gateway is not None and self.gateway.canary(model) is not None:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
-        journal = Journal.read(self.model_store, model)
         olds = self.nodes.each(lambda management: management.describe(model))
         version, _ = self._register(model, new, olds, journal)
         if {str(old["modelVersion"]) for old in olds.values()} != {version}:
@@ -67,9 +83,12 @@ class Rollout:
         self._finish(model, journal)
         return version
 
-    def try_canary(self, model: str, new: Registration, percent: float, header: tuple[str, str] | None) -> str:
+    @_alone
+    def try_canary(
+        self, journal: Journal, model: str, new: Registration, percent: float, header: tuple[str, str] | None
+    ) -> str:
         """Register a version beside the default one and route it `percent` and `header`; return the version."""
-        gateway, journal = self._require_gateway(), Journal.read(self.model_store, model)
+        gateway = self._require_gateway()
         canary = gateway.canary(model)
         if canary is not None:
             version = str(canary["version"])
@@ -94,9 +113,9 @@ class Rollout:
         self.report(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
         return version
 
-    def promote(self, model: str) -> str:
+    @_alone
+    def promote(self, journal: Journal, model: str) -> str:
         """Make a canary the default and retire the old version; return the canary's version."""
-        journal = Journal.read(self.model_store, model)
         if (ended := self._end_killed(model, journal)) is not None:
             return ended
         version = self._read_canary(model)
@@ -104,16 +123,16 @@ class Rollout:
         taken = self.nodes.each(lambda management: management.versions(model))
         if lacking := [name for name, versions in taken.items() if version not in versions]:
             raise RolloutFailed(f"{model}: {', '.join(lacking)} has no version {version}; nothing has changed")
-        journal.add(self._list_entries(olds))
+        self._note(journal, self._list_entries(olds))
         self._set_default(model, version)
         self._require_gateway().end_canary(model)
         self.sleep(MOMENT_S)
         self._finish(model, journal)
         return version
 
-    def abort(self, model: str) -> str:
+    @_alone
+    def abort(self, journal: Journal, model: str) -> str:
         """Stop routing to a canary and retire it; return its version."""
-        journal = Journal.read(self.model_store, model)
         if (ended := self._end_killed(model, journal)) is not None:
             return ended
         version = self._read_canary(model)
@@ -121,14 +140,15 @@ class Rollout:
         if any(str(old["modelVersion"]) == version for old in olds.values()):
             raise RolloutFailed(f"{model}: version {version} is the default on a node: a killed --promote; repeat it")
         found = self.nodes.each(lambda management: _find(management, model, version))
-        journal.add(self._list_entries({name: each for name, each in found.items() if each}))
+        self._note(journal, self._list_entries({name: each for name, each in found.items() if each}))
         self._require_gateway().end_canary(model)
         self.report(f"{model}: version {version} gets no new requests")
         self.sleep(MOMENT_S)
         self._finish(model, journal)
         return version
 
-    def unregister(self, model: str) -> None:
+    @_alone
+    def unregister(self, journal: Journal, model: str) -> None:
         """Remove every version of a model from every node, after the gateway's requests in flight."""
 
         def unregister(name: str, management: Management) -> None:
@@ -140,7 +160,7 @@ class Rollout:
 
         with self._withdraw(model, None):
             self.nodes.each_named(unregister)
-        Journal.read(self.model_store, model).end()
+        journal.end()
 
     def _register(
         self, model: str, new: Registration, olds: Mapping[str, Any], journal: Journal
@@ -236,7 +256,7 @@ class Rollout:
             unfinished = self._find_unfinished(model, old, new, path, journal)
             version = unfinished or archives.next_version(running, [*taken, *journal.versions])
             copy = archives.name_copy(path, version)
-            journal.add({**entries, version: Entry(copy.name, archives.identify(path), is_copy=True)})
+            self._note(journal, {**entries, version: Entry(copy.name, archives.identify(path), is_copy=True)})
             return version, copy if version in taken else archives.copy_as_version(path, version)
         path = self.model_store / new.archive
         description = archives.describe(path)
@@ -247,8 +267,12 @@ class Rollout:
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
                 f"model list, build it again, and repeat the rollout"
             )
-        journal.add({**entries, version: Entry(path.name, archives.identify(path))})
+        self._note(journal, {**entries, version: Entry(path.name, archives.identify(path))})
         return version, path
+
+    def _note(self, journal: Journal, versions: Mapping[str, Entry]) -> None:
+        if not journal.add(versions):
+            self.report(f"{self.model_store}: not writable; this command cannot be repeated after a kill")
 
     def _read_fingerprints(self, model: str, version: str) -> set[str | None]:
         """Return the fingerprints of the archives that serve a version, of the nodes that report one."""

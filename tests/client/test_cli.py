@@ -52,6 +52,13 @@ def test_reader_of_the_output_may_end_before_it() -> None:
         assert (ended.returncode, ended.stderr) == (141, b"")
 
 
+def test_output_may_be_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*NO_SERVER, "describe"]) != 0
+    sys.stdout.close()
+    assert AWAY in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "timeout_s"), [("120", 120), ("1.5s", 1.5), ("500ms", 0.5), ("2m", 120)])
 def test_timeout_has_a_unit_or_is_seconds(text: str, timeout_s: float) -> None:
     assert parser().parse_args(["wait-ready", "m", "--timeout", text]).timeout == timeout_s

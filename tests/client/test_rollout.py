@@ -18,7 +18,7 @@ from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.gateway import MOMENT_S
-from torchserve_client.journal import Journal
+from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, ManagementError
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.transport import Request, Response
@@ -487,3 +487,38 @@ def test_archive_whose_name_only_looks_like_a_copy_stays(store: Path) -> None:
     with pytest.raises(ManagementError):
         rollouts(store, FakeServer(refused="POST")).run(MODEL, Registration(archive="m@new"))
     assert names(store) == {"m", "m@new"}
+
+
+def test_rollout_beside_a_running_one_changes_nothing(store: Path) -> None:
+    server, seen = FakeServer(), list[str]()
+
+    def repeat(_: float) -> None:
+        before = list(server.calls)
+        for other in (
+            partial(rollouts(store, server).run, new=Registration(batch_size=2)),
+            rollouts(store, server).abort,
+        ):
+            with pytest.raises(RolloutFailed, match=r"^m: another rollout runs") as raised:
+                other(MODEL)
+            seen.append(raised.value.message)
+        assert server.calls == before
+
+    replace(rollouts(store, server), sleep=repeat).run(MODEL, Registration(batch_size=4))
+    assert seen and server.state == ("1.0-r2", ["1.0-r2"])
+    assert not list(store.glob(".*"))
+
+
+@pytest.mark.parametrize("end", ["promote", "abort"])
+def test_canary_ends_without_a_model_store(end: str, store: Path) -> None:
+    gateway, again = tried(store)
+    said = list[str]()
+    getattr(replace(again(), model_store=store / "none", report=said.append), end)(MODEL)
+    assert {len(server.versions) for server in gateway.servers} == {1}
+    assert said[0] == f"{store / 'none'}: not writable; this command cannot be repeated after a kill"
+
+
+def test_archive_that_cannot_be_read_is_not_a_known_one(store: Path) -> None:
+    (store / "broken.mar").write_bytes(b"no archive")
+    for name in ("broken.mar", "none.mar"):
+        assert archive_files.identify(store / name) == ""
+        assert not Journal(store / "j", {"2.0": Entry(name, "")}).knows("2.0", store / name)
