@@ -263,7 +263,7 @@ def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgot
 
 
 def test_canary_that_the_gateway_refuses_is_unregistered_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_client.rollout.NOTICE_S", -1.0)
+    monkeypatch.setattr("torchserve_client.retirement.NOTICE_S", -1.0)
     server = FakeServer()
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
         rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Registration(batch_size=4), 5, None)
@@ -345,7 +345,7 @@ def test_archive_that_was_built_again_is_not_copied_whatever_the_clocks_say(stor
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_client.rollout.DRAIN_S", -1.0)
+    monkeypatch.setattr("torchserve_client.retirement.DRAIN_S", -1.0)
     server = FakeServer()
     server.pending = 1
     with pytest.raises(RolloutFailed, match=r"requests still wait for version 1\.0"):
