@@ -10,15 +10,15 @@ inputs are requested again. It moves the answer of an input with a new content, 
 
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import orjson
 
 from torchserve_client.errors import ClientError, InvalidPayload
 from torchserve_client.inputs import Input, Keys, printable
+from torchserve_client.locks import lock, open_locked
 
 START = b'{"input":'  # prefix of every line, which distinguishes an incomplete line from the file of another program
 
@@ -31,7 +31,7 @@ class Answers:
         self.old_path = self.path.with_name(f"{self.path.name}.old")  # the file for outdated answers
         self.earlier = 0  # number of inputs with an answer from an earlier run; `match` sets it
         self._keys: dict[str, str] = {}  # an input's name -> the key of its answer
-        self._file = _open_locked(self.path)
+        self._file = open_locked(self.path, _held(self.path))
         try:
             self._is_clean = self._scan()
         except BaseException:
@@ -105,7 +105,7 @@ class Answers:
                     old.writelines(line for name, line in self._lines() if name in outdated)
             new = partial.open("w+b")
             try:
-                _lock(new, self.path)
+                lock(new, _held(self.path))
                 shutil.copymode(self.path, partial)
                 new.writelines(line for name, line in self._lines() if name not in outdated)
                 new.flush()
@@ -137,27 +137,5 @@ def _parse(line: bytes) -> dict[str, Any]:
     return record if is_ours else {}
 
 
-def _open_locked(path: Path) -> IO[bytes]:
-    while True:
-        file = path.open("a+b")
-        try:
-            _lock(file, path)
-            # Between opening and locking, an ending run may have replaced the file.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Lock a file until it is closed or its process ends; Windows has no such lock."""
-    if sys.platform == "win32":
-        return
-    import fcntl  # noqa: PLC0415
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidPayload(f"{printable(path)}: another run writes to it; wait for it or name another file") from None
+def _held(path: Path) -> InvalidPayload:
+    return InvalidPayload(f"{printable(path)}: another run writes to it; wait for it or name another file")

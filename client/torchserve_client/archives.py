@@ -87,9 +87,18 @@ def read_fingerprint(path: Path) -> str | None:
 
 
 def identify(path: Path) -> str:
-    """Return a digest of an archive's content, without its version: equal for a copy of `copy_as_version`."""
+    """Return a digest of an archive's content, without its version: equal for a copy of `copy_as_version`.
+
+    It is empty if the archive cannot be read.
+    """
     if (fingerprint := read_fingerprint(path)) is not None:
         return fingerprint
+    with suppress(OSError, zipfile.BadZipFile):
+        return _digest(path)
+    return ""
+
+
+def _digest(path: Path) -> str:
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
         sums = {str(each.relative_to(path)): zlib.crc32(each.read_bytes()) for each in files}
@@ -121,6 +130,11 @@ def name_copy(path: Path, version: str) -> Path:
     """Return the path of the copy of an archive, or of a copy, under another version."""
     stem = path.name.partition("@")[0].removesuffix(".mar")
     return path.with_name(f"{stem}@{version}{'.mar' if path.is_file() else ''}")
+
+
+def is_copy(path: Path, version: str) -> bool:
+    """Return whether an archive has the name that `name_copy` gives to a copy with this version."""
+    return bool(_SUFFIX.search(version)) and path.name.removesuffix(".mar").endswith(f"@{version}")
 
 
 def copy_as_version(path: Path, version: str) -> Path:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from math import inf
+from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
 Parameters = ParamSpec("Parameters")
@@ -22,6 +23,9 @@ def ends_with_reader(main: Callable[Parameters, int]) -> Callable[Parameters, in
 
     @wraps(main)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> int:
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # it was closed before the start (`>&-`)
+                setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         try:
             try:
                 return main(*arguments, **options)

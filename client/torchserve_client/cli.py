@@ -172,7 +172,9 @@ def _add_rollout(added: Any) -> None:
     """Add the commands that the gateway takes part in."""
     words = "remove every version of a model; stop routing to it first if a gateway serves it"
     examples = ("unregister mnist", "unregister mnist --gateway http://127.0.0.1:8003")
-    _add_gateway(_command(added, commands.unregister, words, examples))
+    unregister = _command(added, commands.unregister, words, examples)
+    unregister.set_defaults(model_store=HOME / "model_store")
+    _add_gateway(unregister)
 
     rollout = _command(
         added,

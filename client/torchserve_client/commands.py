@@ -211,7 +211,7 @@ def rollout(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
 
 
 def unregister(options: argparse.Namespace, nodes: Nodes, _: Client) -> int:
-    Rollout(nodes, gateway=_find_gateway(options, nodes), report=out.print).unregister(options.model)
+    Rollout(nodes, options.model_store, _find_gateway(options, nodes), report=out.print).unregister(options.model)
     return 0
 
 

@@ -8,31 +8,27 @@
 
     retire      stop routing at the gateway, wait for its requests in flight -> drain and unregister on each node
 
-Unregistering kills workers, and the gateway does not count requests to a node's own port, hence the drain. TorchServe
-resolves the version of a request on arrival, so only requests that name the old version still reach it. A drain waits a
-moment for requests that were just resolved, then until the version's queue is empty, then until its worker has
-responded to all requests. A rollout that was killed is in the model's journal: the next command goes on, or retires
-what the killed one left.
+A rollout that was killed is in the model's journal: the next command goes on, or retires what the killed
+one left. What retires versions is in torchserve_client.retirement.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torchserve_client import archives
-from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed
+from torchserve_client.errors import ClientError, LoadFailed, ManagementError, RolloutFailed, Unreachable
 from torchserve_client.gateway import MOMENT_S, Gateway
 from torchserve_client.journal import Entry, Journal
-from torchserve_client.management import POLL_S, Management
-from torchserve_client.nodes import Nodes
+from torchserve_client.management import Management
+from torchserve_client.retirement import Retirement, find
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-DRAIN_S = 600.0  # most seconds of a drain: five times TorchServe's default of responseTimeout, 120 s
-NOTICE_S = 20.0  # seconds in which the gateway notices a change on the nodes, which it polls every two
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +40,28 @@ class Registration:
     archive: str | None = None  # file name in the model store; None copies the running archive as another version
 
 
+def _alone(
+    run: Callable[Concatenate["Rollout", Journal, str, Parameters], Result],
+) -> Callable[Concatenate["Rollout", str, Parameters], Result]:
+    """Run a command with the model's journal, while no other one of the model runs."""
+
+    @wraps(run)
+    def locked(self: "Rollout", model: str, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        with Journal.open(self.model_store, model) as journal:
+            return run(self, journal, model, *arguments, **options)
+
+    return locked
+
+
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(Retirement):
     """Replaces versions on nodes that share one model store; RolloutFailed names the version that serves."""
 
-    nodes: Nodes
-    model_store: Path = Path("model_store")  # folder of the archives, in this process
-    gateway: Gateway | None = None  # in front of the nodes; a canary needs one
-    logs: Path = Path("logs")  # folder of the logs of a node without one in `nodes`
-    report: Callable[[str], None] = lambda _: None  # receives one line for each step
-    sleep: Callable[[float], None] = time.sleep  # seconds
-
-    def run(self, model: str, new: Registration) -> str:
+    @_alone
+    def run(self, journal: Journal, model: str, new: Registration) -> str:
         """Replace the default version of a model; return the new version."""
         if self.gateway is not None and self.gateway.canary(model) is not None:
             raise RolloutFailed(f"{model} has a canary: --promote or --abort it first")
-        journal = Journal.read(self.model_store, model)
         olds = self.nodes.each(lambda management: management.describe(model))
         version, _ = self._register(model, new, olds, journal)
         if {str(old["modelVersion"]) for old in olds.values()} != {version}:
@@ -67,9 +69,12 @@ class Rollout:
         self._finish(model, journal)
         return version
 
-    def try_canary(self, model: str, new: Registration, percent: float, header: tuple[str, str] | None) -> str:
+    @_alone
+    def try_canary(
+        self, journal: Journal, model: str, new: Registration, percent: float, header: tuple[str, str] | None
+    ) -> str:
         """Register a version beside the default one and route it `percent` and `header`; return the version."""
-        gateway, journal = self._require_gateway(), Journal.read(self.model_store, model)
+        gateway = self._require_gateway()
         canary = gateway.canary(model)
         if canary is not None:
             version = str(canary["version"])
@@ -94,9 +99,9 @@ class Rollout:
         self.report(f"{model}: version {version} gets {percent:g} %; --promote or --abort ends it")
         return version
 
-    def promote(self, model: str) -> str:
+    @_alone
+    def promote(self, journal: Journal, model: str) -> str:
         """Make a canary the default and retire the old version; return the canary's version."""
-        journal = Journal.read(self.model_store, model)
         if (ended := self._end_killed(model, journal)) is not None:
             return ended
         version = self._read_canary(model)
@@ -104,27 +109,32 @@ class Rollout:
         taken = self.nodes.each(lambda management: management.versions(model))
         if lacking := [name for name, versions in taken.items() if version not in versions]:
             raise RolloutFailed(f"{model}: {', '.join(lacking)} has no version {version}; nothing has changed")
-        journal.add(self._list_entries(olds))
+        self._note(journal, self._list_entries(olds))
         self._set_default(model, version)
         self._require_gateway().end_canary(model)
         self.sleep(MOMENT_S)
         self._finish(model, journal)
         return version
 
-    def abort(self, model: str) -> str:
+    @_alone
+    def abort(self, journal: Journal, model: str) -> str:
         """Stop routing to a canary and retire it; return its version."""
-        journal = Journal.read(self.model_store, model)
         if (ended := self._end_killed(model, journal)) is not None:
             return ended
         version = self._read_canary(model)
-        journal.add({version: Entry(self._find_archive(model, version), "")})
+        olds = self.nodes.each(lambda management: management.describe(model))
+        if any(str(old["modelVersion"]) == version for old in olds.values()):
+            raise RolloutFailed(f"{model}: version {version} is the default on a node: a killed --promote; repeat it")
+        found = self.nodes.each(lambda management: find(management, model, version))
+        self._note(journal, self._list_entries({name: each for name, each in found.items() if each}))
         self._require_gateway().end_canary(model)
         self.report(f"{model}: version {version} gets no new requests")
         self.sleep(MOMENT_S)
         self._finish(model, journal)
         return version
 
-    def unregister(self, model: str) -> None:
+    @_alone
+    def unregister(self, journal: Journal, model: str) -> None:
         """Remove every version of a model from every node, after the gateway's requests in flight."""
 
         def unregister(name: str, management: Management) -> None:
@@ -136,64 +146,90 @@ class Rollout:
 
         with self._withdraw(model, None):
             self.nodes.each_named(unregister)
-        Journal.read(self.model_store, model).end()
+        journal.end()
 
     def _register(
         self, model: str, new: Registration, olds: Mapping[str, Any], journal: Journal
-    ) -> tuple[str, Callable[[], None]]:
+    ) -> tuple[str, Callable[[], bool]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
-        old = next(iter(olds.values()))
-        version, archive = self._prepare(model, old, new, {each for found in taken.values() for each in found}, journal)
-        registered: list[str] = []
+        version, archive = self._prepare(model, olds, new, set[str]().union(*taken.values()), journal)
+        defaults = {name: str(old["modelVersion"]) for name, old in olds.items()}
+        # A node's name -> whether it has answered the registration, here or in an unfinished rollout.
+        registered = {name: True for name in olds if version in taken[name] and version != defaults[name]}
         undo = partial(self._undo, model, version, registered, journal)
         try:
             for name, old in olds.items():
-                management = self.nodes.by_name[name]
-                log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
-                # An adaptive model has one worker, even if the old version has several.
-                description = archives.describe(archive)
-                workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
-                config = description.batch_parameters if new.archive else {}
-                batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
-                delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
-                if version in taken[name]:
-                    # An unfinished rollout has registered it, and may have made it the default.
-                    is_default = version == str(old["modelVersion"])
-                    if not is_default:
-                        registered.append(name)
-                    if _has_batch(management.describe(model, version), batch_size, delay_ms):
-                        self._resume(model, version)
-                        wait_loaded(management, model, log, version)
-                        self._report_node(name, f"{model}: version {version} is ready, from an unfinished rollout")
-                        continue
-                    if is_default:
-                        raise RolloutFailed(f"{model}: version {version} serves, with another batch_size or delay")
-                    management.unregister(model, version)
-                    registered.remove(name)
-                batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
-                management.register(archive.name, initial_workers=workers, model_name=model, **batch)
-                registered.append(name)
-                sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
-                words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
-                self._report_node(name, f"{model}: version {version} is registered, {words}")
-                wait_loaded(management, model, log, version)
-                self._report_node(name, f"{model}: version {version} is ready")
+                self._register_on(name, model, old, new, version=version, archive=archive, registered=registered)
         except BaseException as error:
-            undo()
-            if isinstance(error, ClientError) and len(olds) > 1:
-                raise RolloutFailed(f"{name}: {error.message}; no node has changed") from error
-            if isinstance(error, LoadFailed):
-                words = f"version {old['modelVersion']} continues to serve"
-                raise RolloutFailed(f"{error.message}; {words}") from error
-            raise
+            is_undone = undo()
+            if not isinstance(error, ClientError):
+                raise
+            if not is_undone:
+                words = f"the rollout to {version} has not ended: repeat it, or take it back"
+            elif len(olds) > 1:
+                words = "no node has changed"
+            elif isinstance(error, LoadFailed):
+                words = f"version {defaults[name]} continues to serve"
+            else:
+                raise
+            raise RolloutFailed(f"{f'{name}: ' if len(olds) > 1 else ''}{error.message}; {words}") from error
         return version, undo
 
+    def _register_on(
+        self,
+        name: str,
+        model: str,
+        old: Mapping[str, Any],
+        new: Registration,
+        *,
+        version: str,
+        archive: Path,
+        registered: dict[str, bool],
+    ) -> None:
+        """Register the version on a node, or go on with it, and wait until it is ready."""
+        management = self.nodes.by_name[name]
+        log = WorkerLog(self.nodes.logs.get(name, self.logs) / "model_log.log", model, version)
+        # An adaptive model has one worker, even if the old version has several.
+        description = archives.describe(archive)
+        workers = 1 if description.is_continuous else max(1, int(old["minWorkers"]))
+        config = description.batch_parameters if new.archive else {}
+        batch_size = new.batch_size or config.get("batchSize") or int(old["batchSize"])
+        delay_ms = new.max_batch_delay_ms or config.get("maxBatchDelay") or int(old["maxBatchDelay"])
+        is_default = version == str(old["modelVersion"])
+        if is_default or name in registered:
+            # An unfinished rollout has registered it, and may have made it the default.
+            described = management.describe(model, version)
+            if _has_batch(described, batch_size, delay_ms):
+                self._resume(model, version)
+                wait_loaded(management, model, log, version)
+                self._report_node(name, f"{model}: version {version} is ready, from an unfinished rollout")
+                return
+            if is_default:
+                raise RolloutFailed(f"{model}: version {version} serves, with another batch_size or delay")
+            with self._withdraw(model, version):  # on the way back it is the old version, with requests
+                self._drain(name, model, described)
+                management.unregister(model, version)
+        registered[name] = False
+        batch: dict[str, Any] = {"batch_size": batch_size, "max_batch_delay_ms": delay_ms, "is_known": True}
+        try:
+            management.register(archive.name, initial_workers=workers, model_name=model, **batch)
+        except ManagementError as error:
+            if not isinstance(error, Unreachable):
+                del registered[name]
+            raise
+        registered[name] = True
+        sizes, delays = _change(old["batchSize"], batch_size), _change(old["maxBatchDelay"], delay_ms)
+        words = f"batch_size {sizes}, max_batch_delay {delays} ms, {workers} worker{'s'[: workers > 1]}"
+        self._report_node(name, f"{model}: version {version} is registered, {words}")
+        wait_loaded(management, model, log, version)
+        self._report_node(name, f"{model}: version {version} is ready")
+
     def _prepare(
-        self, model: str, old: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
+        self, model: str, olds: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
     ) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, with a free version or an unfinished rollout's."""
-        olds = self._list_entries({"": old})
+        entries, old = self._list_entries(olds), next(iter(olds.values()))
         if new.archive is None:
             running = str(old["modelVersion"])
             path = archives.find_version(self.model_store / str(old["modelUrl"]), running)
@@ -206,7 +242,7 @@ class Rollout:
             unfinished = self._find_unfinished(model, old, new, path, journal)
             version = unfinished or archives.next_version(running, [*taken, *journal.versions])
             copy = archives.name_copy(path, version)
-            journal.add({**olds, version: Entry(copy.name, archives.identify(path))})
+            self._note(journal, {**entries, version: Entry(copy.name, archives.identify(path), is_copy=True)})
             return version, copy if version in taken else archives.copy_as_version(path, version)
         path = self.model_store / new.archive
         description = archives.describe(path)
@@ -217,8 +253,12 @@ class Rollout:
                 f"{model}: version {version} of {path.name} is already registered: raise `version` of {model} in the "
                 f"model list, build it again, and repeat the rollout"
             )
-        journal.add({**olds, version: Entry(path.name, archives.identify(path))})
+        self._note(journal, {**entries, version: Entry(path.name, archives.identify(path))})
         return version, path
+
+    def _note(self, journal: Journal, versions: Mapping[str, Entry]) -> None:
+        if not journal.add(versions):
+            self.report(f"{self.model_store}: not writable; this command cannot be repeated after a kill")
 
     def _read_fingerprints(self, model: str, version: str) -> set[str | None]:
         """Return the fingerprints of the archives that serve a version, of the nodes that report one."""
@@ -234,8 +274,8 @@ class Rollout:
         """Return a copy's version that an unfinished rollout registered with the parameters that are wanted now."""
         batch = new.batch_size or int(old["batchSize"]), new.max_batch_delay_ms or int(old["maxBatchDelay"])
         for version in journal.versions:
-            is_copy = "@" in journal.versions[version].archive and journal.knows(version, path)
-            found = self.nodes.each(partial(_find, model=model, version=version)) if is_copy else {}
+            is_copy = journal.versions[version].is_copy and journal.knows(version, path)
+            found = self.nodes.each(partial(find, model=model, version=version)) if is_copy else {}
             if any(found.values()) and all(_has_batch(each, *batch) for each in found.values() if each):
                 return version
         return None
@@ -245,13 +285,9 @@ class Rollout:
         found = {}
         for old in olds.values():
             version = str(old["modelVersion"])
-            path = archives.find_version(self.model_store / str(old["modelUrl"]), version)
-            found[version] = Entry(path.name, archives.identify(path) if path.exists() else "")
+            path = archives.find_version(self.model_store / Path(str(old["modelUrl"])).name, version)
+            found[version] = Entry(path.name, archives.identify(path), archives.is_copy(path, version))
         return found
-
-    def _find_archive(self, model: str, version: str) -> str:
-        found = self.nodes.each(lambda each: _find(each, model, version)).values()
-        return next((str(each["modelUrl"]) for each in found if each), "")
 
     def _finish(self, model: str, journal: Journal, canary: str | None = None) -> None:
         """Retire the versions of the journal that no node has as its default, and end it."""
@@ -268,136 +304,32 @@ class Rollout:
         self._finish(model, journal)
         return next(iter(self.nodes.each(lambda each: str(each.describe(model)["modelVersion"])).values()))
 
-    def _resume(self, model: str, version: str) -> None:
-        """Let the gateway route to a version that an unfinished rollout may have withdrawn."""
-        if self.gateway is not None:
-            with suppress(ManagementError):  # 404: the gateway does not have it
-                self.gateway.withdraw(model, version, is_withdrawn=False)
-
-    def _undo(self, model: str, version: str, names: Sequence[str], journal: Journal) -> None:
+    def _undo(self, model: str, version: str, registered: Mapping[str, bool], journal: Journal) -> bool:
+        """Unregister a version and forget it; return False if a node has it, or may have it later."""
         is_undone = True
-        for name in names:
+        for name, is_answered in registered.items():
             try:
                 self.nodes.by_name[name].unregister(model, version)
             except ManagementError as error:
-                self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
+                if error.status == 404 and is_answered:
+                    continue
+                if error.status != 404:
+                    self._report_node(name, f"{model}: version {version} could not be unregistered: {error.message}")
                 is_undone = False
-        if is_undone:  # or else the next rollout removes it
+        try:
+            defaults = {str(each.describe(model)["modelVersion"]) for each in self.nodes.by_name.values()}
+        except ManagementError:
+            return False
+        # Otherwise the next rollout goes on with it, or removes it.
+        if is_undone := is_undone and version not in defaults:
             journal.forget(version)
-            journal.end()
+            if journal.versions.keys() <= defaults:
+                journal.end()
+        return is_undone
 
     def _set_default(self, model: str, version: str) -> None:
         self.nodes.each(lambda management: management.set_default(model, version))
         self.report(f"{model}: version {version} is the default")
-
-    def _retire(self, model: str, version: str) -> None:
-        """Drain and unregister a version on each node that has it; it must not be the default one."""
-
-        def retire(name: str, management: Management) -> None:
-            if (old := _find(management, model, version)) is not None:
-                self._drain(name, model, old)
-                management.unregister(model, version)
-                self._report_node(name, f"{model}: version {version} is unregistered")
-
-        if any(self.nodes.each(lambda management: version in management.versions(model)).values()):
-            with self._withdraw(model, version):
-                self.nodes.each_named(retire)
-
-    def _drain(self, name: str, model: str, old: Mapping[str, Any]) -> None:
-        """Wait until a version has responded to all of its requests."""
-        management, version = self.nodes.by_name[name], str(old["modelVersion"])
-        self.sleep(MOMENT_S)
-
-        def is_empty() -> bool:
-            return bool(management.describe(model, version)["jobQueueStatus"]["pendingRequests"] == 0)
-
-        if not self._wait(is_empty, DRAIN_S):
-            raise RolloutFailed(
-                f"{model}: requests still wait for version {version} after {DRAIN_S:g} s; it stays registered, the new "
-                "version is the default"
-            )
-        timeout_s = float(old["responseTimeout"])
-        if len(old["workers"]) == 1 and self._wait_idle(name, model, old, timeout_s):
-            self._report_node(name, f"{model}: version {version} has answered everything")
-        else:
-            # TorchServe gets a response from a worker, or replaces it, within this time.
-            words = f"has an empty queue; waiting {timeout_s:g} s for its last batches"
-            self._report_node(name, f"{model}: version {version} {words}")
-            self.sleep(timeout_s)
-
-    def _wait_idle(self, name: str, model: str, old: Mapping[str, Any], timeout_s: float) -> bool:
-        """Wait until the only worker of a version has no requests; return False if that cannot be determined.
-
-        A classic worker receives a request after its last batch, so the response proves that it is idle. An adaptive
-        worker receives it at once and responds with the number of its other requests.
-        """
-        if (inference := self.nodes.inference.get(name)) is None:
-            return False
-        ends_s, idle = time.monotonic() + timeout_s, 0
-        try:
-            # Twice: responses of the worker's last exchange may still be on their way at the first.
-            while idle < 2 and (left_s := ends_s - time.monotonic()) > 0:
-                count = inference.in_flight(model, str(old["modelVersion"]), timeout_s=left_s)
-                if count is None:
-                    path = archives.find_version(self.model_store / str(old["modelUrl"]), str(old["modelVersion"]))
-                    return not archives.describe(path).is_continuous
-                idle = idle + 1 if count == 0 else 0
-                self.sleep(0 if idle else POLL_S)
-        except ClientError:
-            return False
-        return idle == 2
-
-    @contextmanager
-    def _withdraw(self, model: str, version: str | None) -> Iterator[None]:
-        """Stop routing to a version, or all (None), until its requests in flight end; resume if the block fails."""
-        if (gateway := self.gateway) is None:
-            yield
-            return
-        named = model if version is None else f"{model}: version {version}"
-        try:
-            try:
-                # 400: the gateway has not noticed yet that another version is the default.
-                self._retry_until_noticed(partial(gateway.withdraw, model, version), 400)
-                self.report(f"{named}: the gateway sends no new requests")
-                self.sleep(MOMENT_S)
-                # None, a number that the gateway does not know yet, is not 0.
-                if not self._wait(lambda: gateway.in_flight(model, version) == 0, DRAIN_S):
-                    self.report(f"{named}: requests still in flight after {DRAIN_S:g} s")
-            except ManagementError as error:
-                if error.status != 404:  # 404: the gateway does not have the version
-                    raise
-            yield
-        except BaseException:
-            try:  # the gateway may have withdrawn it even if its response was lost
-                gateway.withdraw(model, version, is_withdrawn=False)
-                self.report(f"{named}: the gateway sends requests again")
-            except ManagementError as error:
-                if error.status != 404:
-                    self.report(f"{named}: the gateway could not resume routing: {error.message}")
-            raise
-        # Without this, the gateway would forget the version with its next poll, and serve a new registration later.
-        with suppress(ManagementError):
-            gateway.withdraw(model, version, is_withdrawn=False)
-
-    def _retry_until_noticed(self, call: Callable[[], None], status: int) -> None:
-        """Retry a call while the gateway responds with this status, until it has noticed a change on the nodes."""
-        ends_s = time.monotonic() + NOTICE_S
-        while True:
-            try:
-                return call()
-            except ManagementError as error:
-                if error.status != status or time.monotonic() > ends_s:
-                    raise
-            self.sleep(POLL_S)
-
-    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Poll until `is_done`, at most this many seconds; return its last result."""
-        ends_s = time.monotonic() + timeout_s
-        while not is_done():
-            if time.monotonic() > ends_s:
-                return False
-            self.sleep(POLL_S)
-        return True
 
     def _read_canary(self, model: str) -> str:
         if (canary := self._require_gateway().canary(model)) is None:
@@ -410,14 +342,6 @@ class Rollout:
                 "a canary needs the gateway of exactly these nodes, and none was found: use --gateway URL"
             )
         return self.gateway
-
-    def _report_node(self, name: str, line: str) -> None:
-        self.report(line if len(self.nodes.by_name) == 1 else f"{name}: {line}")
-
-
-def _find(management: Management, model: str, version: str) -> Mapping[str, Any] | None:
-    """Return the description of a version; None if it is not registered."""
-    return management.describe(model, version) if version in management.versions(model) else None
 
 
 def _has_batch(described: Mapping[str, Any], batch_size: int, delay_ms: int) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tables import table
 from torchserve_client.cli import main, parser
+from torchserve_client.rollout import Rollout
 
 NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
 AWAY = "no TorchServe answers at http://127.0.0.1:9 (NoConnection)"
@@ -50,6 +51,26 @@ def test_reader_of_the_output_may_end_before_it() -> None:
         finally:
             os.close(write)
         assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_unregister_ends_the_journal_of_the_homes_model_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: list[Path] = []
+
+    class Ended(Rollout):
+        def unregister(self, model: str) -> None:
+            stores.append(self.model_store)
+
+    monkeypatch.setattr("torchserve_client.commands.Rollout", Ended)
+    monkeypatch.setattr("torchserve_client.cli.HOME", Path("/home"))
+    assert main([*NO_SERVER, "unregister", "m"]) == 0
+    assert stores == [Path("/home/model_store")]
+
+
+def test_output_may_be_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*NO_SERVER, "describe"]) != 0
+    sys.stdout.close()
+    assert AWAY in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "timeout_s"), [("120", 120), ("1.5s", 1.5), ("500ms", 0.5), ("2m", 120)])

@@ -18,7 +18,7 @@ from tests.tables import table
 from torchserve_client import Client, Gateway, Management, NoConnection, Nodes, NodesFailed, RolloutFailed
 from torchserve_client import archives as archive_files
 from torchserve_client.gateway import MOMENT_S
-from torchserve_client.journal import Journal
+from torchserve_client.journal import Entry, Journal
 from torchserve_client.management import POLL_S, ManagementError
 from torchserve_client.rollout import Registration, Rollout
 from torchserve_client.transport import Request, Response
@@ -66,6 +66,8 @@ class FakeServer(Fake):
             sizes = [int(self.registered[name][0]) for name in ("batch_size", "max_batch_delay")]
             self.batches[version] = sizes[0], sizes[1]
         elif request.method == "DELETE":
+            if parts[0] not in self.versions:
+                return failed(404, "ModelVersionNotFoundException", "no such version")
             if parts[0] == self.default and len(self.versions) > 1:
                 return failed(403, "InvalidModelVersionException", "Can't remove default version")
             del self.versions[parts[0]]
@@ -261,7 +263,7 @@ def test_model_is_unregistered_when_the_gateway_has_nothing_in_flight_and_forgot
 
 
 def test_canary_that_the_gateway_refuses_is_unregistered_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_client.rollout.NOTICE_S", -1.0)
+    monkeypatch.setattr("torchserve_client.retirement.NOTICE_S", -1.0)
     server = FakeServer()
     with pytest.raises(ManagementError, match=r"no version 1\.0-r2"):
         rollouts(store, server, gateway=FakeGateway()).try_canary(MODEL, Registration(batch_size=4), 5, None)
@@ -343,7 +345,7 @@ def test_archive_that_was_built_again_is_not_copied_whatever_the_clocks_say(stor
 
 
 def test_version_whose_queue_does_not_empty_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_client.rollout.DRAIN_S", -1.0)
+    monkeypatch.setattr("torchserve_client.retirement.DRAIN_S", -1.0)
     server = FakeServer()
     server.pending = 1
     with pytest.raises(RolloutFailed, match=r"requests still wait for version 1\.0"):
@@ -390,3 +392,133 @@ def test_canary_that_ends_leaves_one_version(end: str, kept: str, retired: str, 
     for each in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
             each(MODEL)
+
+
+def replaced(store: Path) -> FakeServer:
+    """Return a server on which a rollout to the archive `new` was killed before the old version was retired."""
+    write(store / "new", "2.0")
+    server = FakeServer()
+    assert kill(store, [server], Registration(archive="new", batch_size=4), 6)
+    assert server.state == ("2.0", ["1.0", "2.0"])
+    return server
+
+
+def test_interrupted_repeat_keeps_the_archive_of_the_default(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    assert kill(store, [server], Registration(batch_size=4), 7)
+    assert server.state == ("1.0-r2", ["1.0", "1.0-r2"])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torchserve_client.rollout.wait_loaded", interrupt)
+        rollouts(store, server).run(MODEL, Registration(batch_size=4))
+    assert names(store) == {"m", "m@1.0-r2"}
+    assert rollouts(store, server).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    assert (server.state, names(store)) == (("1.0-r2", ["1.0-r2"]), {"m", "m@1.0-r2"})
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@table(
+    (Registration(archive="new", batch_size=2), "2.0 serves, with another batch_size"),
+    (Registration(archive="newest"), "no room"),
+)
+def test_failed_rollout_leaves_a_killed_one_to_its_repeat(other: Registration, words: str, store: Path) -> None:
+    server = replaced(store)
+    write(store / "newest", "3.0")
+    server.refused = "POST"
+    with pytest.raises(ManagementError, match=words):
+        rollouts(store, server).run(MODEL, other)
+    server.refused = ""
+    assert rollouts(store, server).run(MODEL, Registration(archive="new", batch_size=4)) == "2.0"
+    assert (server.state, names(store)) == (("2.0", ["2.0"]), {"m"})
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_registration_without_an_answer_is_undone_or_known_to_the_next(is_late: bool, store: Path) -> None:
+    server = FakeServer()
+    send, late = server.send, list[Request]()
+
+    def lose(request: Request, timeout_s: float) -> Response:
+        if request.method == "POST":
+            late.append(request) if is_late else send(request, timeout_s)
+            raise NoConnection("reset", was_sent=True)
+        return send(request, timeout_s)
+
+    server.send = lose  # type: ignore[method-assign]
+    with pytest.raises(ManagementError, match="no TorchServe answers"):
+        rollouts(store, server).run(MODEL, Registration(batch_size=4))
+    assert server.state == ("1.0", ["1.0"])
+    server.send = send  # type: ignore[method-assign]
+    for request in late:
+        server.send(request, 1)
+    assert rollouts(store, server).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    assert (server.state, names(store)) == (("1.0-r2", ["1.0-r2"]), {"m", "m@1.0-r2"})
+
+
+def test_way_back_with_another_batch_drains_what_it_registers_again(store: Path) -> None:
+    server = replaced(store)
+    gateway = FakeGateway(server)
+    assert rollouts(store, server, gateway=gateway).run(MODEL, Registration(archive="m", batch_size=2)) == "1.0"
+    assert gateway.withdrawals[0] == ("1.0", True, [["1.0", "2.0"]])
+    assert (server.state, server.batches["1.0"]) == (("1.0", ["1.0"]), (2, 5))
+
+
+def test_old_versions_that_differ_are_retired_on_each_node(store: Path) -> None:
+    servers = [FakeServer(), FakeServer()]
+    servers[1].versions, servers[1].default = {"0.9": "m"}, "0.9"
+    write(store / "new", "2.0")
+    rollouts(store, *servers).run(MODEL, Registration(archive="new"))
+    assert [server.state for server in servers] == [("2.0", ["2.0"])] * 2
+
+
+def test_canary_that_is_the_default_of_a_node_is_not_aborted(store: Path) -> None:
+    gateway, again = tried(store)
+    gateway.servers[0].default = "1.0-r2"  # --promote was killed
+    with pytest.raises(RolloutFailed, match=r"version 1\.0-r2 is the default on a node"):
+        again().abort(MODEL)
+    assert gateway.canary is not None
+    assert again().promote(MODEL) == "1.0-r2"
+    assert [server.state for server in gateway.servers] == [("1.0-r2", ["1.0-r2"])] * 2
+
+
+def test_archive_whose_name_only_looks_like_a_copy_stays(store: Path) -> None:
+    write(store / "m@new", "2.0")
+    with pytest.raises(ManagementError):
+        rollouts(store, FakeServer(refused="POST")).run(MODEL, Registration(archive="m@new"))
+    assert names(store) == {"m", "m@new"}
+
+
+def test_rollout_beside_a_running_one_changes_nothing(store: Path) -> None:
+    server, seen = FakeServer(), list[str]()
+
+    def repeat(_: float) -> None:
+        before = list(server.calls)
+        for other in (
+            partial(rollouts(store, server).run, new=Registration(batch_size=2)),
+            rollouts(store, server).abort,
+        ):
+            with pytest.raises(RolloutFailed, match=r"^m: another rollout runs") as raised:
+                other(MODEL)
+            seen.append(raised.value.message)
+        assert server.calls == before
+
+    replace(rollouts(store, server), sleep=repeat).run(MODEL, Registration(batch_size=4))
+    assert seen and server.state == ("1.0-r2", ["1.0-r2"])
+    assert not list(store.glob(".*"))
+
+
+@pytest.mark.parametrize("end", ["promote", "abort"])
+def test_canary_ends_without_a_model_store(end: str, store: Path) -> None:
+    gateway, again = tried(store)
+    said = list[str]()
+    getattr(replace(again(), model_store=store / "none", report=said.append), end)(MODEL)
+    assert {len(server.versions) for server in gateway.servers} == {1}
+    assert said[0] == f"{store / 'none'}: not writable; this command cannot be repeated after a kill"
+
+
+def test_archive_that_cannot_be_read_is_not_a_known_one(store: Path) -> None:
+    (store / "broken.mar").write_bytes(b"no archive")
+    for name in ("broken.mar", "none.mar"):
+        assert archive_files.identify(store / name) == ""
+        assert not Journal(store / "j", {"2.0": Entry(name, "")}).knows("2.0", store / name)
