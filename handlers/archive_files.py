@@ -52,7 +52,6 @@ class Build:
     # Agreement of the answers in fp32 with the model's own, and the settings that this needs.
     fidelity: Mapping[str, Any] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching
-    made_s: float = 0.0  # when, in Unix time
     requirements: Sequence[str] = ()  # packages that the task needs beside this project's
     options: Sequence[str] = ()  # those of `archive`, with paths from the folder of the state or absolute
 

@@ -70,11 +70,10 @@ def check_name(name: str) -> None:
         raise InvalidPayload(f"{name[:_NAME_LENGTH]!r} is not a valid name: use {allowed}")
 
 
-def read_maker(path: Path) -> tuple[str, float] | None:
-    """Return the version of torchserve-batching that built an archive, and when; None for any other file."""
+def read_maker(path: Path) -> str | None:
+    """Return the version of torchserve-batching that built an archive; None for any other file."""
     try:
-        build = json.loads(_read(path, "build.json"))
-        return build.get("made_with") or "an older version", float(build.get("made_s", 0))
+        return json.loads(_read(path, "build.json")).get("made_with") or "an older version"
     except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile):
         return None
 

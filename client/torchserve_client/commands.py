@@ -130,9 +130,9 @@ def describe(options: argparse.Namespace, nodes: Nodes, client: Client) -> int:
             for each in versions:
                 if "error" in each:
                     out.print(f"{each['modelName']}: not described: {each['error']}")
-                elif (maker := read_maker(_find_archive(options.model_store, each))) and maker[0] != VERSION:
+                elif (maker := read_maker(_find_archive(options.model_store, each))) and maker != VERSION:
                     name = f"{each['modelName']} {each['modelVersion']}"
-                    out.print(f"{name}: built with {maker[0]}, installed is {VERSION}; to upgrade, build it again")
+                    out.print(f"{name}: built with {maker}, installed is {VERSION}; to upgrade, build it again")
         return versions
 
     versions = [(name, each) for name, listed in nodes.each_named(call).items() for each in listed]

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +154,6 @@ class Recipe:
                 proofs=proofs,
                 fidelity=fidelity,
                 made_with=VERSION,
-                made_s=time.time(),
                 requirements=requirements,
                 options=self.options,
             )

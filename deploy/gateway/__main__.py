@@ -116,12 +116,16 @@ def stop(options: argparse.Namespace) -> bool:
     envoy = Envoy(options.state_dir)  # Envoy serves on if its supervisor was killed
     was_running = pid is not None or envoy.pid() is not None
     if pid is not None:
-        process = psutil.Process(pid)
-        process.send_signal(signal.SIGTERM)
         try:
+            process = psutil.Process(pid)
+            process.send_signal(signal.SIGTERM)
             process.wait(limit_s + STOP_S)
         except psutil.TimeoutExpired:
             process.kill()
+        except psutil.NoSuchProcess:
+            pass
+        except psutil.AccessDenied:
+            raise ServerError(f"the gateway, process {pid}, is not stopped: another user runs it") from None
     envoy.stop(limit_s)
     return was_running
 

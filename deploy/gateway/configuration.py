@@ -60,7 +60,7 @@ class Configuration:
         self._config, self._nodes_file, self._resolve = config, nodes_file, resolve
         self._settings: GatewaySettings | None = None
         self._nodes = tuple(known)
-        self.problem = ""  # why the last read failed
+        self.problem = ""  # why the last read failed, or found no nodes
         self.is_shut = False  # whether a file that cannot be applied may have other keys
         self._logged = ""
         self._guards_file = None if state_dir is None else state_dir / GUARDED
@@ -79,10 +79,15 @@ class Configuration:
         """Read both; with `discover` this may block for as long as a name server takes."""
         settings, nodes = self.parse(), self._nodes
         problems: list[str] = []
+        broken = ""
         if self._has_other_ports:
             problems.append(f"{self._config.name}: ports change when the gateway is restarted")
         if settings.discover is None:
-            nodes = settings.nodes or tuple(read_nodes(self._nodes_file))
+            try:
+                nodes = settings.nodes or tuple(read_nodes(self._nodes_file))
+            except (InvalidConfig, OSError) as error:
+                broken = f"{error}; the known nodes stay"
+                problems.append(broken)
         else:
             host, port = settings.discover.host, settings.discover.port
             try:
@@ -91,7 +96,7 @@ class Configuration:
                 reason = error.strerror or type(error).__name__
                 problems.append(f"{host} does not resolve: {reason}; the known nodes stay")
         self._log("; ".join(problems))
-        self._settings, self._nodes = settings, nodes
+        self._settings, self._nodes, self.problem = settings, nodes, broken
         return settings, nodes
 
     def parse(self) -> GatewaySettings:
@@ -139,7 +144,7 @@ class Configuration:
             self.is_shut = self._may_change_keys()
             self._log(self.problem)
             return None
-        self.problem, self.is_shut = "", False
+        self.is_shut = False
         if after == before:
             return None
         logger.info("settings read; nodes: %s", ", ".join(node.name for node in after[1]))

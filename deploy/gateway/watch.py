@@ -34,7 +34,7 @@ POLL_S = 2.0  # Seconds between two polls of a node. Envoy's configuration conta
 # Seconds until a version is asked again for its metadata: a function that declares no outputs knows them after its
 # first run.
 ASK_S = 5.0
-# Seconds after which a version counts as lost that a restarted node neither has nor reports: on another machine.
+# Seconds after which a version counts as lost that a restarted node does not have, whether or not it reports it.
 RESTORE_S = 300.0
 LATE = f"its node has not restored it in {RESTORE_S:g} s"
 DAMAGED = "its node's record of models was damaged"

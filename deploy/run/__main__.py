@@ -65,9 +65,11 @@ def status(options: argparse.Namespace) -> None:
 
 def stop(options: argparse.Namespace) -> None:
     """Stop the gateway in front of this machine's nodes after its last response, then all nodes (make stop)."""
+    config = serve.find_config(options.config)
+    all_nodes(config, options.state_dir)  # a wrong configuration ends nothing
     if GATEWAY and options.state_dir.resolve() == FOLDER.resolve():  # of nodes in another folder it is not known
         GATEWAY.stop_gateway()
-    serve.stop(serve.find_config(options.config), options.state_dir)
+    serve.stop(config, options.state_dir)
 
 
 def make_parser() -> CommandParser:

@@ -9,6 +9,7 @@ stop_node:  ends it; deploy.gateway.drain drains the requests of the gateway bef
 import threading
 from dataclasses import replace
 
+from deploy.places import STOP
 from deploy.progress import step, warn
 from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode
@@ -24,8 +25,12 @@ def start_node(local: LocalNode) -> None:
     with lock(local.folder / "lock"):  # the gateway's supervisor starts nodes, too
         server, record = local.server, Record(local)
         server.settle()
+        if server.is_ending():
+            server.stop()  # the process that stopped it may have ended before
+        # So may the process that started it.
+        if server.pid() is not None and not server.wait_answer() and (pid := server.pid()) is not None:
+            raise ServerError(f"{local.title}: process {pid} does not answer; run `{STOP}`")
         if server.pid() is not None:
-            server.wait_answer()  # the process that started it may have ended before
             server.authorize()
             # The process that started it may have ended before all models were restored.
             pending = record.read_pending()
@@ -48,10 +53,18 @@ def start_node(local: LocalNode) -> None:
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
     """End a node's TorchServe and its requests; `is_for_good` removes its record unless a process watches it."""
-    was_running = local.server.stop()
-    if is_for_good and find_watcher(local) is None:
-        Record(local).remove()
+    # Nobody starts it meanwhile; a start that has begun is interrupted, and fails.
+    with lock(local.folder / "lock", is_awaited=False):
+        was_running = local.server.stop()
+        if is_for_good and find_watcher(local) is None:
+            Record(local).remove()
     return was_running
+
+
+def clean_up(local: LocalNode) -> None:
+    """Clean up after a server that has died; its record keeps the fingerprints of what it had unpacked."""
+    Record(local).keep()
+    local.server.clean_up()
 
 
 def watch_node(local: LocalNode, is_stopped: threading.Event) -> None:
@@ -60,7 +73,7 @@ def watch_node(local: LocalNode, is_stopped: threading.Event) -> None:
         while not is_stopped.wait(CHECK_S) and local.server.pid() is not None:
             pass
         if (death := local.server.describe_death()) is not None:
-            local.server.clean_up()
+            clean_up(local)
             raise ServerError(f"{local.title}: {death}")
 
 

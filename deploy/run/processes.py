@@ -71,11 +71,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 
 
 
 @contextmanager
-def lock(file: Path) -> Iterator[None]:
-    """Lock a file, and wait for a process that holds the lock."""
+def lock(file: Path, *, is_awaited: bool = True) -> Iterator[None]:
+    """Lock a file, and wait for a process that holds the lock, or go on without."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+        with suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if is_awaited else fcntl.LOCK_NB))
         yield
 
 

@@ -11,10 +11,11 @@ cut may leave snapshots empty, and null in restore.json then stands for versions
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from deploy.run.machine import LocalNode
@@ -66,13 +67,18 @@ class Record:
 
     def begin(self) -> list[Registration]:
         """Before a start, return the registrations to restore, and keep them until `finish`."""
-        found = [replace(self._identify(each), lost="") for each in self.read()] if self.exists() else []
+        found = [replace(each, lost="") for each in self._identify()] if self.exists() else []
         for path in (self._pending, self._older):
             replace_file(path, json.dumps([asdict(each) for each in found], indent=1))
         for path in self._files():
             path.unlink(missing_ok=True)
         self._mark.touch()
         return found
+
+    def keep(self) -> None:
+        """After a death, keep the registrations with the fingerprints of the archives that TorchServe has unpacked."""
+        if self.exists():
+            self.finish(self._identify())
 
     def read(self) -> list[Registration]:
         """Return the registrations that are not restored yet, and those of the last snapshot."""
@@ -105,19 +111,20 @@ class Record:
         self.is_damaged = bool(self._files())
         return _read(self._older) if self.is_damaged else []
 
-    def _identify(self, each: Registration) -> Registration:
-        """Return a registration with the fingerprint of its archive, which TorchServe has unpacked, if it has one."""
-        path = _find_archive(self._server, each)
-        with suppress(InvalidPayload):
-            now = describe(path)
-            unpacked = [manifest.parents[1] for manifest in self._server.temporary.glob(f"models/*/{MANIFEST}")]
-            same = [folder for folder in unpacked if _is_version(folder, now.name, each.version)]
-            # The archive may be registered under other names, too.
-            found = {fingerprint for folder in same if (fingerprint := read_fingerprint(folder))}
-            if found:
-                own = read_fingerprint(path)
-                return replace(each, fingerprint=own if own in found else min(found))
-        return each
+    def _identify(self) -> list[Registration]:
+        """Return the registrations, each with the fingerprint of its archive as TorchServe has unpacked it."""
+        unpacked = _read_unpacked(self._server.temporary)
+
+        def identify(each: Registration) -> Registration:
+            path = _find_archive(self._server, each)
+            with suppress(InvalidPayload):
+                # The archive may be registered under other names, too.
+                if found := unpacked.get((describe(path).name, each.version)):
+                    own = read_fingerprint(path)
+                    return replace(each, fingerprint=own if own in found else min(found))
+            return each
+
+        return [identify(each) for each in self.read()]
 
     def _files(self) -> list[Path]:
         """Return the snapshots, oldest first, by modification time, since their names contain local time."""
@@ -126,8 +133,11 @@ class Record:
 
 def _read(path: Path) -> list[Registration]:
     try:
-        return [Registration(**each) for each in json.loads(path.read_text()) if each]
-    except (OSError, ValueError, TypeError):
+        # The release before wrote other fields, too.
+        names = {each.name for each in fields(Registration)}
+        entries = [each for each in json.loads(path.read_text()) if each]
+        return [Registration(**{name: each[name] for name in names & each.keys()}) for each in entries]
+    except (OSError, ValueError, TypeError, AttributeError):
         return []
 
 
@@ -189,13 +199,16 @@ def _find_archive(server: Server, wanted: Registration) -> Path:
     return find_version(server.directory / server.settings.model_store / wanted.archive, wanted.version)
 
 
-def _is_version(folder: Path, name: str, version: str) -> bool:
-    """Return whether a folder contains a version of a model."""
-    try:
-        found = describe(folder)
-    except InvalidPayload:
-        return False
-    return (found.name, found.version) == (name, version)
+def _read_unpacked(temporary: Path) -> Mapping[tuple[str, str], set[str]]:
+    """Return the fingerprints of the archives that TorchServe has unpacked, by name and version."""
+    found = defaultdict[tuple[str, str], set[str]](set)
+    for manifest in temporary.glob(f"models/*/{MANIFEST}"):
+        folder = manifest.parents[1]
+        with suppress(InvalidPayload):
+            described = describe(folder)
+            if fingerprint := read_fingerprint(folder):
+                found[described.name, described.version].add(fingerprint)
+    return found
 
 
 def _register(local: LocalNode, wanted: Registration) -> str | None:

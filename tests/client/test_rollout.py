@@ -338,7 +338,7 @@ def test_killed_rollout_is_repeated_or_taken_back(is_copy: bool, is_back: bool, 
 def test_archive_that_was_built_again_is_not_copied_whatever_the_clocks_say(store: Path) -> None:
     server = FakeServer()
     for fingerprint, outcome in (("new", pytest.raises(RolloutFailed, match=BUILT_AGAIN)), ("old", nullcontext())):
-        (store / "m" / "build.json").write_text(json.dumps({"fingerprint": fingerprint, "made_s": 4e9}))
+        (store / "m" / "build.json").write_text(json.dumps({"fingerprint": fingerprint}))
         with outcome:
             rollouts(store, server, inference=Worker(server, 0, 0)).run(MODEL, Registration(batch_size=4))
     assert server.state == ("1.0-r2", ["1.0-r2"])

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import KEYS, LISTENERS, RATES, read_authority
 from deploy.gateway.envoy.process import POLL_S, Endpoints, Envoy
-from deploy.gateway.settings import Canary, GatewaySettings
+from deploy.gateway.settings import Canary, GatewaySettings, Key
 from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
 from deploy.gateway.traffic import Traffic
@@ -69,7 +69,7 @@ class Gateway:
         self._envoy, self._state_dir = envoy, state_dir
         self._known = read_known(state_dir / KNOWN)
         self._rejected: frozenset[str] = frozenset()  # the files that Envoy has not accepted
-        self._keys = settings.keys  # the keys that Envoy has accepted
+        self._keys: tuple[Key, ...] | None = None  # the keys that Envoy has accepted; None until it has
         self._authority = ""  # the digest of the client_ca that Envoy has accepted
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()

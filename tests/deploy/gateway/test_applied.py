@@ -100,6 +100,16 @@ def test_configuration_that_envoy_rejects_is_reported_and_the_last_one_serves(
             envoy.stop(0)
 
 
+def test_new_process_whose_keys_envoy_does_not_accept_is_shut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(Envoy):
+        def versions(self) -> dict[str, str]:
+            return dict.fromkeys(files.list_statistics(Fleet()), "former")
+
+    monkeypatch.setattr(control, "CONFIRM_S", 0.0)
+    with Scene(tmp_path, Deaf(tmp_path), keys=(Key(client="a", key="k" * 16),)) as scene:
+        assert scene.gateway.fleet.is_shut
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[StandIn]:
     made = StandIn("node-1", [f"m{number}" for number in range(10)])

@@ -291,6 +291,21 @@ def test_file_that_is_not_as_it_should_be_changes_nothing(
     assert changed(configuration)[0].limits.attempts == 2
 
 
+def test_new_process_with_broken_nodes_knows_its_keys_and_its_former_nodes(config: Path) -> None:
+    make_odd(config.with_name("keys.yaml"), KEYS)
+    config.write_text("key_file: keys.yaml\n")
+    nodes = config.with_name("nodes.json")
+    nodes.write_text("[")
+    known = Node(name="known", **URLS)
+    configuration = Configuration(config, nodes, [known], state_dir=config.parent)
+    settings, found = configuration.read()
+    assert (len(settings.keys), found) == (2, (known,))
+    assert (configuration.read_changes(), configuration.is_shut) == (None, False)
+    assert "not a nodes.json" in configuration.problem and "the known nodes stay" in configuration.problem
+    write_nodes([Node(name="new", **URLS)], nodes)
+    assert (changed(configuration)[1], configuration.problem) == (["new"], "")
+
+
 def test_addresses_of_a_name_are_nodes(config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     addresses: list[str] = []
 

@@ -10,9 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
+from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
 from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
 from deploy.models import ROOT
@@ -81,6 +84,16 @@ def test_problem_of_the_control_process_is_logged_once_and_so_is_its_end(
             theirs.send(b"x")
             control.keep()
     assert caplog.messages == ["no such key", "the gateway works as configured again"]
+
+
+def test_gateway_of_another_user_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = SimpleNamespace(send_signal=Mock(side_effect=psutil.AccessDenied(7)))
+    monkeypatch.setattr(gateway, "find_holder", lambda _: 7)
+    monkeypatch.setattr(psutil, "Process", lambda _: process)
+    assert gateway.main(["stop", "--state-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "gateway: the gateway, process 7, is not stopped: another user runs it\n"
 
 
 @table(

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shutil
+import threading
 import zipfile
 from configparser import ConfigParser
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
+from deploy.run.lifecycle import watch_node
 from deploy.run.machine import Layout, LocalNode, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
 from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
@@ -147,9 +150,11 @@ def made(model: str, **more: Any) -> Registration:
 class Remembered:
     def __init__(self, folder: Path) -> None:
         places = {"logs": folder / "logs", "directory": folder, "temporary": folder / "tmp"}
-        server = SimpleNamespace(**places, settings=SimpleNamespace(model_store=""))
-        local: Any = SimpleNamespace(folder=folder / "node-1", server=server)
-        self.record, self.folder = Record(local), folder / "node-1"
+        dead = {"pid": lambda: None, "describe_death": lambda: "dead"}
+        clean_up = partial(shutil.rmtree, folder / "tmp")
+        server: Any = SimpleNamespace(**places, **dead, clean_up=clean_up, settings=SimpleNamespace(model_store=""))
+        self.local = LocalNode("node-1", folder / "node-1", server)
+        self.record, self.folder = Record(self.local), folder / "node-1"
         self.snapshots = folder / "logs" / "config"
         self.snapshots.mkdir(parents=True)
         self._written = 0
@@ -217,16 +222,25 @@ def test_death_in_the_middle_of_a_restoration_loses_nothing(node: Remembered) ->
     # A version whose archive is another one now is tried again at the next start.
     node.record.finish([made("b")])
     assert (node.record.read_pending(), node.record.begin()) == ([made("b")], [made("b"), made("a")])
+    # The release before wrote other fields, too.
+    (entry,) = json.loads((node.folder / "restored.json").read_text())[:1]
+    (node.folder / "restore.json").write_text(json.dumps([{**entry, "since_s": 1.0}]))
+    assert node.record.read_pending() == [made("b")]
     node.record.remove()
     assert (node.record.exists(), node.record.begin()) == (False, [])
 
 
-def test_archive_that_was_built_again_is_not_restored_whatever_the_clocks_say(node: Remembered, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_archive_that_was_built_again_is_not_restored_whatever_the_clocks_say(
+    is_watched: bool, node: Remembered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.run.lifecycle.CHECK_S", 0)
+
     def build(fingerprint: str | None, path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"modelName": "a", "modelVersion": "1.0"}}')
             if fingerprint:
-                archive.writestr("build.json", json.dumps({"fingerprint": fingerprint, "made_s": 4e9}))
+                archive.writestr("build.json", json.dumps({"fingerprint": fingerprint}))
 
     def restored(fingerprint: str | None) -> str:
         build(fingerprint, tmp_path / "a.mar")
@@ -246,9 +260,12 @@ def test_archive_that_was_built_again_is_not_restored_whatever_the_clocks_say(no
             archive.extractall(tmp_path / "tmp" / "models" / "0123")
         node.serves(served)
         build("second", tmp_path / "a.mar")
+        if is_watched:
+            with pytest.raises(ServerError, match="TorchServe: dead"):
+                watch_node(node.local, threading.Event())
         node.record.finish([node.record.begin()[0]])
         # A server that starts removes what it had unpacked, and the next start tries a lost version again.
-        shutil.rmtree(tmp_path / "tmp")
+        shutil.rmtree(tmp_path / "tmp", ignore_errors=is_watched)
         (again,) = node.record.begin()
         words = "node-1: a 1.0 is not restored: a.mar is not the archive that version 1.0 was registered from: raise"
         assert all(restored(each).startswith(words) for each in wrong)

@@ -1,5 +1,6 @@
 """make serve before and at a start: errors of one line, the files that it trusts, and an interruption."""
 
+import fcntl
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +20,13 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.__main__ import main
 from deploy.run.errors import ServerError
-from deploy.run.lifecycle import find_watcher, stop_node
+from deploy.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.run.machine import LocalNode
-from deploy.run.processes import Ending, hold_pid_file
+from deploy.run.processes import Ending, hold_pid_file, lock
 from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
+from deploy.run.serve import stop
 from deploy.run.server import JAVA_CLASS, Server
 from deploy.run.summary import call_stop, calls
 from deploy.sandbox import make_settings
@@ -178,12 +181,68 @@ def test_server_in_a_folder_of_its_own_or_with_another_tmpdir_is_found(server: S
 def test_server_that_no_file_names_is_stopped(server: Server) -> None:
     """As if its launcher was killed before it wrote the id, or a stop before the server had ended."""
     options = (f"-Djava.io.tmpdir={server.temporary}", "-f", str(server.config))
-    for name in (None, ".model_server.ending"):
+    server.logs.mkdir()
+    for is_ending in (False, True):
         with look_alike(server, server.directory, *options) as pid:
             file = server.temporary / ".model_server.pid"
-            file.rename(server.temporary / name) if name else file.unlink()
-            assert (server.pid() == pid, server.describe_death()) == (name is not None, None)
-            assert (server.stop(), server.stop()) == (True, False)
+            file.rename(server.logs / ".model_server.ending") if is_ending else file.unlink()
+            assert (server.pid() == pid, server.is_ending(), server.describe_death()) == (is_ending, is_ending, None)
+            assert f"process {pid}, in {server.directory}): stop it by" in str(server.find_obstacle())
+            assert (server.is_running(), server.stop()) == (True, True)
+            assert (server.is_running(), server.stop()) == (False, False)
+
+
+def test_stop_ends_a_node_that_no_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / "node-1"
+    (place / "tmp").mkdir(parents=True)
+    text = relocate_config((ROOT / "config.production.properties").read_text(), ROOT, make_settings(place))
+    for folder in (tmp_path, place):
+        (folder / "config.properties").write_text(text)
+    node = Server(place / "config.properties", directory=place, temporary=place / "tmp")
+    with look_alike(node, place, f"-Djava.io.tmpdir={node.temporary}", "-f", str(node.config)) as pid:
+        (place / "tmp" / ".model_server.pid").unlink()
+        stop(tmp_path / "config.properties", tmp_path)
+        assert capsys.readouterr().out == "node-1: stopped\n"
+        assert not psutil.pid_exists(pid)
+
+
+def test_stop_writes_and_removes_no_files_of_others(server: Server) -> None:
+    """The temporary folder of a single server is that of all users."""
+    victim, pid_file = server.directory / "victim", server.temporary / ".model_server.pid"
+    victim.touch()
+    (server.temporary / ".model_server.ending").symlink_to(victim)
+    with look_alike(server, server.directory, "-f", str(server.config)):
+        pid_file.write_text(str(os.getpid()))
+        assert (server.stop(), pid_file.read_text(), victim.read_text()) == (True, str(os.getpid()), "")
+
+
+def test_node_that_ends_is_started_after_its_end(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the stop was killed. While a stop runs, the start waits for its lock."""
+    node, started = LocalNode("node-1", tmp_path / "node-1", server), list[bool]()
+
+    def is_locked() -> bool:
+        with (node.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    monkeypatch.setattr(Server, "start", lambda each: started.append(each.is_running()))
+    server.logs.mkdir()
+    with look_alike(server, server.directory, "-f", str(server.config)):
+        (server.temporary / ".model_server.pid").rename(server.logs / ".model_server.ending")
+        start_node(node)
+    assert started == [False]
+    monkeypatch.setattr(Server, "stop", lambda _: is_locked())
+    assert stop_node(node, is_for_good=False)
+    with lock(node.folder / "lock"):  # a start that hangs is stopped all the same
+        assert stop_node(node, is_for_good=False)
 
 
 @pytest.mark.parametrize("is_early", [False, True])
@@ -234,6 +293,7 @@ def test_stop_ends_the_gateway_first_and_only_with_the_nodes_behind_it(
     ended = list[str]()
     monkeypatch.setattr("deploy.gateway.drain.stop_gateway", lambda: ended.append("gateway"))
     monkeypatch.setattr("deploy.run.serve.stop", lambda *_: ended.append("nodes"))
+    assert (main(["stop", "--config", "typo"]), ended) == (1, [])
     assert (main(["stop"]), ended) == (0, ["gateway", "nodes"])
     assert (main(["stop", "--state-dir", str(tmp_path)]), ended[2:]) == (0, ["nodes"])
 
