@@ -53,7 +53,7 @@ def start_node(local: LocalNode) -> None:
 
 def stop_node(local: LocalNode, *, is_for_good: bool) -> bool:
     """End a node's TorchServe and its requests; `is_for_good` removes its record unless a process watches it."""
-    # Nobody starts it meanwhile; a start that has begun is interrupted, and fails.
+    # No start begins meanwhile; one that has begun is interrupted, and fails.
     with lock(local.folder / "lock", is_awaited=False):
         was_running = local.server.stop()
         if is_for_good and find_watcher(local) is None:
