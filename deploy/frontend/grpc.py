@@ -14,7 +14,8 @@ from deploy.protocol import messages_pb2
 from deploy.protocol.description import SERVICE
 from deploy.protocol.errors import RequestError
 from handlers.errors import InvalidInput
-from handlers.protocol.grpc_inference import decompress, parse
+from handlers.protocol.codings import decompress
+from handlers.protocol.grpc_inference import parse
 from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
 from handlers.protocol.terms import TERMS_HEADERS
 

@@ -36,8 +36,7 @@ from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unkno
 from handlers.errors import BodyTooLarge, InvalidInput
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
-from handlers.protocol.codings import inflate
-from handlers.protocol.grpc_inference import decompress
+from handlers.protocol.codings import decompress, inflate
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import HEADER

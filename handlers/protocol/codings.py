@@ -1,10 +1,13 @@
-"""Content-Encoding of bodies, for servers without a gateway in front, which inflates bodies by the same rules. Pure."""
+"""Compressed bodies and messages, inflated up to a limit; a gateway inflates bodies by the same rules. Pure."""
 
 import zlib
 
 from handlers.errors import BodyTooLarge, MalformedMessage, UnsupportedMedia
 
 UNSUPPORTED = "Content-Encoding: a compressed body is not supported; send it uncompressed."
+# The first bytes of gzip, and of zlib at its levels; no message begins with them.
+HEADS = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+ANY = 32 + zlib.MAX_WBITS  # zlib's number for gzip or zlib, whichever the head states
 GZIP, ZLIB, RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS  # zlib's numbers of formats, any window
 
 
@@ -21,17 +24,39 @@ def inflate(body: bytes, header: str, max_bytes: int) -> bytes:
         return body
     if codings not in (["gzip"], ["deflate"]):
         raise UnsupportedMedia(UNSUPPORTED)
-    if codings == ["gzip"] and body[:2] != b"\x1f\x8b":
+    if codings == ["gzip"] and body[:2] != HEADS[0]:
         raise UnsupportedMedia("Content-Encoding: the body is not compressed as gzip.")
     # Some clients send deflate's bare stream instead of zlib's format.
     is_zlib = len(body) > 1 and body[0] % 16 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
-    decompressor = zlib.decompressobj(GZIP if codings == ["gzip"] else ZLIB if is_zlib else RAW)
+    damaged = "Content-Encoding: the body is not valid gzip or deflate."
+    cut = "Content-Encoding: the compressed body is cut short or empty, or more bytes follow it."
+    kind = GZIP if codings == ["gzip"] else ZLIB if is_zlib else RAW
+    inflated = _expand(body, kind, max_bytes, noun="body", damaged=damaged, cut=cut)
+    if not inflated:
+        raise MalformedMessage(cut)
+    return inflated
+
+
+def decompress(message: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
+    """Inflate a message that begins like gzip or zlib, as gRPC's clients send it; return others unchanged."""
+    if not message.startswith(HEADS):
+        return message
+    damaged = "The message is not valid gzip or zlib."
+    cut = "The compressed message is cut short, or more bytes follow it."
+    inflated = _expand(message, ANY, max_bytes, noun="message", damaged=damaged, cut=cut)
+    if inflated.startswith(HEADS):
+        raise MalformedMessage("The message is compressed twice.")
+    return inflated
+
+
+def _expand(packed: bytes | bytearray, kind: int, max_bytes: int, *, noun: str, damaged: str, cut: str) -> bytes:
+    decompressor = zlib.decompressobj(kind)
     try:
-        inflated = decompressor.decompress(body, max_bytes + 1)
+        inflated = decompressor.decompress(packed, max_bytes + 1)
     except zlib.error:
-        raise MalformedMessage("Content-Encoding: the body is not valid gzip or deflate.") from None
+        raise MalformedMessage(damaged) from None
     if len(inflated) > max_bytes:
-        raise BodyTooLarge(f"The body has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
-    if not decompressor.eof or decompressor.unused_data or not inflated:
-        raise MalformedMessage("Content-Encoding: the compressed body is cut short or empty, or more bytes follow it.")
+        raise BodyTooLarge(f"The {noun} has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
+    if not decompressor.eof or decompressor.unused_data:
+        raise MalformedMessage(cut)
     return inflated

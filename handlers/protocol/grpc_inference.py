@@ -9,7 +9,6 @@ imports protobuf, so it is imported with the first message, or when a gateway as
 """
 
 import math
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -19,8 +18,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from handlers.errors import BodyTooLarge, InvalidBody, ItemError, MalformedMessage, MalformedTensor
+from handlers.errors import InvalidBody, ItemError, MalformedMessage, MalformedTensor
 from handlers.protocol import open_inference, tensors
+from handlers.protocol.codings import decompress
 from handlers.protocol.open_inference import Inference, InferRequest
 from handlers.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from handlers.protocol.output_tensors import Model
@@ -34,9 +34,6 @@ _NESTED = (5, 6)  # the numbers of the fields of ModelInferRequest that have fie
 # The fields of each that do not count: name, datatype, contents, and a dimension each if the shape is not packed.
 _FREE_FIELDS = 3 + tensors.MAX_DIMENSIONS
 _RAW_OUTPUT = bytes([6 << 3 | 2])  # the tag of raw_output_contents: field 6, of bytes
-# The first bytes of gzip and zlib; no message begins with them.
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-_ANY_HEAD = 32 + zlib.MAX_WBITS  # zlib's number for gzip or zlib, whichever the head states
 
 # Datatype -> the field of `contents` with its elements. FP16 and BF16 are raw only, as in Triton.
 _CONTENTS = {
@@ -118,24 +115,6 @@ def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
         return ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a bytearray, too
     except DecodeError:
         raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
-
-
-def decompress(body: bytes | bytearray, max_bytes: int) -> bytes | bytearray:
-    """Decompress a body that begins like gzip or zlib; return others unchanged."""
-    if not body.startswith(_COMPRESSED):
-        return body
-    decompressor = zlib.decompressobj(_ANY_HEAD)
-    try:
-        message = decompressor.decompress(body, max_bytes + 1)
-    except zlib.error:
-        raise MalformedMessage("The message is not valid gzip or zlib.") from None
-    if len(message) > max_bytes:
-        raise BodyTooLarge(f"The message has more bytes than max_body_bytes, {max_bytes}, once it is decompressed.")
-    if not decompressor.eof or decompressor.unused_data:
-        raise MalformedMessage("The compressed message is cut short, or more bytes follow it.")
-    if message.startswith(_COMPRESSED):
-        raise MalformedMessage("The message is compressed twice.")
-    return message
 
 
 def _check_count(body: bytes | bytearray) -> None:
