@@ -1,4 +1,4 @@
-"""Metrics: each node's are scraped once, for Prometheus, for Triton's statistics and for the page's charts.
+"""Metrics: each node's are scraped once, for Prometheus, for Triton's statistics and for the page.
 
 node:8082/metrics ─> scrape ─> text ─┬> merge -> the gateway's :8002/metrics, each series with its node
                                      └> read_counters -> traffic.py

@@ -1,10 +1,9 @@
 """The page at `/`: its files and its data.
 
 GET /, /page/NAME  -> files of deploy/gateway/page; a browser revalidates them with their ETag
-GET /summary       -> the current data of the page; ?since=TIME omits older points
+GET /summary       -> the current data of the page
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from aiohttp import web
 
 from deploy.gateway.control.gateway import GATEWAY
 from deploy.gateway.state import Fleet, ServedModel
-from deploy.gateway.traffic import COLUMNS, HISTORY_S, Traffic
+from deploy.gateway.traffic import Traffic
 from deploy.protocol.errors import RequestError
 
 PAGE = Path(__file__).parents[1] / "page"
@@ -63,26 +62,20 @@ async def file(request: web.Request) -> web.StreamResponse:
 async def summary(request: web.Request) -> web.StreamResponse:
     """Return the data of the page; browsers must not cache it, since a key protects it."""
     gateway = request.app[GATEWAY]
-    try:
-        since_s = float(request.query.get("since", "-inf"))
-    except ValueError:
-        raise RequestError(400, "since must be a number of seconds") from None
-    body = orjson.dumps(summarize(gateway.fleet, gateway.traffic, since_s))
+    body = orjson.dumps(summarize(gateway.fleet, gateway.traffic))
     made = web.Response(body=body, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
     made.enable_compression()
     return made
 
 
-def summarize(fleet: Fleet, traffic: Traffic, since_s: float = -math.inf) -> dict[str, Any]:
-    """Return the data of the page; the `points` after `since_s` are rows of `columns` (deploy.gateway.traffic)."""
+def summarize(fleet: Fleet, traffic: Traffic) -> dict[str, Any]:
+    """Return the data of the page; `time_s` is that of the counters."""
     return {
+        "id": traffic.id,
         "time_s": traffic.time_s,
-        "history_s": HISTORY_S,
         "nodes": [{"name": name, "is_draining": name in fleet.draining} for name in sorted(fleet.nodes)],
-        "columns": COLUMNS,
         "models": [
-            {**_model(fleet, model), "points": traffic.points(name, since_s), "batch_sizes": traffic.batch_sizes(name)}
-            for name, model in sorted(fleet.models.items())
+            {**_model(fleet, model), "counters": traffic.grown(name)} for name, model in sorted(fleet.models.items())
         ],
     }
 

@@ -37,7 +37,7 @@ function path(points, most) {
 
 /**
  * A chart of one or two lines.
- * offered: [{column, name, unit, isText}]; `isText` shows a number without a line. After the first, a line without any
+ * offered: [{figure, name, unit, isText}]; `isText` shows a number without a line. After the first, a line without any
  * value is omitted.
  */
 export function lineChart(title, offered, properties = {}) {
@@ -52,33 +52,32 @@ export function lineChart(title, offered, properties = {}) {
   let hovered = null;
 
   function draw() {
-    const { rows, columns, nowS, historyS } = state;
-    const lines = offered.filter((line, number) => !number || rows.some((row) => row[columns.indexOf(line.column)] !== null));
-    const indices = lines.map((line) => columns.indexOf(line.column));
-    const time = columns.indexOf("time_s");
-    const values = rows.flatMap((row) => indices.filter((_, number) => !lines[number].isText).map((index) => row[index])).filter((value) => value !== null);
+    const { points, nowS, historyS } = state;
+    const lines = offered.filter((line, number) => !number || points.some((point) => point[line.figure] !== null));
+    const drawn = lines.filter((line) => !line.isText);
+    const values = points.flatMap((point) => drawn.map((line) => point[line.figure])).filter((value) => value !== null);
     const top = roundUp(Math.max(...values, properties.least ?? 1));
-    const place = (row) => WIDTH * (1 - (nowS - row[time]) / historyS);
+    const place = (point) => WIDTH * (1 - (nowS - point.timeS) / historyS);
     const shapes = [];
     lines.forEach((line, number) => {
       if (line.isText) return;
-      const drawn = path(rows.map((row) => [place(row), row[indices[number]]]), top);
-      if (!number && rows.length > 1 && !rows.some((row) => row[indices[0]] === null)) {
-        shapes.push(s("path", { class: "area", d: `${drawn}L${WIDTH} ${HEIGHT}L${place(rows[0]).toFixed(1)} ${HEIGHT}Z` }));
+      const curve = path(points.map((point) => [place(point), point[line.figure]]), top);
+      if (!number && points.length > 1 && !points.some((point) => point[line.figure] === null)) {
+        shapes.push(s("path", { class: "area", d: `${curve}L${WIDTH} ${HEIGHT}L${place(points[0]).toFixed(1)} ${HEIGHT}Z` }));
       }
-      shapes.push(s("path", { class: number ? "second" : "", d: drawn }));
+      shapes.push(s("path", { class: number ? "second" : "", d: curve }));
     });
-    const latest = rows.findLast((each) => indices.some((index) => each[index] !== null)) ?? rows.at(-1);
-    const row = hovered === null ? latest : nearest(rows, time, nowS - (1 - hovered) * historyS);
-    if (hovered !== null && row) {
-      const x = place(row).toFixed(1);
+    const latest = points.findLast((each) => lines.some((line) => each[line.figure] !== null)) ?? points.at(-1);
+    const point = hovered === null ? latest : nearest(points, nowS - (1 - hovered) * historyS);
+    if (hovered !== null && point) {
+      const x = place(point).toFixed(1);
       shapes.push(s("path", { class: "cross", d: `M${x} 0V${HEIGHT}` }));
     }
     drawing.replaceChildren(...shapes);
     most.textContent = `${short(top)} ${lines[0].unit}`;
     left.textContent = `${Math.round(historyS / 60)} min ago`;
-    right.textContent = row === rows.at(-1) || !row ? "now" : `${Math.max(0, Math.round(nowS - row[time]))} s ago`;
-    const said = lines.map((line, number) => [line, row ? row[indices[number]] : null]);
+    right.textContent = point === points.at(-1) || !point ? "now" : `${Math.max(0, Math.round(nowS - point.timeS))} s ago`;
+    const said = lines.map((line) => [line, point ? point[line.figure] : null]);
     now.replaceChildren(
       ...said.map(([line, value], number) => {
         const swatch = lines.length > 1 && !line.isText ? h("i", { class: number ? "second" : "", "aria-hidden": "true" }) : null;
@@ -107,8 +106,8 @@ export function lineChart(title, offered, properties = {}) {
   };
 }
 
-function nearest(rows, time, wanted) {
-  return rows.reduce((best, row) => (!best || Math.abs(row[time] - wanted) < Math.abs(best[time] - wanted) ? row : best), null);
+function nearest(points, wantedS) {
+  return points.reduce((best, point) => (!best || Math.abs(point.timeS - wantedS) < Math.abs(best.timeS - wantedS) ? point : best), null);
 }
 
 /** A chart of the number of micro-batches by size; empty buckets are omitted. */

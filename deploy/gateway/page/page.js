@@ -1,18 +1,19 @@
 // The page: requests /summary every two seconds, lists the models, and shows the model of the address.
 //
-//   /summary -> models, five minutes of points -> list, state, charts, facts   (drawn again)
+//   /summary -> models, their counters -> History -> list, state, charts, facts   (drawn again)
 //   #/MODEL  -> a view of the model: try, calls                                       (kept, with its input)
 import * as api from "./api.js";
 import { lineChart, short, sizeChart } from "./charts.js";
 import { h } from "./dom.js";
 import { metadataTables, stateOf, taskName, versionTable } from "./facts.js";
 import { curl, program } from "./snippets.js";
+import { History, HISTORY_S } from "./traffic.js";
 import { panel } from "./try.js";
 
 const POLL_MS = 2000;
 const find = (name) => document.getElementById(name);
 
-const store = { summary: null, views: new Map(), shown: null, timer: null };
+const store = { summary: null, histories: new Map(), views: new Map(), shown: null, timer: null };
 
 // -- the server's data --------------------------------------------------------------------------------------------
 
@@ -21,6 +22,7 @@ async function poll() {
   let wait = POLL_MS;
   try {
     store.summary = await (await api.request("/summary")).json();
+    remember(store.summary);
     trouble(null);
     draw();
   } catch (error) {
@@ -29,6 +31,12 @@ async function poll() {
     else trouble(error instanceof api.Failure ? `${error.message} The page shows earlier data and tries again.` : "The summary cannot be read.");
   }
   if (wait !== null && !document.hidden) store.timer = setTimeout(poll, wait);
+}
+
+function remember({ id, time_s: timeS, models }) {
+  const nowS = performance.now() / 1000;
+  store.histories = new Map(models.map(({ name }) => [name, store.histories.get(name) ?? new History()]));
+  for (const { name, counters } of models) store.histories.get(name).add(nowS, id, timeS, counters);
 }
 
 function trouble(words) {
@@ -56,8 +64,7 @@ function chosen() {
 
 function drawList(current) {
   const list = find("models");
-  const { models, columns } = store.summary;
-  const rate = columns.indexOf("requests_per_s");
+  const { models } = store.summary;
   const names = models.map((model) => model.name);
   const shown = [...list.children].map((item) => item.dataset.model);
   if (names.join("\n") !== shown.join("\n")) {
@@ -73,8 +80,8 @@ function drawList(current) {
     const { state, words } = stateOf(model.versions);
     link.querySelector(".dot").dataset.state = state;
     link.querySelector(".unseen").textContent = words;
-    const last = model.points.at(-1);
-    link.querySelector(".rate").textContent = last && last[rate] > 0 ? `${short(last[rate])}/s` : "";
+    const rate = store.histories.get(model.name).points.at(-1)?.requests_per_s ?? 0;
+    link.querySelector(".rate").textContent = rate > 0 ? `${short(rate)}/s` : "";
     if (model.name === current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   });
@@ -137,15 +144,15 @@ class View {
     this.versions = h("div", { class: "wide" });
     this.tables = [];
     this.facts = h("div", { class: "facts" }, this.versions);
-    const requests = [{ column: "requests_per_s", name: "", unit: "/s" }];
-    const latency = [{ column: "p50_ms", name: "p50", unit: "ms" }, { column: "p99_ms", name: "p99", unit: "ms" }];
+    const requests = [{ figure: "requests_per_s", name: "", unit: "/s" }];
+    const latency = [{ figure: "p50_ms", name: "p50", unit: "ms" }, { figure: "p99_ms", name: "p99", unit: "ms" }];
     // Only an adaptive worker has the last two.
     const wait = [
-      { column: "wait_ms", name: "waiting", unit: "ms" },
-      { column: "queue_age_ms", name: "oldest", unit: "ms" },
-      { column: "queue_items", name: "", unit: "items ready", isText: true },
+      { figure: "wait_ms", name: "waiting", unit: "ms" },
+      { figure: "queue_age_ms", name: "oldest", unit: "ms" },
+      { figure: "queue_items", name: "", unit: "items ready", isText: true },
     ];
-    const refused = [{ column: "refusals_per_s", name: "refused", unit: "/s" }, { column: "errors_per_s", name: "errors", unit: "/s" }];
+    const refused = [{ figure: "refusals_per_s", name: "refused", unit: "/s" }, { figure: "errors_per_s", name: "errors", unit: "/s" }];
     this.charts = { requests: lineChart("Requests", requests), latency: lineChart("Latency", latency), sizes: sizeChart("Batch sizes") };
     this.charts.wait = lineChart("Queue", wait, { class: "wide" });
     this.charts.refused = lineChart("Refusals and errors", refused, { class: "wide" });
@@ -216,13 +223,12 @@ class View {
       this.drawn = drawn;
       this.versions.replaceChildren(versionTable(model, nodes));
     }
-    const rows = model.points;
-    const { columns, time_s: nowS, history_s: historyS } = store.summary;
-    for (const name of ["requests", "latency", "wait", "refused"]) this.charts[name].update({ rows, columns, nowS, historyS });
-    const batch = columns.indexOf("batch_items");
-    const mean = rows.findLast((row) => row[batch] !== null)?.[batch] ?? null;
-    this.charts.sizes.update({ sizes: model.batch_sizes, mean });
-    this.note.textContent = "the last five minutes";
+    const history = store.histories.get(model.name);
+    const drawnOf = { points: history.points, nowS: performance.now() / 1000, historyS: HISTORY_S };
+    for (const name of ["requests", "latency", "wait", "refused"]) this.charts[name].update(drawnOf);
+    const mean = history.points.findLast((point) => point.batch_items !== null)?.batch_items ?? null;
+    this.charts.sizes.update({ sizes: history.batchSizes(), mean });
+    this.note.textContent = "while this page is open, five minutes at most";
   }
 
   updateVersions() {

@@ -1,10 +1,8 @@
-"""Metrics of nodes, sums of their counters that never fall, and what the page shows."""
+"""Metrics of nodes, sums of their counters that never fall, and the data of the page."""
 
-import math
 from collections.abc import Mapping
 from unittest.mock import ANY
 
-import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,7 +10,7 @@ from deploy.gateway.control.page import PAGE, summarize
 from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
-from deploy.gateway.traffic import COLUMNS, Traffic, quantile
+from deploy.gateway.traffic import Traffic
 from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S
@@ -117,53 +115,29 @@ def test_sums_over_nodes_that_come_and_go_never_fall(seen: list[dict[str, float]
     assert (found, found[-1]) == (sorted(found), expected)
 
 
-def counter(name: str, version: str = "1.0", **labels: str) -> Counter:
-    return Counter("m", version, name, **labels)
-
-
-# A handler of another project counts nothing; TorchServe does.
-FRONTEND = {counter("ts_queue_latency_microseconds"): 30_000.0, counter("ts_inference_requests_total"): 10.0}
-WHOLE = {
-    **FRONTEND,
-    **{counter("handler_request_seconds_bucket", end=end): n for end, n in (("0.01", 0), ("0.1", 90), ("+Inf", 100))},
-    **{counter("handler_batch_size_bucket", end=end): n for end, n in (("1", 2), ("4", 5), ("8", 5), ("+Inf", 6))},
-    # TorchServe also counts requests for metadata.
-    **{counter("handler_requests_total", outcome=outcome): count for outcome, count in (("success", 5), ("fail", 3))},
-    **{counter("handler_items_total", version): 2.0 for version in ("1.0", "2.0")},
-    # A refused request's items are no errors.
-    **{
-        counter("handler_item_errors_total", error=error): n
-        for error, n in (("CorruptInput", 6.0), ("Overloaded", 8.0))
-    },
-    counter("handler_refusals_total"): 4.0,
-    **{counter(f"handler_queue_depth_{part}"): value for part, value in (("sum", 30.0), ("count", 10.0))},
-    **{counter(f"handler_queue_age_seconds_{part}"): value for part, value in (("sum", 0.5), ("count", 10.0))},
-}
-
-
-@table(
-    (FRONTEND, {"requests_per_s": 5.0, "p50_ms": None, "wait_ms": 3.0, "queue_items": None}, []),
-    (
-        WHOLE,
-        {"requests_per_s": 4.0, "p50_ms": 60.0 + 3, "p99_ms": 100.0 + 3, "items_per_s": 9.0, "errors_per_s": 3.0}
-        | {"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
-        [[1, 2], [4, 3], [None, 1]],
-    ),
-    ({}, {"requests_per_s": 0.0, "p50_ms": None, "p99_ms": None, "wait_ms": None}, []),
-)
-def test_point_is_a_growth(values: Values, expected: dict[str, float | None], sizes: list[list[float | None]]) -> None:
+def test_counters_of_the_page_grow_on_nodes_that_were_scraped_before_and_end_with_the_model() -> None:
     traffic = Traffic()
-    traffic.add({"a": {}}, ONE, 100.0)
-    # The first scrape of another node has counts of its whole life.
-    traffic.add({"a": values, "b": WHOLE}, ONE, 102.0)
-    (model,) = summarize(ONE, traffic)["models"]
-    (row,) = model["points"]
-    point = dict(zip(COLUMNS, row, strict=True))
-    assert {name: point[name] for name in expected} == pytest.approx(expected)
-    assert model["batch_sizes"] == sizes
+    grown = [{"a": 10}, {"a": 13, "b": 99}, {"a": 13, "b": 100}, {"a": 2, "b": 100}]
+    found = []
+    for scraped in grown:
+        traffic.add({node: counted(value) for node, value in scraped.items()}, ONE, 1.0)
+        (model,) = summarize(ONE, traffic)["models"]
+        found.append(model["counters"]["handler_requests_total"][""])
+    assert found == [0, 3, 4, 4 + 2]
+    bounds = Counter("m", "1.0", "handler_batch_size_bucket", end="8")
+    error = Counter("m", "2.0", "handler_item_errors_total", error="CorruptInput")
+    traffic.add({"a": {bounds: 3, error: 2, Counter("m", "1.0", "handler_executions_total", size="8"): 1}}, ONE, 2.0)
+    counters = traffic.grown("m")
+    assert (counters["handler_batch_size_bucket"], counters["handler_item_errors_total"]) == (
+        {"8": 3},
+        {"CorruptInput": 2},
+    )
+    assert "handler_executions_total" not in counters
+    traffic.add({}, Fleet(NODES), 3.0)
+    assert (summarize(Fleet(NODES), traffic)["models"], traffic.grown("m")) == ([], {})
 
 
-def test_document_has_the_state_of_every_replica_and_quantiles_follow_the_lower_buckets() -> None:
+def test_document_has_the_state_of_every_replica() -> None:
     partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
     versions = {"1.0": ServedVersion("1.0", partly, {"task": "any"}), "2.0": ServedVersion("2.0", {"b": READY})}
     fleet = Fleet(NODES, frozenset("b"), {"m": ServedModel("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
@@ -175,9 +149,6 @@ def test_document_has_the_state_of_every_replica_and_quantiles_follow_the_lower_
     expected = [(False, {"task": "any"}), (True, None)]
     assert [(each["is_ready"], each["metadata"]) for each in model["versions"]] == expected
     assert [(each["node"], each["ready_workers"]) for each in model["versions"][0]["replicas"]] == [("a", 1), ("b", 0)]
-    # Ten of a version with the bucket 0.2 and ninety of one without it: 0.2 has fewer than 0.1.
-    assert quantile(0.5, {0.1: 100.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.05)
-    assert quantile(0.99, {0.1: 90.0, 0.2: 10.0, 0.25: 100.0, math.inf: 100.0}) == pytest.approx(0.245)
 
 
 @table(

@@ -52,6 +52,68 @@ def test_models_their_state_and_their_facts_are_those_of_the_fleet(page: Visit, 
     ]
 
 
+# A handler of another project counts nothing; TorchServe does.
+FRONTEND = {"ts_queue_latency_microseconds": {"": 30_000}, "ts_inference_requests_total": {"": 10}}
+WHOLE = FRONTEND | {
+    "handler_request_seconds_bucket": {"0.01": 0, "0.1": 90, "+Inf": 100},
+    "handler_batch_size_bucket": {"1": 2, "4": 5, "8": 5, "+Inf": 6},
+    # TorchServe also counts requests for metadata.
+    "handler_requests_total": {"": 8},
+    "handler_items_total": {"": 4},
+    # A refused request's items are no errors.
+    "handler_item_errors_total": {"CorruptInput": 6, "Overloaded": 8},
+    "handler_refusals_total": {"": 4},
+    **{"handler_queue_depth_sum": {"": 30}, "handler_queue_depth_count": {"": 10}},
+    **{"handler_queue_age_seconds_sum": {"": 0.5}, "handler_queue_age_seconds_count": {"": 10}},
+}
+FIGURES = {
+    **{"requests_per_s": 4.0, "p50_ms": 60.0 + 3, "p99_ms": 100.0 + 3, "items_per_s": 9.0, "errors_per_s": 3.0},
+    **{"refusals_per_s": 2.0, "wait_ms": 3.0, "queue_items": 3.0, "queue_age_ms": 50.0},
+}
+DRAW = """async (scrapes) => {
+    const { History } = await import("/page/traffic.js");
+    const history = new History();
+    for (const [nowS, gateway, timeS, counters] of scrapes) history.add(nowS, gateway, timeS, counters);
+    return [history.points, history.batchSizes()];
+}"""
+QUANTILES = """async (found) => {
+    const { quantile } = await import("/page/traffic.js");
+    return found.map(([share, buckets]) => quantile(share, buckets));
+}"""
+
+
+def test_point_is_the_growth_of_a_gateways_counters(page: Visit) -> None:
+    def draw(*scrapes: Any) -> tuple[list[dict[str, Any]], Any]:
+        points, sizes = page.page.evaluate(DRAW, scrapes)
+        return points, sizes
+
+    points, _ = draw([7, "a", 100, {}], [9, "a", 102, FRONTEND], [10, "a", 102, FRONTEND])
+    expected = {"timeS": 9, "requests_per_s": 5.0, "p50_ms": None, "wait_ms": 3.0, "queue_items": None}
+    assert [{name: point[name] for name in expected} for point in points] == [expected]
+    points, sizes = draw([7, "a", 100, {}], [9, "a", 102, WHOLE])
+    assert {name: points[0][name] for name in FIGURES} == pytest.approx(FIGURES)
+    assert sizes == [[1, 2], [4, 3], [None, 1]]
+    # Another gateway's first counters are no growth; a counter that fell has restarted.
+    counted = [{"handler_requests_total": {"": count}} for count in (10, 99, 16, 2)]
+    scrapes = (
+        [7, "a", 100, counted[0]],
+        [8, "b", 5, counted[1]],
+        [9, "a", 102, counted[2]],
+        [11, "a", 104, counted[3]],
+    )
+    assert [point["requests_per_s"] for point in draw(*scrapes)[0]] == [3, 1]
+    # Quantiles cover ten seconds, points five minutes.
+    slow, quick = ({"handler_request_seconds_bucket": {"1": 0, "2": count}} for count in (100, 101))
+    points, _ = draw([0, "a", 0, {}], [1, "a", 1, slow], [12, "a", 12, slow], [302, "a", 302, quick])
+    assert [(point["timeS"], point["p50_ms"]) for point in points] == [(12, None), (302, 1500)]
+    # Ten of a version with the bucket 0.2 and ninety of one without it: 0.2 has fewer than 0.1.
+    found = [
+        [0.5, [[0.1, 100], [0.2, 10], [0.25, 100], [1, 100]]],
+        [0.99, [[0.1, 90], [0.2, 10], [0.25, 100], [1, 100]]],
+    ]
+    assert page.page.evaluate(QUANTILES, [*found, [0.5, []]]) == [pytest.approx(0.05), pytest.approx(0.245), None]
+
+
 def test_charts_move_with_the_traffic(page: Visit, node: StandIn) -> None:
     page.show("language-id")
     latency = page.page.get_by_role("img", name="Latency over five minutes")
