@@ -59,18 +59,19 @@ def spawn(
     *,
     cwd: Path,
     output: IO[Any],
-    environment: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     is_owned: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a program after `note` has written its id, or not at all; an owned one ends with this thread."""
     gate, opener = os.pipe()
     owned = OWNED if is_owned else ()
     try:
-        # Ctrl-C in the terminal must not reach it.
+        # Ctrl-C in the terminal must not reach it. Netty writes large parts of forms into files, whose mode follows the
+        # umask (CVE-2021-21290).
         child = subprocess.Popen(
             [*owned, "sh", "-c", GATE, str(os.getpid()), *command],
             cwd=cwd,
-            env=environment,
+            env=env,
             stdin=gate,
             stdout=output,
             stderr=output,

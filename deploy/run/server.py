@@ -280,14 +280,8 @@ class Server:
         cores = ",".join(map(str, self._share.cores))
         taskset = ("taskset", "--cpu-list", cores) if cores else ()
         with self.console.open("w") as output:
-            child = spawn(
-                [*taskset, *command],
-                self._note,
-                cwd=self.directory,
-                output=output,
-                environment=environment,
-                is_owned=self.is_owned,
-            )
+            words, is_owned = [*taskset, *command], self.is_owned
+            child = spawn(words, self._note, cwd=self.directory, output=output, env=environment, is_owned=is_owned)
         _children.append(child)
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:

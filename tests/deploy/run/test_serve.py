@@ -110,6 +110,7 @@ while not (folder / "last").exists():
     if name == "SIGKILL" and not is_owned:
         make().stop()
     assert wait_until(has_ended, 20.0, 0.01), step
+    (folder / ".model_server.pid").unlink(missing_ok=True)  # the next start would clean up first
 print(step)
 """
 
