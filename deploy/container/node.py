@@ -56,6 +56,7 @@ class NodeProcess:
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._settings = settings
         self._local = settings.local()
+        self._local.server.is_owned = True
         self._envoy = Envoy(settings.envoy, [LISTENER])
         self._document = node_envoy.bootstrap(settings, self._local.node())
         self._logs: subprocess.Popen[bytes] | None = None

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> None:
     if (node := nodes.get(options.node or "node-1")) is None:
         raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
     ending = options.ending
+    node.server.is_owned = True
     try:
         with ending.interrupting():
             serve.start_one(node)

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from deploy.models import ROOT, model, models
 from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.lifecycle import start_node
+from deploy.run.lifecycle import on_all, start_node
 from deploy.run.machine import LocalNode
 from deploy.run.properties import excess_memory
 from deploy.run.server import Server
@@ -43,8 +42,7 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
         archives = {recipe.entry.name: _find_or_build(recipe) for recipe in check_list(OWN_LIST, cache)}
     else:
         archives = {MODEL: _find_or_build(Recipe(model(MODEL), cache_path=cache))}
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        list(pool.map(start_node, nodes))
+    on_all(start_node, nodes)
     for name, archive in archives.items():
         served = nodes[0].server.management.versions(name, is_missing_ok=True) if has_list else ()
         if served and not _is_current(nodes[0].server.management.describe(name), archive):
@@ -123,8 +121,7 @@ def register(nodes: Sequence[LocalNode], name: str, archive: Archive) -> None:
                 workers=WORKERS,
             )
 
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        list(pool.map(serve, nodes))
+    on_all(serve, nodes)
 
 
 def predict(server: Server, name: str) -> tuple[str, str]:

@@ -7,7 +7,10 @@ stop_node:  ends it; deploy.gateway.drain drains the requests of the gateway bef
 """
 
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from deploy.places import STOP
 from deploy.progress import step, warn
@@ -19,12 +22,21 @@ from deploy.run.restore import Record, restore
 CHECK_S = 1.0  # seconds between two checks of a watched server
 WATCHER = "run.pid"  # in a node's folder: the id of the process that watches the node
 
+T = TypeVar("T")
+
+
+def on_all(call: Callable[[LocalNode], T], nodes: Sequence[LocalNode]) -> list[T]:
+    """Call a function for all nodes in parallel; for one in this thread, where a signal interrupts it."""
+    if len(nodes) == 1:
+        return [call(nodes[0])]
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return [*pool.map(call, nodes)]
+
 
 def start_node(local: LocalNode) -> None:
     """Start a node unless it runs, and register the models that it served."""
     with lock(local.folder / "lock"):  # the gateway's supervisor starts nodes, too
         server, record = local.server, Record(local)
-        server.settle()
         if server.is_ending():
             server.stop()  # the process that stopped it may have ended before
         # So may the process that started it.

@@ -3,20 +3,21 @@
 import fcntl
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from deploy.run.errors import ServerError
 
 ATTEMPTS = 50  # attempts to lock a pid file: a process that reads it locks it for a moment
 RETRY_S = 0.02  # seconds between two attempts
-
-T = TypeVar("T")
+# A program begins when its parent, which lives, has written a line; without the parent, the line never comes.
+GATE = '[ "$PPID" = "$0" ] && read -r _ && exec "$@" </dev/null'
+OWNED = ("setpriv", "--pdeathsig", "TERM")  # the signal that a process gets when the thread that started it ends
 
 
 class Ending:
@@ -52,12 +53,25 @@ class Ending:
         raise KeyboardInterrupt
 
 
-def uninterrupted(call: Callable[[], T]) -> T:
-    """Call a function to its end, whatever a signal does meanwhile: it interrupts only the main thread."""
-    with ThreadPoolExecutor(1) as pool:
-        # A thread whose start is interrupted is not awaited, so it starts before the call.
-        pool.submit(bool).result()
-        return pool.submit(call).result()
+def spawn(
+    command: Sequence[str], note: Callable[[int], object], *, is_owned: bool = False, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a program after `note` has written its id, or not at all; an owned one ends with this thread."""
+    gate, opener = os.pipe()
+    words = [*(OWNED if is_owned else ()), "sh", "-c", GATE, str(os.getpid()), *command]
+    try:
+        # Ctrl-C in the terminal must not reach it. Netty writes large parts of forms into files, whose mode follows the
+        # umask (CVE-2021-21290).
+        child = subprocess.Popen(
+            words, stdin=gate, stderr=subprocess.STDOUT, umask=0o077, start_new_session=True, **options
+        )
+        note(child.pid)
+        with suppress(BrokenPipeError):
+            os.write(opener, b"\n")
+        return child
+    finally:
+        os.close(gate)
+        os.close(opener)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> bool:

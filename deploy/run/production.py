@@ -4,14 +4,13 @@ config.properties -> check_archives -> start_node -> verify (each model is READY
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.places import ARCHIVE
 from deploy.progress import show, step, warn
 from deploy.run.errors import ServerError
-from deploy.run.lifecycle import start_node
+from deploy.run.lifecycle import on_all, start_node
 from deploy.run.machine import LocalNode
 from deploy.run.properties import ServerSettings, excess_memory
 from deploy.run.restore import Record
@@ -28,8 +27,7 @@ def start(nodes: Sequence[LocalNode]) -> None:
     """Start nodes of one configuration, check that they serve its models, and print the summary."""
     new = [node for node in nodes if node.server.pid() is None]
     try:
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            models, *_ = pool.map(verify, nodes)
+        models, *_ = on_all(verify, nodes)
     except BaseException:
         for node in new:
             with suppress(ServerError):  # the files of a server that died are kept for the message with its death

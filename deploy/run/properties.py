@@ -45,6 +45,8 @@ class ServerSettings:
     models: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     job_queue_size: int = 100  # requests that wait for a worker, per model; an archive's own setting wins
     max_request_size: int = 6_553_500  # bytes of the largest body
+    vmargs: str = ""  # Java's options
+    plugins_path: str = ""  # jars beside TorchServe's own
     heap_bytes: int | None = None  # -Xmx in bytes; None without that option
     direct_bytes: int | None = None  # MaxDirectMemorySize in bytes; Java's default is the heap's size
 
@@ -72,6 +74,8 @@ class ServerSettings:
                 models=json.loads(values.get("models", "{}")),
                 job_queue_size=int(values.get("job_queue_size", cls.job_queue_size)),
                 max_request_size=int(values.get("max_request_size", cls.max_request_size)),
+                vmargs=vmargs,
+                plugins_path=values.get("plugins_path", cls.plugins_path),
                 heap_bytes=heap_bytes,
                 direct_bytes=_parse_size(DIRECT_MEMORY, vmargs) or heap_bytes,
             )

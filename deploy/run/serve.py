@@ -59,16 +59,20 @@ def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
 
 def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
     """Start missing nodes, wait for predictions, print a summary; nothing is built if the configuration `is_own`."""
-    for node in nodes:
+    new = [each for each in nodes if each.server.pid() is None]
+    for node in new:
         # Before archives are built. The ports of a dead server may be taken until its workers have ended.
-        is_new = node.server.pid() is None and node.server.describe_death() is None
-        if is_new and (problem := node.server.find_obstacle()) is not None:
+        if node.server.describe_death() is None and (problem := node.server.find_obstacle()) is not None:
             raise ServerError(f"{node.title}: {problem}")
     try:
         if nodes[0].server.settings.has_model_api:
             development.start(nodes, is_own=is_own)
         else:
             production.start(nodes)
+    except KeyboardInterrupt:
+        for node in new:
+            stop_node(node, is_for_good=False)
+        raise
     except (ServerError, ManagementError, OSError) as error:
         deaths = [f"{each.title}: {death}" for each in nodes if (death := each.server.describe_death()) is not None]
         raise ServerError("; ".join([str(error), *deaths])) from None
@@ -85,9 +89,7 @@ def start_one(node: LocalNode) -> None:
 def stop(config: Path, folder: Path) -> None:
     """End every node of this machine, and print a line for each, including those that died."""
     nodes = all_nodes(config, folder)
-    for each in nodes:
-        each.server.settle()
-    running = [each for each in nodes if each.server.is_running() or each.server.describe_death() is not None]
+    running = [each for each in nodes if each.server.pid() is not None or each.server.describe_death() is not None]
     with ThreadPoolExecutor(max(1, len(running))) as pool:
         for line in pool.map(_stop, running):
             print(line)

