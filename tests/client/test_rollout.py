@@ -105,6 +105,7 @@ class FakeGateway(Fake):
         self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
         # Requests in flight at each poll; None while Envoy does not respond.
         self.in_flight: list[int | None] = [None, 3, 0]
+        self.counted: list[str | None] = []  # the version of the last poll
 
     def send(self, request: Request, timeout_s: float) -> Response:
         if "/control/models/" in request.url:
@@ -127,6 +128,7 @@ class FakeGateway(Fake):
             version, is_withdrawn = asked["version"], asked["withdrawn"]
             self.withdrawals.append((version, is_withdrawn, [list(server.versions) for server in self.servers]))
             return ok({})
+        self.counted = [version]
         assert all(version is None or version in server.versions for server in self.servers)
         return ok({"in_flight": self.in_flight.pop(0) if len(self.in_flight) > 1 else self.in_flight[0]})
 
@@ -179,6 +181,7 @@ def test_rollout_registers_everywhere_before_any_default_changes_and_withdraws_t
     assert rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
     assert [server.state for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     assert names(store) == {"m", "m@1.0-r2"}
+    assert gateway.counted == ["1.0"]
     # Withdrawn when no node had it as its default, and forgotten when no node had it.
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
     assert gateway.in_flight == [0]
