@@ -397,6 +397,25 @@ def test_canary_that_ends_leaves_one_version(end: str, kept: str, retired: str, 
             each(MODEL)
 
 
+@table(("promote", "1.0-r2"), ("abort", "1.0"), ("try_canary", "1.0"))
+def test_canary_command_that_is_killed_before_it_retires_goes_on(end: str, kept: str, store: Path) -> None:
+    def kill(*_: object) -> None:
+        raise Killed
+
+    is_tried = end == "try_canary"
+    gateway = FakeGateway(FakeServer(), FakeServer()) if is_tried else tried(store)[0]
+    new = {"new": Registration(batch_size=4), "percent": 5, "header": None} if is_tried else {}
+    again = partial(rollouts, store, *gateway.servers, gateway=gateway)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Rollout, "_finish", kill)
+        getattr(again(), end)(MODEL, **new)
+    # It returns the version that serves now, or that is tried.
+    assert getattr(again(), end)(MODEL, **new) == ("1.0-r2" if is_tried else kept)
+    versions = ["1.0", "1.0-r2"] if is_tried else [kept]
+    assert [server.state for server in gateway.servers] == [(kept, versions)] * 2
+    assert ((gateway.canary or {}).get("percent"), [*store.glob(".*")]) == (5 if is_tried else None, [])
+
+
 def replaced(store: Path) -> FakeServer:
     """Return a server on which a rollout to the archive `new` was killed before the old version was retired."""
     write(store / "new", "2.0")

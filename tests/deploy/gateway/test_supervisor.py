@@ -1,5 +1,6 @@
 """The control process under its supervisor, and the wait for a drained node."""
 
+import argparse
 import json
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,15 @@ import pytest
 from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
 from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
+from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
+from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server as TorchServe
 from tests.client.script import Server, Step, ok
 from tests.tables import table
 from tests.waiting import until
-from torchserve_client.gateway import Gateway
+from torchserve_client.gateway import Gateway, NodeState
 from torchserve_client.transport import Request
 
 
@@ -131,3 +135,87 @@ def test_node_undoes_only_its_own_drain(is_drained: bool, tmp_path: Path, monkey
     # A node whose count is not known is not idle.
     shown["in_flight"] = None
     assert not take_out(drain.connect(None), "n", 0.2)  # type: ignore[arg-type]
+
+
+@table(("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.0.0.1", "10.0.0.1"))  # noqa: S104
+def test_gateway_is_asked_at_an_address_that_this_machine_reaches(address: str, host: str) -> None:
+    ports = replace(GatewaySettings().ports, control_address=address)
+    assert drain.connect(GatewaySettings(ports=ports)).url == f"http://{host}:8003"
+
+
+class Fleet:
+    """A gateway of the nodes a and b, and their servers; it notes each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **in_flight: int) -> None:
+        self.steps, self.in_flight, self.waits_s = list[str](), in_flight, list[float]()
+        self.watcher: int | None = None
+        self.running = [self._local(name) for name in ("a", "b")]
+        self.states = [NodeState(name, False, True, 0, f"http://{name}") for name in ("a", "b")]
+        gateway = Mock(nodes=lambda: self.states, node={each.name: each for each in self.states}.__getitem__)
+        gateway.drain = lambda name, is_draining=True: self.steps.append(f"{'' if is_draining else 'un'}drain {name}")
+        calls: dict[str, Any] = {
+            **{"connect": lambda _: gateway, "read_settings": lambda _: GatewaySettings(), "stop_node": self._stop},
+            **{"find_running": lambda _: self.running, "find_watcher": lambda _: self.watcher},
+            **{"take_out": self._take_out, "wait_routed": lambda _, name: self.steps.append(f"wait {name}")},
+            "serve": SimpleNamespace(start_one=lambda local: self.steps.append(f"start {local.title}")),
+        }
+        for name, value in calls.items():
+            monkeypatch.setattr(drain, name, value)
+
+    def _local(self, name: str) -> Any:
+        return SimpleNamespace(title=name, node=lambda: SimpleNamespace(management=f"http://{name}"))
+
+    def _stop(self, local: Any, *, is_for_good: bool) -> None:
+        assert not is_for_good  # its models are restored at its next start
+        self.steps.append(f"stop {local.title}")
+
+    def _take_out(self, _: object, name: str, limit_s: float) -> bool:
+        self.steps.append(f"take out {name}")
+        self.waits_s.append(limit_s)
+        return not self.in_flight.get(name)
+
+
+def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ["take out {0}", "stop {0}", "start {0}", "undrain {0}", "wait {0}"]
+    fleet, options = Fleet(monkeypatch), argparse.Namespace(gateway_config=Path())
+    drain.restart(options)
+    assert fleet.steps == [step.format(name) for name in "ab" for step in steps]
+    assert fleet.waits_s == [GatewaySettings().limits.response_s] * 2
+    fleet = Fleet(monkeypatch, b=1)
+    with pytest.raises(ServerError, match="b is not restarted, and receives requests again"):
+        drain.restart(options)
+    assert fleet.steps == [*(step.format("a") for step in steps), "take out b", "undrain b"]
+    lost = NodeState("b", False, False, 0, "http://b")
+    for changed, words in (
+        ({"states": [fleet.states[0], lost]}, "b would not serve in its place"),
+        ({"states": fleet.states[:1]}, "no other node would serve in its place"),
+        ({"watcher": 7}, "process 7 watches it"),
+        ({"running": []}, "no node of this machine runs"),
+    ):
+        vars(fleet := Fleet(monkeypatch)).update(changed)
+        with pytest.raises(ServerError, match=words):
+            drain.restart(options)
+        assert fleet.steps == []
+
+
+@table(
+    ({}, {}, ["take out a", "stop a"]),
+    ({"timeout": 1.5}, {}, ["take out a", "stop a"]),
+    ({"keep": True}, {}, ["take out a"]),
+    ({"undo": True}, {}, ["undrain a"]),
+    ({}, {"watcher": 7}, ["take out a"]),
+    ({}, {"running": []}, ["take out a"]),
+    ({}, {"in_flight": {"a": 1}}, ["take out a"]),
+)
+def test_drained_node_is_stopped_unless_something_else_does_so(
+    given: dict[str, Any], state: dict[str, Any], steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mark := tmp_path / "a" / MARK).parent.mkdir()
+    mark.touch()
+    fleet = Fleet(monkeypatch)
+    vars(fleet).update(state)
+    options = {"target": "a", "undo": False, "keep": False, "timeout": None, "state_dir": tmp_path, **given}
+    with pytest.raises(ServerError, match="a stays drained, and is not stopped") if fleet.in_flight else nullcontext():
+        drain.drain(argparse.Namespace(gateway_config=Path(), **options))
+    assert (fleet.steps, mark.exists()) == (steps, "undo" not in given)
+    assert set(fleet.waits_s) <= {given.get("timeout", GatewaySettings().limits.response_s)}
