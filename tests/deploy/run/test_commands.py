@@ -4,6 +4,7 @@ import os
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from deploy.run import __main__ as command
 from deploy.run import development, lifecycle, production, serve
 from deploy.run.errors import ServerError
 from deploy.run.lifecycle import start_node
-from deploy.run.machine import LocalNode, find_gpus
+from deploy.run.machine import Layout, LocalNode, find_gpus
 from deploy.run.node import write_nodes
 from deploy.run.processes import Ending
 from deploy.run.production import NotAsConfigured, verify
@@ -202,6 +203,30 @@ def test_failed_start_names_the_deaths_and_a_taken_port_is_said_before_anything_
         ):
             serve.start([node], is_own=True)
     assert built.mock_calls == [call([node], is_own=True)] * 2
+
+
+@table(
+    (None, False, {None: 1, 4: 4}),
+    ((7, "own"), False, {None: 1, 1: 1, 2: r"a single TorchServe already uses the whole machine \(pid 7\)"}),
+    ((7, "other"), False, {None: r"TorchServe is already running with \S*other \(pid 7\)"}),
+    (None, True, {None: 3, 3: 3, 1: "3 nodes are already running", 2: "3 nodes are already running"}),
+)
+def test_layout_is_that_which_runs_or_the_one_that_is_asked_for(
+    running: tuple[int, str] | None, has_nodes: bool, expected: dict[Any, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    pid, config = running or (None, None)
+    (own := tmp_path / "own").touch()
+    single = Mock(pid=lambda: pid, running_config=lambda: config and (tmp_path / config).resolve())
+    servers = [single, *(Mock(pid=lambda pid=pid: pid) for pid in ((None, 8) if has_nodes else (None, None)))]
+    monkeypatch.setattr(serve, "all_nodes", lambda *_: [SimpleNamespace(server=each) for each in servers])
+    Layout(own, 3).write(tmp_path)
+    for nodes, found in expected.items():
+        outcome = pytest.raises(ServerError, match=found) if isinstance(found, str) else nullcontext()
+        with outcome:
+            assert serve.choose_layout(own, nodes, tmp_path).nodes == found
+    if has_nodes:
+        with pytest.raises(ServerError, match=r"3 nodes are already running with .*own"):
+            serve.choose_layout(tmp_path / "other", None, tmp_path)
 
 
 def test_stop_without_a_node_says_so_and_forgets_the_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

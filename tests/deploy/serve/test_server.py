@@ -1,8 +1,12 @@
 """The timers and limits of a connection, of a call by gRPC and of their ends, without a process."""
 
 import asyncio
+import json
+import os
 import socket
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, call
 
@@ -11,11 +15,13 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from deploy.frontend.http import Answer
 from deploy.frontend.memory import Memory
 from deploy.frontend.routes import Models
 from deploy.serve import __main__ as program
 from deploy.serve import rpc
-from deploy.serve.connection import Joined, Protocol
+from deploy.serve.app import Host
+from deploy.serve.connection import RUNNING, Joined, Protocol
 from deploy.serve.limits import Limits
 from deploy.serve.server import Series, _print_summary, _start_grpc
 from tests.tables import table
@@ -218,6 +224,79 @@ def test_options_reach_the_host_and_its_end_is_that_of_the_command(monkeypatch: 
     first = {"archive": Path("a.mar"), "host": "127.0.0.1", "port": 8080, "grpc_port": None, "threads": 0, "gpu": None}
     second = {"archive": Path("b.mar"), "host": "h", "port": 1, "grpc_port": 0, "threads": 2, "gpu": 3}
     assert found == [{**first, "config": None, "own": True}, {**second, "config": Path("c"), "own": True}]
+
+
+DESCRIBED = {
+    "modelName": "m", "modelVersion": "1.0", "modelUrl": "m.mar", "runtime": "python", "minWorkers": 1, "maxWorkers": 1,
+    "batchSize": 8, "maxBatchDelay": 0, "loadedAtStartup": True,
+}  # fmt: skip
+
+
+def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> None:
+    may_answer, tasks, ended = asyncio.Event(), set[Any](), list[str]()
+
+    async def answer(version: str, headers: object, body: bytes, path: str) -> Answer:
+        await may_answer.wait()
+        return Answer(200, b"{}" if body else 1 / 0)  # type: ignore[arg-type]
+
+    of = {"metadata": Mock(precision="", platform="torchserve_openvino"), "is_on_gpu": False, "window": 8}
+    close = AsyncMock(side_effect=lambda: ended.append("model"))
+    replica: Any = SimpleNamespace(name="m", version="1.0", max_body_bytes=9, answer=answer, close=close, **of)
+    metrics: Any = {"b_total": Series(("x",), {('a"b',): 2.0}), "a_total": Series((), {(): 1.0})}
+    limits = replace(LIMITS, requests=1, cors=("https://a",), head_bytes=2048, memory_bytes=2 << 20)
+    host = Host(replica, Path("store/m.mar"), metrics, limits)
+    assert (host.most_head_bytes, host.body_s, host.origins, host.memory.most_bytes) == (
+        *(2048, LIMITS.body_s), frozenset({"https://a"}), 2 << 20,
+    )  # fmt: skip
+    assert host.summary() == {"Model": "m 1.0", "Precision": "as exported", "Engine": "openvino"}
+
+    async def ask(path: str, method: str = "GET", body: bytes = b"") -> tuple[int, Any, bytes | None]:
+        sent = list[Any]()
+        scope = {"type": "http", "method": method, "path": path, "headers": [], RUNNING: tasks}
+        await host(
+            scope, AsyncMock(return_value={"type": "http.request", "body": body}), AsyncMock(side_effect=sent.append)
+        )
+        found, headers = sent[1]["body"], dict(sent[0]["headers"])
+        return (
+            sent[0]["status"],
+            found.decode() if path == "/metrics" else json.loads(found),
+            headers.get(b"retry-after"),
+        )
+
+    async def end_calls() -> None:
+        await asyncio.sleep(0)
+        ended.append("calls")
+
+    async def run() -> None:
+        first = asyncio.create_task(ask("/predictions/m", "POST", b"a"))
+        while not tasks:
+            await asyncio.sleep(0)
+        assert (await ask("/predictions/m", "POST", b"a"))[::2] == (503, b"1")
+        (found,) = (await ask("/models/m/1.0"))[1]
+        assert found.pop("jobQueueStatus") == {"remainingCapacity": 0, "pendingRequests": 1}
+        (worker,) = found.pop("workers")
+        assert (found, worker["status"], worker["pid"]) == (DESCRIBED, "READY", os.getpid())
+        may_answer.set()
+        assert (await first, tasks) == ((200, {}, None), set())
+        # A bug ends its request, too.
+        assert (await ask("/predictions/m", "POST"))[0] == 500
+        (found,) = (await ask("/models/m/all"))[1]
+        assert found["jobQueueStatus"] == {"remainingCapacity": 1, "pendingRequests": 0}
+        assert (await ask("/models"))[1] == {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}
+        wrong = [("/models/x", "GET"), ("/models/m/2.0", "GET"), ("/models/m/1.0/x", "GET"), ("/models/m", "DELETE")]
+        assert [(await ask(*each))[0] for each in wrong] == [404, 404, 404, 405]
+        series = [line for line in (await ask("/metrics"))[1].splitlines() if line[0] != "#"]
+        labels = f'Hostname="{socket.gethostname()}",'
+        assert series == [f"a_total{{{labels}}} 1.0", f'b_total{{x="a\\"b",{labels}}} 2.0']
+        host.models.is_draining = True
+        status, document, retry = await ask("/models/m")
+        assert (status, document["type"], retry) == (503, "Draining", b"1")
+        # The last call needs the model.
+        host.calls = asyncio.ensure_future(end_calls())
+        await host.close()
+        assert ended == ["calls", "model"]
+
+    asyncio.run(run())
 
 
 def test_counter_adds_up_by_labels() -> None:
