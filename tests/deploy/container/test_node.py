@@ -8,13 +8,15 @@ from typing import Any
 from unittest.mock import ANY, Mock, call
 
 import pytest
+from aiohttp import web
 
-from deploy.container import node
+from deploy.container import healthcheck, node
 from deploy.container.envoy import NodeStatus
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.process import NoAnswer
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
+from tests.load.fake_server import serving
 from tests.tables import table
 from torchserve_client.errors import ManagementError
 
@@ -93,6 +95,21 @@ def test_check_publishes_what_changes_and_ends_a_node_whose_torchserve_has_died_
     with pytest.raises(ServerError, match="node: it has died"):
         process._check()
     server.clean_up.assert_called_once_with()
+
+
+@table((["{0}/ok"], 0), (["{0}/no"], 1), (["{1}/", "{0}/ok"], 0), (["{1}/"], 1), (["{0}/no", "{0}/ok"], 1))
+def test_container_is_healthy_if_the_first_address_that_answers_says_so(
+    addresses: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=200 if request.path == "/ok" else 503)
+
+    with serving(answer, path="/{path:.*}") as url:
+        shown = [each.format(url, "http://127.0.0.1:9") for each in addresses]
+        monkeypatch.setenv("HEALTH_URL", " ".join(shown))
+        assert healthcheck.main() == code
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("health: http://127.0.0.1:") and (said.endswith(": 200") is (code == 0))
 
 
 @table(

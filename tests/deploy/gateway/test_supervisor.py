@@ -20,6 +20,7 @@ import pytest
 from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
 from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
+from deploy.gateway.envoy import process
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
@@ -54,6 +55,24 @@ def test_killed_control_starts_again(end: str, outcome: Any, tmp_path: Path, mon
     with outcome:
         until(is_started_again)
     control.stop()
+
+
+def test_envoy_that_dies_often_in_a_short_time_ends_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    envoy: Any = process.Envoy(tmp_path)
+    envoy._spawn, envoy._wait_until_ready, envoy._child, envoy.pid = Mock(), Mock(), Mock(), lambda: None
+    for _ in range(2 * process.DEATHS):
+        envoy.keep({})
+        now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
+    with pytest.raises(process.EnvoyError, match="Envoy has died"):
+        for _ in range(process.DEATHS - 1):
+            now_s[0] -= 0.1
+            envoy.keep({})
+            now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
+    assert envoy._spawn.call_count >= 2 * process.DEATHS
 
 
 @pytest.mark.parametrize(("watcher", "started"), [(None, True), (4711, False)])
