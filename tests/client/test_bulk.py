@@ -213,7 +213,7 @@ def test_run_writes_errors_and_asks_for_those_again(
     again = sorted(text for request in server.sent[3:] for text in orjson.loads(request.body)["instances"])
     assert (again, recorded(out)) == (["a", "c", "d"], {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"})
     assert " 3 answered, 2 before, 0 failed, " in " ".join(capsys.readouterr().out.split())
-    # It was written anew, and whoever could read it can do so still.
+    # The file that replaced it has its permissions.
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 

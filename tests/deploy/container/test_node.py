@@ -76,7 +76,7 @@ def test_check_publishes_what_changes_and_ends_a_node_whose_torchserve_has_died_
     process._words, process._response_timeout_s, process._answered_s = "ready", 10.0, 100.0
     keys = {api: {"key": f"{api}'s"} for api in ("inference", "management")}
     tokens = {api: f"{api}'s" for api in keys}
-    # TorchServe writes the file of keys anew while it runs.
+    # TorchServe rewrites the file of keys while it runs.
     for text in ("", json.dumps(keys), "{"):
         server.keys.write_text(text)
         for _ in range(2):

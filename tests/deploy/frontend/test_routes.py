@@ -401,7 +401,7 @@ def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch:
     sent: list[Message] = []
     status, document = ask("POST", "/predictions/texts", None, sent=sent)
     assert (status, document["type"]) == (408, "RequestTimeout")
-    # What still comes of the body is no request.
+    # The rest of the body must not be read as a request.
     assert dict(sent[0]["headers"])[b"connection"] == b"close"
 
 
@@ -431,12 +431,12 @@ def test_hostile_message_is_refused_before_it_is_parsed(message: bytes, words: s
 
 @table(
     ("ModelReady", {"name": "texts", "version": "2"}, 5, "'texts' version 2 is not found; versions: 1.0"),
-    ("ModelConfig", {"name": "nobody"}, 5, "'nobody' is not found"),
+    ("ModelConfig", {"name": "other"}, 5, "'other' is not found"),
     ("ModelMetadata", {"name": "absent", "version": "3"}, 14, "'absent' version 3 is not at ready state"),
     ("ModelStatistics", {}, 12, "Prometheus has the statistics"),
-    ("ModelInfer", {"model_name": "nobody"}, 5, "Model not found: nobody"),
+    ("ModelInfer", {"model_name": "other"}, 5, "Model not found: other"),
     ("ModelInfer", {"model_name": "texts", "model_version": "7"}, 5, "version: 7 does not exist for model: texts"),
-    # What the handler says in headers, or else in its body.
+    # The headers of the handler have the code and the message; without them, the status and the body.
     ("ModelInfer", {"model_name": "codes"}, 7, "f\u00fcr"),
     ("ModelInfer", {"model_name": "absent"}, 14, '"message": "none"'),
     ("ModelInfer", {"model_name": "codes", "model_version": "1"}, 13, "The server failed."),

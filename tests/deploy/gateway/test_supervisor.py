@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,60 @@ def test_killed_control_starts_again(end: str, outcome: Any, tmp_path: Path, mon
     control.stop()
 
 
+@table((None, nullcontext()), (process.EnvoyError("often"), pytest.raises(supervisor.GatewayFailed, match="often")))
+def test_envoy_starts_after_the_control_process_and_ends_before_it(
+    failure: Any, outcome: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, is_ending = list[object](), threading.Event()
+    control, envoy = Mock(has_answered=False), Mock()
+
+    def keep() -> None:
+        steps.append("control")
+        control.has_answered = len(steps) > 1
+        if len(steps) == 4:
+            raise OSError("the disk is full")  # it ends nothing
+        if len(steps) > 6:
+            is_ending.set()
+
+    control.keep, control.stop = keep, lambda: steps.append("control stops")
+    envoy.keep = Mock(side_effect=lambda _: steps.append("Envoy"))
+    envoy.stop = Mock(side_effect=lambda limit_s: steps.append(("Envoy stops", limit_s)), return_value=True)
+    if failure:
+        envoy.keep.side_effect = failure
+    for name, value in {"Control": Mock(return_value=control), "Envoy": lambda _: envoy, "_keep_nodes": Mock()}.items():
+        monkeypatch.setattr(supervisor, name, value)
+    for name in ("CHECK_S", "RETRY_S"):
+        monkeypatch.setattr(supervisor, name, 0.001)
+    with outcome:
+        supervisor.supervise(GatewaySettings(), tmp_path / "g", tmp_path / "n", tmp_path, is_ending)
+    kept = ["control"] * 2 if failure else ["control", "control", "Envoy", "control", *["control", "Envoy"] * 2]
+    assert steps == [*kept, ("Envoy stops", GatewaySettings().limits.response_s), "control stops"]
+    supervisor.Control.assert_called_once_with(tmp_path / "g", tmp_path / "n", tmp_path)  # type: ignore[attr-defined]
+
+
+def test_control_process_that_hangs_is_killed_once_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, started = [100.0], list[Mock]()
+
+    def start(*_: object) -> Mock:
+        started.append(Mock(poll=Mock(return_value=None)))
+        started[-1].kill.side_effect = lambda: started[-1].poll.configure_mock(return_value=-9)
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "start_module", start)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    (tmp_path / "control.log").touch()
+    control = supervisor.Control(tmp_path / "gateway.yaml", tmp_path / "nodes.json", tmp_path)
+    # It starts within a minute, and is killed and started again otherwise, but not more often than every 5 s.
+    for at_s, kills, starts in ((0.0, 0, 1), (60.0, 0, 1), (60.1, 1, 1), (60.2, 1, 2), (120.3, 2, 2), (120.4, 2, 3)):
+        now_s[0] = 100.0 + at_s
+        control.keep()
+        assert (sum(each.kill.call_count for each in started), len(started)) == (kills, starts), at_s
+    control.stop()
+    started[-1].send_signal.assert_called_once_with(signal.SIGTERM)
+
+
 def test_envoy_that_dies_often_in_a_short_time_ends_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +141,11 @@ def test_dead_node_is_started_again_unless_another_process_watches_it(
         return "it has died"
 
     dead = SimpleNamespace(title="node-1", server=SimpleNamespace(describe_death=describe_death))
-    calls = {"local_nodes": lambda *_: [dead], "find_watcher": lambda _: watcher, "start_node": found.append}
+    calls = {
+        "local_nodes": lambda *found: [dead][found != ("layout", tmp_path) :],
+        "find_watcher": lambda _: watcher,
+        "start_node": found.append,
+    }
     for name, value in {**calls, "Layout": SimpleNamespace(read=lambda _: "layout"), "NODES_S": 0.01}.items():
         monkeypatch.setattr(supervisor, name, value)
     supervisor._keep_nodes(tmp_path, is_ending)
