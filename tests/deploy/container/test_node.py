@@ -1,6 +1,7 @@
 """The process of a node over stand-ins of TorchServe and Envoy: its health, its checks, its drain and its end."""
 
 import json
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,8 @@ def test_health_is_that_of_all_models_and_stays_while_torchserve_is_busy(process
     management.all_versions.return_value = [(name, "1.0") for name in ("slow", "one", "none", "gone")]
     process._poll([])
     assert (process._words, process._response_timeout_s) == ("none 1.0: no worker is READY", 900.0)
+    process._poll([("none", "1.0")])
+    assert process._response_timeout_s == 120.0  # TorchServe's default
     process._poll([("one", "1.0"), ("gone", "1.0")])
     healthy = process._words, process._response_timeout_s, process._answered_s
     assert healthy == ("ready", 7.0, ANY)
@@ -95,6 +98,37 @@ def test_check_publishes_what_changes_and_ends_a_node_whose_torchserve_has_died_
     with pytest.raises(ServerError, match="node: it has died"):
         process._check()
     server.clean_up.assert_called_once_with()
+
+
+@table((("m.mar",), True, "verify"), ((), False, "verify"), ((), True, "start"))
+def test_envoy_answers_before_torchserve_starts_and_the_models_are_polled_from_then_on(
+    load_models: tuple[str, ...], has_model_api: bool, start: str, process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, polled = list[str](), threading.Event()
+
+    def note(step: str, result: object = None) -> Mock:
+        return Mock(side_effect=lambda *_: steps.append(step) or result)  # type: ignore[func-returns-value]
+
+    def poll(models: list[Any]) -> None:
+        assert models == ([("m", "1.0")] if start == "verify" else [])
+        steps.append("poll") if not polled.is_set() and "poll" not in steps else polled.set()
+
+    server = process._local.server
+    server.settings, server.logs = SimpleNamespace(load_models=load_models, has_model_api=has_model_api), Path("logs")
+    monkeypatch.setattr("subprocess.Popen", followed := Mock())
+    monkeypatch.setattr(node, "make_folder", note("folder"))
+    monkeypatch.setattr(node, "HEALTH_S", 0.001)
+    monkeypatch.setattr("deploy.run.production.verify", note("verify", [("m", "1.0")]))
+    monkeypatch.setattr(node, "start_node", note("start"))
+    process._publish = Mock(side_effect=lambda status: steps.append(status.words))
+    process._keep_envoy, process._check, process._poll = note("Envoy"), note("check"), poll
+    try:
+        process._start()
+        assert polled.wait(30)
+    finally:
+        process._is_stopping.set()
+    assert steps == ["folder", "starting", "Envoy", start, "poll", "check"]
+    assert process._is_up and followed.call_args.args[0][-2:] == ["logs/model_log.log", "logs/ts_log.log"]
 
 
 @table((["{0}/ok"], 0), (["{0}/no"], 1), (["{1}/", "{0}/ok"], 0), (["{1}/"], 1), (["{0}/no", "{0}/ok"], 1))

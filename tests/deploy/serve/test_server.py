@@ -150,8 +150,8 @@ def test_call_is_read_within_its_time_and_its_memory(monkeypatch: pytest.MonkeyP
         finally:
             watching.cancel()
         held.append(models.memory.held_bytes)
-        context.add_done_callback.call_args.args[0](context)
         assert (models.memory.waiting, calls._waiting) == ({}, {})
+        context.add_done_callback.call_args.args[0](context)
         return answer, context.set_code.call_args and context.set_code.call_args.args[0]
 
     async def slow() -> bytes:
