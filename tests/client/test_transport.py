@@ -44,6 +44,7 @@ def test_refused_request_was_never_sent_and_one_that_is_cut_off_may_have_been_se
 @table((b"x\xff", b"Teapot", "Teapot"), (b"", b"", ""))
 def test_request_and_response_arrive_as_they_were_sent(body: bytes, reason: bytes, expected: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, closing(Transport()) as transport:
+        server.settimeout(20)
         received = list[bytes]()
 
         def answer() -> None:
