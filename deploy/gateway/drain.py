@@ -149,8 +149,9 @@ def restart(options: argparse.Namespace) -> None:
             raise ServerError(f"{name} is not restarted: process {watcher} watches it; systemctl restart drains it too")
         others = {node.name: node.is_routed for node in gateway.nodes() if node.name != name}
         if not others or not all(others.values()):
-            lacking = ", ".join(other for other, is_routed in others.items() if not is_routed) or "no other node"
-            raise ServerError(f"{name} is not restarted: {lacking} would not serve in its place")
+            lacking = ", ".join(other for other, is_routed in others.items() if not is_routed)
+            words = f"{lacking} would not serve" if lacking else "no other node would serve"
+            raise ServerError(f"{name} is not restarted: {words} in its place")
         if not take_out(gateway, name, settings.limits.response_s):
             gateway.drain(name, is_draining=False)
             raise ServerError(f"{name} is not restarted, and receives requests again: it still has requests in flight")

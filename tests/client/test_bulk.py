@@ -3,7 +3,9 @@
 import fcntl
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -11,15 +13,25 @@ from argparse import Namespace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
 
 from tests.client.conftest import serving
-from tests.client.script import Server, Step, client, failed, ok, predictions
+from tests.client.script import Script, Server, Step, client, failed, ok, predictions
 from tests.tables import table
 from tests.waiting import until
-from torchserve_client import FuturesClient, InvalidPayload, NoConnection, Nodes, Rejected, RetryPolicy, bulk
+from torchserve_client import (
+    FuturesClient,
+    InvalidPayload,
+    Management,
+    NoConnection,
+    Nodes,
+    Rejected,
+    RetryPolicy,
+    bulk,
+)
 from torchserve_client.answers import Answers
 from torchserve_client.bulk import read_items, request_items
 from torchserve_client.inputs import Input, Keys, read_inputs
@@ -157,7 +169,33 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path) -> None:
+@table(
+    # Lines are sent as lists.
+    (None, None, bulk.LISTS_IN_FLIGHT),
+    (5, None, 5),
+    *((None, batch_size, expected) for batch_size, expected in ((8, 24), (1, 8), (99, 64))),
+    # Without access to the management API.
+    (None, 0, 16),
+)
+def test_requests_in_flight_fill_three_batches_or_are_as_asked(
+    asked: int | None, batch_size: int | None, expected: int, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_lines = batch_size is None
+    monkeypatch.setattr(bulk, "FuturesClient", made := Mock(wraps=FuturesClient))
+    described = ok([{"batchSize": batch_size}]) if batch_size else NoConnection("none", was_sent=False)
+    (folder := lines.parent / "folder").mkdir()
+    (folder / "a").write_text("a")
+    path = lines if is_lines else folder
+    options = Namespace(model="m", option=[], path=path, out=lines.parent / "out", in_flight=asked)
+    nodes = Nodes({"n": Management("http://n", transport=Script(described))})
+    server = Server(lambda request: predictions(*orjson.loads(request.body)["instances"]) if is_lines else ok("A"))
+    assert bulk.predict(options, nodes, client(server)) == 0
+    assert made.call_args.args[1] == expected
+
+
+def test_run_writes_errors_and_asks_for_those_again(
+    tmp_path: Path, lines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def answer(request: Request) -> Step:
         texts = orjson.loads(request.body)["instances"]
         if "c" in texts and len(server.sent) <= 3:
@@ -169,9 +207,14 @@ def test_run_writes_errors_and_asks_for_those_again(tmp_path: Path, lines: Path)
     assert predict(server, lines, out) == 1
     full = {"code": 503, "type": "ServiceUnavailableException", "message": "full"}
     assert recorded(out) == {"1": no, "2": "B", "3": full, "4": full, "5": "E"}
+    assert re.search(r"out\.jsonl: 2 answered, 3 failed, [\d.]+ s, [\d.]+/s\s*$", capsys.readouterr().out)
+    out.chmod(0o640)
     assert predict(server, lines, out) == 0
     again = sorted(text for request in server.sent[3:] for text in orjson.loads(request.body)["instances"])
     assert (again, recorded(out)) == (["a", "c", "d"], {"1": "A", "2": "B", "3": "C", "4": "D", "5": "E"})
+    assert " 3 answered, 2 before, 0 failed, " in " ".join(capsys.readouterr().out.split())
+    # The file that replaced it has its permissions.
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
 ROW = {"name": "x", "datatype": "FP32", "shape": [-1, 1]}

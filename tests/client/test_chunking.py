@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,19 @@ def test_chunks_keep_both_limits_are_greedy_and_join_to_inputs(inputs: Inputs, m
         assert len(before) == max_items or not fits
 
 
+def test_sizes_are_bytes_of_utf8_and_of_base64(tmp_path: Path) -> None:
+    (path := tmp_path / "a").write_bytes(bytes(10))
+    sizes = estimate_sizes(["\ud55c", b"", b"a", b"abc", bytearray(4), path, {"b": "\ud55c", "c": [1]}, 12])
+    assert [*sizes] == [3, 0, 4, 4, 8, 16, 8, 2]
+
+
 @table(
     ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, "first dimensions differ: a has 3, b has 4"),
     ({"a": np.zeros(3), "b": np.array(1.0)}, "arrays without a first dimension: b"),
     ({}, "at least one"),
     ({"a": [1, 2]}, "nothing else"),
     ("text", "not str"),
+    (b"text", "not bytes"),
     (np.zeros((0, 2)), "no items"),
 )
 def test_inputs_that_cannot_be_cut_are_refused_before_anything_is_sent(inputs: Any, words: str) -> None:

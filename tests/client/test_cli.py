@@ -1,11 +1,15 @@
+import io
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.client.conftest import serving
 from tests.tables import table
 from torchserve_client.cli import main, parser
 from torchserve_client.rollout import Rollout
@@ -51,6 +55,27 @@ def test_reader_of_the_output_may_end_before_it() -> None:
         finally:
             os.close(write)
         assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@table(
+    (["embed", "m"], "[1.0]\n[3.0]\n"),
+    (["embed", "m", "ab"], "[2.0]\n"),
+    (["rerank", "m", "q"], "3.0000  abc\n1.0000  a\n"),
+    (["rerank", "m", "q", "--top-n", "1"], "3.0000  abc\n"),
+    (["rerank", "m", "q", "ab", "abcd"], "4.0000  abcd\n2.0000  ab\n"),
+)
+def test_texts_are_those_of_the_command_or_of_its_input(
+    words: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(path: str, kind: str, body: bytes) -> Any:
+        texts = json.loads(body)["instances"]
+        return {"predictions": [[float(len(each))] if isinstance(each, str) else {"score": len(each["document"])}
+                                for each in texts]}  # fmt: skip
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n \nabc\n"))
+    with serving(answer) as url:
+        assert main(["--url", url, *words]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_unregister_ends_the_journal_of_the_homes_model_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,8 @@ def test_wrong_address_or_key_is_refused_and_not_quoted(url: Any, token: Any, ki
 
 
 def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
-    answer = client(Script(predictions({"cat": 1}, CORRUPT, [0.5]))).predict("m", ["a", "b", "c"])
+    answer = client(Script(predictions({"cat": 1}, CORRUPT, [0.5], {"error": {}}))).predict("m", ["a", "b", "c", "d"])
+    assert (answer[3].status, answer[3].type, answer[3].message) == (200, "ItemFailed", "")
     assert (answer[0], answer[2]) == ({"cat": 1}, [0.5])
     assert isinstance(answer[1], ItemFailed)
     assert (answer[1].status, answer[1].type, answer[1].message) == (422, "CorruptInput", "truncated")
@@ -81,13 +82,20 @@ def test_list_is_answered_in_order_with_failed_items_in_their_places() -> None:
         raise_failed(answer)
 
 
-def test_embed_and_rerank_send_lists_and_raise_what_failed() -> None:
-    script = Script(predictions([0.5], [1]), predictions({"score": 0.1}, {"score": 0.9}), predictions([0.5], CORRUPT))
+def test_embed_and_rerank_send_lists_and_raise_what_failed_and_workers_are_asked_for_their_state() -> None:
+    told = [Response(200, b"{}", {"X-In-Flight": count, "X-Fingerprint": "f"}) for count in ("3", "many", "0")]
+    lists = [predictions([0.5], [1]), predictions({"score": 0.1}, {"score": 0.9}), predictions([0.5], CORRUPT)]
+    script = Script(*told, *lists)
     asked = client(script)
+    assert [asked.in_flight("m", "1.0"), asked.in_flight("m", "1.0"), asked.fingerprint("m", "1.0")] == [3, None, "f"]
+    assert {request.headers["X-Model-Metadata"] for request, _ in script.sent} == {"1"}
+    script.sent.clear()
     assert asked.embed("m", ("a", "b"), input_type="query") == [[0.5], [1]]
     assert asked.rerank("m", "q", ["a", "b"], top_n=1) == [RankedDocument(1, 0.9)]
     with pytest.raises(ItemFailed, match="truncated"):
         asked.embed("m", ["a", "b"])
+    with pytest.raises(ItemFailed, match="truncated"):
+        asked.rerank("m", "q", ["a", "b"])
     assert [json.loads(request.body) for request, _ in script.sent[:2]] == [
         {"instances": ["a", "b"], "input_type": "query"},
         {"instances": [{"document": "a"}, {"document": "b"}], "query": "q"},

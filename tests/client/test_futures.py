@@ -1,9 +1,15 @@
 import threading
 import weakref
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future, as_completed, wait
+from contextlib import nullcontext
+from unittest.mock import Mock
+
+import pytest
 
 from tests.client.script import Server, client
-from torchserve_client import FuturesClient
+from tests.tables import table
+from tests.waiting import until
+from torchserve_client import Closed, FuturesClient
 from torchserve_client.transport import Request, Response
 
 
@@ -52,6 +58,33 @@ def test_submit_waits_while_all_is_full_until_an_answer_or_a_cancelled_future_fr
         gate.opened.set()
         assert [each.result(10) for each in (futures.submit("m", "d"), *late)] == ["d", "c"]
         thread.join()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_error_in_the_block_cancels_what_waits_and_an_end_without_one_awaits_it(error: BaseException | None) -> None:
+    asked = client(Server(gate := Gate()))
+    closed = Mock(side_effect=gate.opened.set)
+    asked.close = closed  # type: ignore[method-assign]
+    futures, submitted = FuturesClient(asked, max_workers=1), list[Future[object]]()
+    with nullcontext() if error is None else pytest.raises(KeyboardInterrupt), futures:
+        submitted += [futures.submit("m", str(number)) for number in range(3)]
+        until(lambda: gate.inside == 1)
+        if error is not None:
+            raise error
+        gate.opened.set()
+    # Those who wait for a cancelled one are woken.
+    assert not wait(submitted, timeout=10).not_done
+    assert [each.cancelled() for each in submitted] == [False, *[error is not None] * 2]
+    assert (submitted[0].result(), closed.called) == ("0", error is not None)
+    with pytest.raises(Closed, match="the futures client is closed"):
+        futures.submit("m", "a")
+
+
+@table((0, 0), (1, -1))
+def test_limit_that_is_too_small_is_refused(workers: int, waiting: int) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        FuturesClient(client(Server(Gate())), workers, waiting)
+    FuturesClient(client(Server(Gate())), 1, 0).close()
 
 
 def test_result_is_kept_only_by_its_future() -> None:

@@ -1,8 +1,22 @@
+import json
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
 import pytest
 
 from tests.client.script import Script, Step, failed, ok
 from tests.tables import table
-from torchserve_client import DeadlineExceeded, Management, NoConnection, Nodes, NodesFailed, NotReady, Unreachable
+from torchserve_client import (
+    Closed,
+    DeadlineExceeded,
+    InvalidPayload,
+    Management,
+    NoConnection,
+    Nodes,
+    NodesFailed,
+    NotReady,
+    Unreachable,
+)
 
 
 def management(*steps: Step) -> tuple[Management, Script]:
@@ -29,6 +43,51 @@ def test_versions_are_addressed_by_path() -> None:
         "PUT /models/m/2.0?min_worker=3&max_worker=3",
         "DELETE /models/m/1.0",
     ]
+
+
+def test_registration_says_what_is_set_and_refuses_what_torchserve_would_never_serve() -> None:
+    own, script = management(ok({}))
+    sizes = {"initial_workers": 0, "batch_size": 1, "max_batch_delay_ms": 2}
+    own.register("a.mar", model_name="a b", response_timeout_s=3, startup_timeout_s=4, is_known=True, **sizes)
+    own.register("a.mar", initial_workers=1)
+    queries = [dict(parse_qsl(urlsplit(request.url).query)) for request, _ in script.sent]
+    least = {"url": "a.mar", "synchronous": "false"}
+    times = {"response_timeout": "3", "startup_timeout": "4"}
+    named = {"initial_workers": "0", "batch_size": "1", "max_batch_delay": "2", "model_name": "a b"}
+    assert queries == [{**least, **times, **named}, {**least, "initial_workers": "1"}]
+    for wrong in ({"initial_workers": -1}, {**sizes, "batch_size": 0}, {**sizes, "model_name": "a b"}):
+        with pytest.raises(InvalidPayload):
+            own.register("a.mar", **wrong)
+    adaptive, script = management(ok([{"continuousBatching": True}]))
+    for workers, most in ((-1, None), (2, 1), (2, None), (1, 2)):
+        with pytest.raises(InvalidPayload):
+            adaptive.scale("m", workers, most=most)
+    adaptive.scale("m", 0, most=1)
+    assert [request.method for request, _ in script.sent] == ["GET", "GET", "PUT"]
+
+
+def test_nodes_are_those_of_the_file_with_their_tokens_and_logs(tmp_path: Path) -> None:
+    file, key_file = tmp_path / "nodes.json", tmp_path / "key_file.json"
+    key_file.write_text(json.dumps({api: {"key": api} for api in ("inference", "management")}))
+    (tmp_path / "a" / "logs").mkdir(parents=True)
+    addresses = {"management": "http://a:1", "inference": "http://a:2", "token_file": str(key_file)}
+    file.write_text(json.dumps([{"name": "a", **addresses}, {"name": "b", "management": "http://b:1"}]))
+    nodes, script = Nodes.read(file, transport=Script(ok({}))), Script(ok({"models": []}))
+    for each in (*nodes.by_name.values(), *nodes.inference.values()):
+        each._transport = script  # type: ignore[attr-defined]
+    assert (nodes.logs, [*nodes.by_name], [*nodes.inference]) == ({"a": tmp_path / "a" / "logs"}, ["a", "b"], ["a"])
+    nodes.each(lambda each: each.models())
+    nodes.inference["a"].predict("m", "x")
+    keys = [request.headers.get("Authorization") for request, _ in script.sent]
+    assert keys == ["Bearer management", None, "Bearer inference"]
+    nodes.close()
+    for each in (*nodes.by_name.values(), *nodes.inference.values()):
+        with pytest.raises(Closed):
+            each._transport.send(script.sent[0][0], 1)  # type: ignore[attr-defined]
+    for text in ("[]", "{}", "[1]", "["):
+        file.write_text(text)
+        with pytest.raises(InvalidPayload):
+            Nodes.read(file)
 
 
 @table(

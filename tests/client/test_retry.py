@@ -32,6 +32,9 @@ def test_retry_after_is_waited_for_and_jitter_comes_on_top_unless_the_deadline_i
     # An adaptive worker's own header is finer.
     _, _, time = predict([failed(503, **{"Retry-After": "2", "Retry-After-Ms": "1500"}), ok("done")])
     assert time.slept == pytest.approx([1.6])
+    # Neither has numbers.
+    _, _, time = predict([failed(503, **{"Retry-After": "soon", "Retry-After-Ms": "1e3"}), ok("done")])
+    assert time.slept == pytest.approx([0.1])
     time = Time()
     with pytest.raises(Unavailable, match="busy"):
         client(Script(failed(503, "", "busy", **{"Retry-After": "61"})), time).predict("m", "text")

@@ -105,6 +105,7 @@ class FakeGateway(Fake):
         self.withdrawals: list[tuple[str | None, bool, list[list[str]]]] = []
         # Requests in flight at each poll; None while Envoy does not respond.
         self.in_flight: list[int | None] = [None, 3, 0]
+        self.counted: list[str | None] = []  # the version of the last poll
 
     def send(self, request: Request, timeout_s: float) -> Response:
         if "/control/models/" in request.url:
@@ -127,6 +128,7 @@ class FakeGateway(Fake):
             version, is_withdrawn = asked["version"], asked["withdrawn"]
             self.withdrawals.append((version, is_withdrawn, [list(server.versions) for server in self.servers]))
             return ok({})
+        self.counted = [version]
         assert all(version is None or version in server.versions for server in self.servers)
         return ok({"in_flight": self.in_flight.pop(0) if len(self.in_flight) > 1 else self.in_flight[0]})
 
@@ -179,6 +181,7 @@ def test_rollout_registers_everywhere_before_any_default_changes_and_withdraws_t
     assert rollouts(store, *servers, gateway=gateway).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
     assert [server.state for server in servers] == [("1.0-r2", ["1.0-r2"])] * 2
     assert names(store) == {"m", "m@1.0-r2"}
+    assert gateway.counted == ["1.0"]
     # Withdrawn when no node had it as its default, and forgotten when no node had it.
     assert gateway.withdrawals == [("1.0", True, [["1.0", "1.0-r2"]] * 2), ("1.0", False, [["1.0-r2"]] * 2)]
     assert gateway.in_flight == [0]
@@ -392,6 +395,25 @@ def test_canary_that_ends_leaves_one_version(end: str, kept: str, retired: str, 
     for each in (again().promote, again().abort):
         with pytest.raises(RolloutFailed, match="m has no canary"):
             each(MODEL)
+
+
+@table(("promote", "1.0-r2"), ("abort", "1.0"), ("try_canary", "1.0"))
+def test_canary_command_that_is_killed_before_it_retires_goes_on(end: str, kept: str, store: Path) -> None:
+    def kill(*_: object) -> None:
+        raise Killed
+
+    is_tried = end == "try_canary"
+    gateway = FakeGateway(FakeServer(), FakeServer()) if is_tried else tried(store)[0]
+    new = {"new": Registration(batch_size=4), "percent": 5, "header": None} if is_tried else {}
+    again = partial(rollouts, store, *gateway.servers, gateway=gateway)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Rollout, "_finish", kill)
+        getattr(again(), end)(MODEL, **new)
+    # It returns the version that serves now, or that is tried.
+    assert getattr(again(), end)(MODEL, **new) == ("1.0-r2" if is_tried else kept)
+    versions = ["1.0", "1.0-r2"] if is_tried else [kept]
+    assert [server.state for server in gateway.servers] == [(kept, versions)] * 2
+    assert ((gateway.canary or {}).get("percent"), [*store.glob(".*")]) == (5 if is_tried else None, [])
 
 
 def replaced(store: Path) -> FakeServer:

@@ -41,6 +41,28 @@ def test_refused_request_was_never_sent_and_one_that_is_cut_off_may_have_been_se
         assert raised.value.was_sent
 
 
+@table((b"x\xff", b"Teapot", "Teapot"), (b"", b"", ""))
+def test_request_and_response_arrive_as_they_were_sent(body: bytes, reason: bytes, expected: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, closing(Transport()) as transport:
+        server.settimeout(20)
+        received = list[bytes]()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as file:
+                lines = [*iter(file.readline, b"\r\n")]
+                received.extend([*lines, file.read(len(body))])
+                connection.sendall(b"HTTP/1.1 418 %s\r\nX-A: b\r\nContent-Length: 2\r\n\r\n{}" % reason)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/predictions/m"
+        found = transport.send(Request("PUT", url, body, {"X-Own": "1"}), 20)
+        thread.join()
+    assert (received[0], received[-1], b"X-Own: 1\r\n" in received) == (b"PUT /predictions/m HTTP/1.1\r\n", body, True)
+    assert (found.status, found.body, found.headers["x-a"], found.reason) == (418, b"{}", "b", expected)
+
+
 def test_connection_is_kept_for_the_next_request(listen: Listen) -> None:
     listener = listen(answering)
     with Client(listener.url) as client:

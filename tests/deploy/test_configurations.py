@@ -27,6 +27,18 @@ ends_in_backslashes=C:\\
 enable_model_api=true
 enable_model_api=false
 """
+OTHERS = """
+model_store=a
+metrics_config=b
+max_request_size=9
+enable_model_api=TRUE
+disable_token_authorization=True
+load_models=c , ,d
+management_address=http://h:1
+metrics_address=http://h:2
+grpc_inference_address=i
+vmargs=-Xmx3k
+"""
 # The lines that config.properties does not share with the other files.
 DIFFERENCES = {
     "config.properties": set[str](),
@@ -53,6 +65,12 @@ def test_settings_are_read_as_torchserve_takes_them_and_moved_to_other_addresses
     path.write_text("")
     settings = ServerSettings.read(path)
     assert (settings.job_queue_size, settings.max_request_size, settings.heap_bytes) == (100, 6553500, None)
+    path.write_text(OTHERS)
+    settings = ServerSettings.read(path)
+    assert (settings.model_store, settings.metrics_config, settings.max_request_size) == ("a", "b", 9)
+    assert (settings.has_tokens, settings.has_model_api, settings.load_models) == (False, True, ("c", "d"))
+    assert [*settings.ports.values()] == [("127.0.0.1", 8080), ("h", 1), ("h", 2), ("i", 7070), ("127.0.0.1", 7071)]
+    assert (settings.heap_bytes, settings.direct_bytes) == (3 << 10, 3 << 10)  # Java's default
     bad = "models={", "job_queue_size=many", "inference_address=http://127.0.0.1:http", "management_address=127.0.0.1:1"
     for line in bad:
         path.write_text(line)

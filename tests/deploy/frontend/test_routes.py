@@ -13,6 +13,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as triton
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from deploy.frontend import http
@@ -68,8 +69,21 @@ async def absent(version: str, headers: Mapping[str, str], body: bytes, path: st
     return Answer(503, content, headers={"Retry-After": "7"})
 
 
-def ask(method: str, path: str, body: Any = b"", query: str = "", sent: Any = None, **headers: str) -> tuple[int, Any]:
+async def codes(version: str, *_: object) -> Answer:
+    """Answer as a handler of the Open Inference Protocol fails; a version is a bug."""
+    if version:
+        raise ZeroDivisionError
+    return Answer(504, b"late", headers={"X-Grpc-Status": "7", "X-Grpc-Message": "f%C3%BCr"})
+
+
+REPLICAS: dict[str, Any] = {"texts": texts, "absent": absent}
+
+
+def ask(
+    method: str, path: str, body: Any = b"", query: str = "", *, sent: Any = None, models: Any = None, **headers: str
+) -> tuple[int, Any]:
     sent = [] if sent is None else sent  # the messages of the answer
+    models = models or Models(REPLICAS, "texts", 1000)
 
     async def run() -> None:
         async def receive() -> Message:
@@ -82,11 +96,21 @@ def ask(method: str, path: str, body: Any = b"", query: str = "", sent: Any = No
 
         named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": named}
-        await Routes(Models({"texts": texts, "absent": absent}, "texts", 1000))(scope, receive, send)
+        await Routes(models)(scope, receive, send)
 
     asyncio.run(run())
     start, end = sent
     return start["status"], json.loads(end["body"]) if end["body"] else None
+
+
+def call(method: str, message: bytes, models: Models | None = None, *sent: tuple[str, str]) -> tuple[int, str, bytes]:
+    """Call by gRPC; return the code, its message and the answer."""
+    context = Mock(invocation_metadata=lambda: sent)
+    service: Any = Service(models or Models({**REPLICAS, "codes": codes}, None, MOST))
+    answer = asyncio.run(getattr(service, method)(message, context)).SerializeToString()
+    if not context.set_code.called:
+        return 0, "", answer
+    return context.set_code.call_args.args[0].value[0], context.set_details.call_args.args[0], answer
 
 
 @table(
@@ -178,6 +202,16 @@ def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, s
     assert (found, field in document) == (status, True)
 
 
+def test_model_is_the_only_one_or_must_be_named() -> None:
+    several, one = Models(REPLICAS, None, 1000), Models({"texts": texts}, None, 1000)
+    asked = ((one, ""), (several, ""), (several, "model_name=texts"), (several, "model_name=absent"), (one, "a=texts"))
+    found = [ask("POST", "/invocations", b"a", query, models=models)[0] for models, query in asked]
+    assert found == [200, 400, 200, 503, 200]
+    for body, named in ((b"{}", {"code": "MissingModel"}), (b'{"model": "b"}', {"code": "model_not_found"})):
+        error = ask("POST", "/v1/embeddings", body, models=several)[1]["error"]
+        assert error.items() >= {"param": "model", **named}.items(), error
+
+
 @table(
     *((method, f"/v2/models/texts{end}") for method in ("POST", "DELETE", "PUT") for end in ("", "/config", "/ready")),
     *((method, path) for method in ("POST", "DELETE") for path in ("/v2", "/v2/health/live", "/v1/models")),
@@ -190,6 +224,31 @@ def test_method_that_a_path_does_not_have_is_not_found(method: str, path: str) -
     found, document = ask(method, path, b'{"model": "texts"}')
     is_v2, is_api = path.startswith("/v2"), path in ("/v1/embeddings", "/rerank")
     assert (found, "error" in document) == (404, is_v2 or is_api)
+
+
+@table(
+    *(("HEAD", path) for path in ("/ping", "/v2", "/v1/models", "/v2/models/texts")),
+    *(("PUT", f"/predictions/texts{end}") for end in ("", "/1.0")),
+    ("GET", "/predictions/texts"),
+)
+def test_method_that_a_path_has_is_answered(method: str, path: str) -> None:
+    assert ask(method, path, models=Models({"texts": texts}, None, 1000))[0] == 200
+
+
+def test_headers_are_read_as_envoy_joins_them_and_the_server_starts_and_ends_with_its_application() -> None:
+    named = [(b"content-type", b"a"), (b"x", b"1"), (b"content-type", b"b"), (b"x", b"2")]
+    assert http.headers_of({"headers": named}) == {"content-type": "a, b", "x": "2"}
+    steps = list[str]()
+
+    async def receive() -> Message:
+        steps.append("receive")
+        return {}
+
+    application = Routes(Models(REPLICAS, None, 1000), AsyncMock(side_effect=lambda: steps.append("close")))
+    asyncio.run(
+        application({"type": "lifespan"}, receive, AsyncMock(side_effect=lambda each: steps.append(each["type"])))
+    )
+    assert steps == ["receive", "lifespan.startup.complete", "receive", "close", "lifespan.shutdown.complete"]
 
 
 @table(
@@ -249,7 +308,7 @@ def test_error_in_any_form_keeps_the_headers_that_say_when_to_retry(path: str) -
     assert dict(sent[0]["headers"])[b"retry-after"] == b"7"
 
 
-def test_bodies_that_end_early_in_any_way_leave_room_for_later_ones() -> None:
+def test_bodies_that_end_early_in_any_way_leave_room_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     class Small(Routes):
         body_s = 0.01
 
@@ -265,12 +324,23 @@ def test_bodies_that_end_early_in_any_way_leave_room_for_later_ones() -> None:
         await application(scope, receive, AsyncMock(side_effect=sent.append))
         return sent
 
+    async def ask_beside_a_slow_one() -> tuple[list[Message], list[Message]]:
+        slow = asyncio.create_task(ask_in_parts(part))
+        await asyncio.sleep(0)
+        return await asyncio.gather(slow, ask_in_parts({**end, "body": bytes(20)}, end))
+
     part, end = {"body": b"12345678", "more_body": True}, {"body": b"1", "more_body": False}
     ends = {408: [part], 413: [part, {**end, "body": bytes(20)}], 200: [part, end]}
     for status, parts in ends.items():
         assert asyncio.run(ask_in_parts(*parts))[0]["status"] == status
         assert asyncio.run(ask_in_parts(part, {"type": "http.disconnect"})) == []
         assert application.models.memory.held_bytes == 0
+    # One that is slow for long gives way if others need its memory.
+    application.models.memory.most_bytes, application.body_s = 20, 60.0
+    monkeypatch.setattr("deploy.frontend.memory.PATIENCE_S", 0.0)
+    slow, other = asyncio.run(ask_beside_a_slow_one())
+    assert (slow[0]["status"], dict(slow[0]["headers"])[b"retry-after"], other[0]["status"]) == (503, b"1", 200)
+    assert (application.models.memory.held_bytes, application.models.memory.waiting) == (0, {})
 
 
 def test_grpc_forwards_what_a_request_says_of_its_priority_and_time_and_nothing_else() -> None:
@@ -282,8 +352,7 @@ def test_grpc_forwards_what_a_request_says_of_its_priority_and_time_and_nothing_
 
     sent = (("x-priority", "1"), ("x-timeout-ms", "250"), ("x-model-metadata", "1"), ("user-agent", "a"))
     message = ModelInferRequest(model_name="texts", model_version="2.0").SerializeToString()
-    service: Any = Service(Models({"texts": keeping}, None, MOST))
-    asyncio.run(service.ModelInfer(message, Mock(invocation_metadata=lambda: sent)))
+    call("ModelInfer", message, Models({"texts": keeping}, None, MOST), *sent)
     headers = {"content-type": "application/x-protobuf", "x-priority": "1", "x-timeout-ms": "250"}
     assert received == [("2.0", headers, "/inference.GRPCInferenceService/ModelInfer")]
 
@@ -297,9 +366,13 @@ def test_pages_of_allowed_origins_may_call(allowed: str, origin: str, monkeypatc
 
     assert "access-control-allow-origin" not in headers_sent("POST", origin)
     monkeypatch.setattr(Routes, "origins", frozenset([allowed]))
-    preflight = {"access-control-allow-origin": origin, "access-control-allow-methods": "GET, POST"}
-    assert headers_sent("OPTIONS", origin).items() >= preflight.items()
-    assert headers_sent("POST", origin)["access-control-allow-origin"] == origin
+    # Scripts of the page read all headers; a cache keeps an answer for each origin.
+    shown = {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "origin"}
+    allowed_ones = {"methods": "GET, POST", "headers": "*, Authorization"}  # "*" does not contain it
+    preflight = {**shown, **{f"access-control-allow-{name}": value for name, value in allowed_ones.items()}}
+    sizes = {"content-type": "application/json", "content-length": "0", "access-control-max-age": "3600"}
+    assert headers_sent("OPTIONS", origin) == preflight | sizes
+    assert headers_sent("POST", origin).items() >= shown.items()
     if allowed != "*":
         assert "access-control-allow-origin" not in headers_sent("OPTIONS", "https://b.example")
 
@@ -325,8 +398,11 @@ def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch:
             asyncio.run(http.Application(memory).read_body(scope, receive, 25))
         assert (refused.value.args[0], receive.await_count) == (413, calls)
     monkeypatch.setattr(http.Application, "body_s", 0.0)
-    status, document = ask("POST", "/predictions/texts", None)
+    sent: list[Message] = []
+    status, document = ask("POST", "/predictions/texts", None, sent=sent)
     assert (status, document["type"]) == (408, "RequestTimeout")
+    # The rest of the body must not be read as a request.
+    assert dict(sent[0]["headers"])[b"connection"] == b"close"
 
 
 @settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
@@ -348,13 +424,96 @@ def test_no_malformed_request_is_a_bug(request: Request, path: str, query: str) 
     (b"\xff" * 20, "not a valid ModelInferRequest"),
 )
 def test_hostile_message_is_refused_before_it_is_parsed(message: bytes, words: str) -> None:
-    service: Any = Service(Models({"texts": texts}, None, MOST))
-    context, other = Mock(invocation_metadata=tuple), Mock(invocation_metadata=tuple)
-    assert asyncio.run(service.ModelInfer(message, context)) == b""
-    context.set_code.assert_called_with(grpc.StatusCode.INVALID_ARGUMENT)
-    assert words in context.set_details.call_args.args[0]
-    asyncio.run(service.ModelInfer(ModelInferRequest(model_name="texts").SerializeToString(), other))
-    other.set_code.assert_not_called()
+    code, said, answer = call("ModelInfer", message)
+    assert (code, words in said, answer) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], True, b""), said
+    assert call("ModelInfer", ModelInferRequest(model_name="texts").SerializeToString())[0] == 0
+
+
+@table(
+    ("ModelReady", {"name": "texts", "version": "2"}, 5, "'texts' version 2 is not found; versions: 1.0"),
+    ("ModelConfig", {"name": "other"}, 5, "'other' is not found"),
+    ("ModelMetadata", {"name": "absent", "version": "3"}, 14, "'absent' version 3 is not at ready state"),
+    ("ModelStatistics", {}, 12, "Prometheus has the statistics"),
+    ("ModelInfer", {"model_name": "other"}, 5, "Model not found: other"),
+    ("ModelInfer", {"model_name": "texts", "model_version": "7"}, 5, "version: 7 does not exist for model: texts"),
+    # The headers of the handler have the code and the message; without them, the status and the body.
+    ("ModelInfer", {"model_name": "codes"}, 7, "f\u00fcr"),
+    ("ModelInfer", {"model_name": "absent"}, 14, '"message": "none"'),
+    ("ModelInfer", {"model_name": "codes", "model_version": "1"}, 13, "The server failed."),
+)
+def test_grpc_says_which_code_and_why(method: str, asked: dict[str, str], code: int, words: str) -> None:
+    message = getattr(triton, f"{method}Request")(**asked).SerializeToString()
+    found, said, answer = call(method, message)
+    assert (found, words in said, answer) == (code, True, b""), said
+    if method != "ModelInfer":
+        assert call(method, b"\xff")[:2] == (3, f"The message is not a valid {method}Request.")
+
+
+def test_grpc_describes_the_models_and_whether_they_are_ready() -> None:
+    models = Models({"texts": texts}, None, MOST)
+    asked: dict[str, Any] = {"name": "texts", "version": "1"}
+
+    def described(method: str, models: Models = models, **more: str) -> Any:
+        message = getattr(triton, f"{method}Request")(**more).SerializeToString()
+        return getattr(triton, f"{method}Response").FromString(call(method, message, models)[2])
+
+    def states() -> list[bool]:
+        return [described("ServerReady").ready, described("ServerLive").live, described("ModelReady", **asked).ready]
+
+    assert states() == [True] * 3
+    assert not described("ServerReady", Models(REPLICAS, None, MOST)).ready  # one of its models is absent
+    metadata = described("ModelMetadata", **asked)
+    assert (metadata.name, [*metadata.versions], metadata.inputs[0].name) == ("texts", ["1.0"], "text")
+    assert described("ModelConfig", **asked).config.max_batch_size == 64
+    paths = ("/ping", "/v2/health/ready", "/v2/models/texts/ready", "/v2/health/live")
+    assert [ask("GET", path, models=models)[0] for path in paths] == [200] * 4
+    # One that ends is alive, and not ready.
+    models.is_draining = True
+    assert states() == [False, True, False]
+    assert [ask("GET", path, models=models)[0] for path in paths] == [503, 503, 503, 200]
+
+
+@table(100, http.LOOP_BYTES + 1)
+def test_request_holds_its_bytes_as_they_came_and_inflated_until_it_is_answered(size: int) -> None:
+    held = list[int]()
+
+    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+        held.append(models.memory.held_bytes)
+        return Answer(200, b"")
+
+    models = Models({"texts": keeping}, None, MOST)
+    message = ModelInferRequest(model_name="texts", id="x" * size).SerializeToString()
+    packed = gzip.compress(message)
+    for sent in (message, packed):
+        assert call("ModelInfer", sent, models)[0] == 0
+        assert ask("POST", "/predictions/texts", sent, models=models, content_type="application/x-protobuf")[0] == 200
+    assert ask("POST", "/predictions/texts", packed, models=models, content_encoding="gzip")[0] == 200
+    assert held == [len(message)] * 2 + [len(packed) + len(message)] * 3
+    assert models.memory.held_bytes == 0
+
+
+def test_request_without_room_is_told_when_to_try_again() -> None:
+    size = http.LOOP_BYTES + 1
+    models = Models(REPLICAS, "texts", size, memory_bytes=1)
+    # Three bodies of any one request always fit.
+    assert (models.memory.most_bytes, Models(REPLICAS, None, 1, memory_bytes=4).memory.most_bytes) == (3 * size, 4)
+    (others := Hold(models.memory)).take(3 * size - 200)
+    for sent, status in ((bytes(200), 200), (bytes(201), 503)):
+        answer: list[Message] = []
+        assert ask("POST", "/predictions/texts", sent, sent=answer, models=models)[0] == status
+        assert dict(answer[0]["headers"]).get(b"retry-after") == (None if status == 200 else b"1")
+    # Inflated on the loop, and by a thread, for which a whole body must fit.
+    for plain in (bytes(300), bytes(size)):
+        packed = gzip.compress(plain)
+        assert ask("POST", "/predictions/texts", packed, models=models, content_encoding="gzip")[0] == 503
+    message = ModelInferRequest(model_name="texts", id="x" * 300).SerializeToString()
+    for each in (message, gzip.compress(message)):
+        code, said, _ = call("ModelInfer", each, models)
+        assert (code, "too many bytes of requests" in said) == (14, True)
+    others.free()
+    assert (call("ModelInfer", message, models)[0], models.memory.held_bytes) == (0, 0)
+    assert call("ModelInfer", message, Models(REPLICAS, None, len(message)))[0] == 0
+    assert call("ModelInfer", message, Models(REPLICAS, None, len(message) - 1))[0] == 8
 
 
 URL_ENCODED, FORM = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"

@@ -1,9 +1,14 @@
 """A fleet's models and readiness, from nodes as they were last polled."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from deploy.gateway.control.protocol import _handler_metadata
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.protocol.errors import RequestError
 from tests.tables import table
 
 READY = Replica(workers=1, ready_workers=1, batch_size=1, max_batch_delay_ms=1, is_default=True)
@@ -33,6 +38,15 @@ def test_fleet_is_ready_while_each_version_that_was_has_a_node_that_takes_reques
     nodes: dict[str, Any], more: dict[str, Any], is_ready: bool
 ) -> None:
     assert replace(fleet(**nodes), **more).is_ready is is_ready
+
+
+@table((READY, None, {}), (READY, {"a": 1}, {"a": 1}), (GONE, {"a": 1}, {"a": 1}), (GONE, None, None))
+def test_version_without_metadata_is_another_projects_or_not_ready(replica: Replica, metadata: Any, found: Any) -> None:
+    version = ServedVersion("1.0", {"a": replica}, metadata)
+    with (
+        pytest.raises(RequestError, match=r"'m' version 1\.0 is not at ready state") if found is None else nullcontext()
+    ):
+        assert _handler_metadata(Fleet(), ServedModel("m", {"1.0": version}), version) == found
 
 
 @table(("1.0", "1.0"), ("1", "1.0"), ("2", "2"), ("2.0", "2"), ("3", None), ("1.1", None), ("4", None))

@@ -1,12 +1,15 @@
 """The control process under its supervisor, and the wait for a drained node."""
 
+import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +21,16 @@ import pytest
 from deploy.gateway import __main__ as gateway
 from deploy.gateway import drain, supervisor
 from deploy.gateway.drain import MARK, drain_local, take_out, undrain_local, wait_idle
+from deploy.gateway.envoy import process
+from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
+from deploy.run.errors import ServerError
 from deploy.run.machine import LocalNode
 from deploy.run.server import Server as TorchServe
 from tests.client.script import Server, Step, ok
 from tests.tables import table
 from tests.waiting import until
-from torchserve_client.gateway import Gateway
+from torchserve_client.gateway import Gateway, NodeState
 from torchserve_client.transport import Request
 
 
@@ -52,6 +58,78 @@ def test_killed_control_starts_again(end: str, outcome: Any, tmp_path: Path, mon
     control.stop()
 
 
+@table((None, nullcontext()), (process.EnvoyError("often"), pytest.raises(supervisor.GatewayFailed, match="often")))
+def test_envoy_starts_after_the_control_process_and_ends_before_it(
+    failure: Any, outcome: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, is_ending = list[object](), threading.Event()
+    control, envoy = Mock(has_answered=False), Mock()
+
+    def keep() -> None:
+        steps.append("control")
+        control.has_answered = len(steps) > 1
+        if len(steps) == 4:
+            raise OSError("the disk is full")  # it ends nothing
+        if len(steps) > 6:
+            is_ending.set()
+
+    control.keep, control.stop = keep, lambda: steps.append("control stops")
+    envoy.keep = Mock(side_effect=lambda _: steps.append("Envoy"))
+    envoy.stop = Mock(side_effect=lambda limit_s: steps.append(("Envoy stops", limit_s)), return_value=True)
+    if failure:
+        envoy.keep.side_effect = failure
+    for name, value in {"Control": Mock(return_value=control), "Envoy": lambda _: envoy, "_keep_nodes": Mock()}.items():
+        monkeypatch.setattr(supervisor, name, value)
+    for name in ("CHECK_S", "RETRY_S"):
+        monkeypatch.setattr(supervisor, name, 0.001)
+    with outcome:
+        supervisor.supervise(GatewaySettings(), tmp_path / "g", tmp_path / "n", tmp_path, is_ending)
+    kept = ["control"] * 2 if failure else ["control", "control", "Envoy", "control", *["control", "Envoy"] * 2]
+    assert steps == [*kept, ("Envoy stops", GatewaySettings().limits.response_s), "control stops"]
+    supervisor.Control.assert_called_once_with(tmp_path / "g", tmp_path / "n", tmp_path)  # type: ignore[attr-defined]
+
+
+def test_control_process_that_hangs_is_killed_once_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, started = [100.0], list[Mock]()
+
+    def start(*_: object) -> Mock:
+        started.append(Mock(poll=Mock(return_value=None)))
+        started[-1].kill.side_effect = lambda: started[-1].poll.configure_mock(return_value=-9)
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "start_module", start)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    (tmp_path / "control.log").touch()
+    control = supervisor.Control(tmp_path / "gateway.yaml", tmp_path / "nodes.json", tmp_path)
+    # It starts within a minute, and is killed and started again otherwise, but not more often than every 5 s.
+    for at_s, kills, starts in ((0.0, 0, 1), (60.0, 0, 1), (60.1, 1, 1), (60.2, 1, 2), (120.3, 2, 2), (120.4, 2, 3)):
+        now_s[0] = 100.0 + at_s
+        control.keep()
+        assert (sum(each.kill.call_count for each in started), len(started)) == (kills, starts), at_s
+    control.stop()
+    started[-1].send_signal.assert_called_once_with(signal.SIGTERM)
+
+
+def test_envoy_that_dies_often_in_a_short_time_ends_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    envoy: Any = process.Envoy(tmp_path)
+    envoy._spawn, envoy._wait_until_ready, envoy._child, envoy.pid = Mock(), Mock(), Mock(), lambda: None
+    for _ in range(2 * process.DEATHS):
+        envoy.keep({})
+        now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
+    with pytest.raises(process.EnvoyError, match="Envoy has died"):
+        for _ in range(process.DEATHS - 1):
+            now_s[0] -= 0.1
+            envoy.keep({})
+            now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
+    assert envoy._spawn.call_count >= 2 * process.DEATHS
+
+
 @pytest.mark.parametrize(("watcher", "started"), [(None, True), (4711, False)])
 def test_dead_node_is_started_again_unless_another_process_watches_it(
     watcher: int | None, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +141,11 @@ def test_dead_node_is_started_again_unless_another_process_watches_it(
         return "it has died"
 
     dead = SimpleNamespace(title="node-1", server=SimpleNamespace(describe_death=describe_death))
-    calls = {"local_nodes": lambda *_: [dead], "find_watcher": lambda _: watcher, "start_node": found.append}
+    calls = {
+        "local_nodes": lambda *found: [dead][found != ("layout", tmp_path) :],
+        "find_watcher": lambda _: watcher,
+        "start_node": found.append,
+    }
     for name, value in {**calls, "Layout": SimpleNamespace(read=lambda _: "layout"), "NODES_S": 0.01}.items():
         monkeypatch.setattr(supervisor, name, value)
     supervisor._keep_nodes(tmp_path, is_ending)
@@ -131,3 +213,87 @@ def test_node_undoes_only_its_own_drain(is_drained: bool, tmp_path: Path, monkey
     # A node whose count is not known is not idle.
     shown["in_flight"] = None
     assert not take_out(drain.connect(None), "n", 0.2)  # type: ignore[arg-type]
+
+
+@table(("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.0.0.1", "10.0.0.1"))  # noqa: S104
+def test_gateway_is_asked_at_an_address_that_this_machine_reaches(address: str, host: str) -> None:
+    ports = replace(GatewaySettings().ports, control_address=address)
+    assert drain.connect(GatewaySettings(ports=ports)).url == f"http://{host}:8003"
+
+
+class Fleet:
+    """A gateway of the nodes a and b, and their servers; it notes each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **in_flight: int) -> None:
+        self.steps, self.in_flight, self.waits_s = list[str](), in_flight, list[float]()
+        self.watcher: int | None = None
+        self.running = [self._local(name) for name in ("a", "b")]
+        self.states = [NodeState(name, False, True, 0, f"http://{name}") for name in ("a", "b")]
+        gateway = Mock(nodes=lambda: self.states, node={each.name: each for each in self.states}.__getitem__)
+        gateway.drain = lambda name, is_draining=True: self.steps.append(f"{'' if is_draining else 'un'}drain {name}")
+        calls: dict[str, Any] = {
+            **{"connect": lambda _: gateway, "read_settings": lambda _: GatewaySettings(), "stop_node": self._stop},
+            **{"find_running": lambda _: self.running, "find_watcher": lambda _: self.watcher},
+            **{"take_out": self._take_out, "wait_routed": lambda _, name: self.steps.append(f"wait {name}")},
+            "serve": SimpleNamespace(start_one=lambda local: self.steps.append(f"start {local.title}")),
+        }
+        for name, value in calls.items():
+            monkeypatch.setattr(drain, name, value)
+
+    def _local(self, name: str) -> Any:
+        return SimpleNamespace(title=name, node=lambda: SimpleNamespace(management=f"http://{name}"))
+
+    def _stop(self, local: Any, *, is_for_good: bool) -> None:
+        assert not is_for_good  # its models are restored at its next start
+        self.steps.append(f"stop {local.title}")
+
+    def _take_out(self, _: object, name: str, limit_s: float) -> bool:
+        self.steps.append(f"take out {name}")
+        self.waits_s.append(limit_s)
+        return not self.in_flight.get(name)
+
+
+def test_restart_takes_nodes_out_one_by_one_and_only_if_another_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ["take out {0}", "stop {0}", "start {0}", "undrain {0}", "wait {0}"]
+    fleet, options = Fleet(monkeypatch), argparse.Namespace(gateway_config=Path())
+    drain.restart(options)
+    assert fleet.steps == [step.format(name) for name in "ab" for step in steps]
+    assert fleet.waits_s == [GatewaySettings().limits.response_s] * 2
+    fleet = Fleet(monkeypatch, b=1)
+    with pytest.raises(ServerError, match="b is not restarted, and receives requests again"):
+        drain.restart(options)
+    assert fleet.steps == [*(step.format("a") for step in steps), "take out b", "undrain b"]
+    lost = NodeState("b", False, False, 0, "http://b")
+    for changed, words in (
+        ({"states": [fleet.states[0], lost]}, "b would not serve in its place"),
+        ({"states": fleet.states[:1]}, "no other node would serve in its place"),
+        ({"watcher": 7}, "process 7 watches it"),
+        ({"running": []}, "no node of this machine runs"),
+    ):
+        vars(fleet := Fleet(monkeypatch)).update(changed)
+        with pytest.raises(ServerError, match=words):
+            drain.restart(options)
+        assert fleet.steps == []
+
+
+@table(
+    ({}, {}, ["take out a", "stop a"]),
+    ({"timeout": 1.5}, {}, ["take out a", "stop a"]),
+    ({"keep": True}, {}, ["take out a"]),
+    ({"undo": True}, {}, ["undrain a"]),
+    ({}, {"watcher": 7}, ["take out a"]),
+    ({}, {"running": []}, ["take out a"]),
+    ({}, {"in_flight": {"a": 1}}, ["take out a"]),
+)
+def test_drained_node_is_stopped_unless_something_else_does_so(
+    given: dict[str, Any], state: dict[str, Any], steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mark := tmp_path / "a" / MARK).parent.mkdir()
+    mark.touch()
+    fleet = Fleet(monkeypatch)
+    vars(fleet).update(state)
+    options = {"target": "a", "undo": False, "keep": False, "timeout": None, "state_dir": tmp_path, **given}
+    with pytest.raises(ServerError, match="a stays drained, and is not stopped") if fleet.in_flight else nullcontext():
+        drain.drain(argparse.Namespace(gateway_config=Path(), **options))
+    assert (fleet.steps, mark.exists()) == (steps, "undo" not in given)
+    assert set(fleet.waits_s) <= {given.get("timeout", GatewaySettings().limits.response_s)}

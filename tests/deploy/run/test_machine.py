@@ -72,8 +72,9 @@ def test_one_node_is_the_repositorys_own_server(tmp_path: Path) -> None:
     assert reachable_nodes([only]) == [Node(name="node-1", **urls, restore_file=restore_file)]
     assert not list(tmp_path.iterdir())
     # A server on every interface is called on loopback; a server that the gateway cannot reach is not a node.
-    wide = layout(tmp_path, 1, inference_address="http://0.0.0.0:8080")
-    assert reachable_nodes(local_nodes(wide, tmp_path))[0].inference == "http://127.0.0.1:8080"
+    wide = {f"{api}_address": urls[api].replace("127.0.0.1", "0.0.0.0") for api in APIS}  # noqa: S104
+    (found,) = reachable_nodes(local_nodes(layout(tmp_path, 1, **wide), tmp_path))
+    assert {api: getattr(found, api) for api in APIS} == urls
     assert reachable_nodes(local_nodes(layout(tmp_path, 1, inference_address="https://127.0.0.1:8443"), tmp_path)) == []
 
 

@@ -20,13 +20,9 @@ from zipfile import ZipFile
 import grpc
 import pytest
 import requests
-import uvicorn
-from uvicorn.server import ServerState
 
 from deploy.models import ROOT
 from deploy.serve import __main__ as program
-from deploy.serve.connection import Joined, Protocol
-from deploy.serve.limits import Limits
 from tests.e2e.test_smuggling import ATTACKS, send
 from tests.hosts import Host, command
 from tests.waiting import until
@@ -64,32 +60,6 @@ def test_routes_are_those_of_a_node(served: Host) -> None:
     with grpc.insecure_channel(served.grpc) as channel:
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         assert channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"") == b"\x08\x01"
-
-
-def test_head_and_body_of_an_answer_are_sent_together_and_one_that_is_not_read_ends_its_connection() -> None:
-    """uvicorn writes both by themselves, and Nagle's algorithm would keep the body for 40 ms."""
-    with program._bind("127.0.0.1", 0) as listener:
-        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    transport, first, parts = Mock(), b"HTTP/1.1 100 Continue\r\n\r\n", [b"HTTP/1.1 200 OK\r\n\r\n", b"4"]
-    joined = Joined(transport)
-    joined.write(first)
-    for end in (joined.flush, joined.close):
-        for part in parts:
-            joined.write(part)
-        end()
-    assert [call.args[0] for call in transport.writelines.mock_calls] == [[first], parts, parts]
-    loop, transport = Mock(), Mock()
-    transport.get_extra_info.return_value, transport.get_write_buffer_size.return_value = None, 70_000
-    protocol = Protocol(uvicorn.Config(Mock(), lifespan="off"), ServerState(), {}, _loop=loop)
-    protocol.connection_made(transport)
-    protocol.pause_writing()
-    loop.call_later.assert_called_with(Limits().body_s, transport.abort)
-    timer = loop.call_later.return_value
-    # One that ends its connection has the same time to be read.
-    for is_closing, cancelled in ((True, 0), (False, 1)):
-        transport.is_closing.return_value = is_closing
-        protocol.resume_writing()
-        assert timer.cancel.call_count == cancelled
 
 
 def test_no_attack_smuggles_a_request_and_a_client_that_reads_nothing_is_closed(served: Host) -> None:
