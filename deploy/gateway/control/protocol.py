@@ -78,8 +78,8 @@ async def invoke(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     status, kind = 400, "MissingModel"
     message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
-    if name := request.query.get("model_name") or gateway.settings.invocations:
-        status, kind, message = 404, "ModelNotFoundException", f"Model not found: {name}"
+    if request.query.get("model_name") or gateway.settings.invocations:
+        status, kind, message = 404, "NotFound", "This path or this model is not served."
     return web.json_response({"code": status, "type": kind, "message": message}, status=status)
 
 
