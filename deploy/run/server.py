@@ -42,6 +42,7 @@ LAUNCH, CONFIG = "--start", "--ts-config"  # options of the launcher
 LAUNCH_S = 30.0  # seconds in which a launcher names its Java, on a busy machine
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+MOST_DIGITS = 10  # of the id of a process
 PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
 
 
@@ -133,7 +134,7 @@ class Server:
 
     def is_ending(self) -> bool:
         """Return whether it runs on after a stop, which may have been killed."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             return self._ending_file.read_text() == str(self.pid())
         return False
 
@@ -149,9 +150,9 @@ class Server:
             return None
         lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
         pid = self._pid_file.read_text(errors="replace").strip()
-        return (
-            f"process {pid} has died: {lines[-1] if lines else 'killed, or the machine went down; it logged nothing'}"
-        )
+        name = pid if pid.isdecimal() and len(pid) <= MOST_DIGITS else "of a damaged pid file"
+        why = lines[-1] if lines else "killed, or the machine went down; it logged nothing"
+        return f"process {name} has died: {why}"
 
     def clean_up(self) -> None:
         """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
@@ -292,7 +293,7 @@ class Server:
         with contextlib.suppress(OSError):
             self.logs.mkdir(parents=True, exist_ok=True)
             self._ending_file.write_text(str(process.pid))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if self._pid_file.read_text().strip() == str(process.pid):
                 self._pid_file.unlink()
         with contextlib.suppress(psutil.NoSuchProcess):
