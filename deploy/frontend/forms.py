@@ -6,19 +6,27 @@
 """
 
 import binascii
+import codecs
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.frontend.http import MALFORMED_FORM
+
 # As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
 BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
 EXPLAIN = "explain"  # every prediction of TorchServe has this header, and it replaces a client's
-MOST_HEAD_BYTES = 1024  # bytes of a part's head
+MOST_HEAD_BYTES = 4096  # bytes of a part's head
+# As the gateway reads it; RFC 2046 allows 70 characters.
+_BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"\\;]{1,70})"|([^\s";,]{1,70})(?![^\s";,]))', re.IGNORECASE)
 _NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
 _PIECES = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL)
 _CLEAN = str.maketrans(":,=;\t", " " * 5, '"')  # Netty's, of the name of a field
+
+
+UNREADABLE = "The form cannot be decoded."  # the gateway's words
 
 
 class MalformedForm(Exception):
@@ -46,15 +54,12 @@ def row_of(
 
 def _fields(content_type: str, body: bytes) -> Fields | None:
     """Return the fields of a form, or None if the body is not a form."""
-    media_type = content_type.partition(";")[0].strip()
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "application/x-www-form-urlencoded":
         return _urlencoded(body)
-    # TorchServe does not parse a body whose type is in capitals or lacks the boundary.
-    if media_type != "multipart/form-data":
-        return None
-    # As in the gateway, the first counts.
-    boundary = dict(reversed(_parameters(content_type))).get("boundary", "").strip('"')
-    return _multipart(body, boundary.encode("latin-1", "replace")) if boundary else None
+    # The handler refuses a form without a boundary.
+    found = _BOUNDARY.search(content_type) if media_type == "multipart/form-data" else None
+    return _multipart(body, (found[1] or found[2]).encode("latin-1", "replace")) if found else None
 
 
 def _urlencoded(body: bytes) -> Fields:
@@ -63,8 +68,9 @@ def _urlencoded(body: bytes) -> Fields:
     # As Netty: the last field needs its "=", which JSON from `curl -d` lacks. One field too many is refused later.
     for pair in [*pairs, *([last] if b"=" in last else [])]:
         name, _, value = pair.replace(b"+", b" ").partition(b"=")
-        if name:
-            _add(found, _unquote(name).decode("utf-8", "replace"), _unquote(value), "")
+        if not name:
+            raise MalformedForm(UNREADABLE)
+        _add(found, _unquote(name).decode("utf-8", "replace"), _unquote(value), "")
     return found
 
 
@@ -73,34 +79,48 @@ def _unquote(text: bytes) -> bytes:
     if b"%" not in text:
         return text
     if _NO_CODE.search(text):
-        raise MalformedForm("The form has a % without two hexadecimal digits.")
+        raise MalformedForm(UNREADABLE)
     return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 
 def _multipart(body: bytes, boundary: bytes) -> Fields:
     found: Fields = {}
-    # As Netty: lines may end with LF alone.
+    # As Netty: lines may end with LF alone, and a body without a complete part has no fields.
     before, *parts = (b"\n" + body).split(b"\n--" + boundary, MOST_FIELDS + 2)
     if before.strip():
-        raise MalformedForm("The form does not begin with the boundary of its Content-Type.")
-    for part in parts:
-        if part.startswith(b"--") or len(found) > MOST_FIELDS:
+        return found
+    for part in parts[:-1]:
+        if part.startswith(b"--"):
             return found
         end = _HEAD_END.search(part, 0, MOST_HEAD_BYTES)
-        if end is None:
-            raise MalformedForm(f"A part of the form has no end of its headers in {MOST_HEAD_BYTES} bytes.")
+        if end is None or not part.startswith((b"\n", b"\r\n")):
+            raise MalformedForm(MALFORMED_FORM[2])
         name, content_type = _head(part[: end.start()].decode("utf-8", "replace"))
         _add(found, name, part[end.end() :].removesuffix(b"\r"), content_type)
-    raise MalformedForm("The form does not end with its boundary.")
+    if found and len(found) <= MOST_FIELDS and not parts[-1].startswith(b"--"):
+        raise MalformedForm("The form does not end with its boundary.")
+    return found
 
 
 def _head(lines: str) -> tuple[str, str]:
     """Return the name of a part and the content type of a file; TorchServe does not know that of a plain field."""
     head = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines.split("\n"))}
-    found = dict(_parameters(head.get("content-disposition", "")))
-    if not (name := found.get("name", "").translate(_CLEAN).strip()):
-        raise MalformedForm("A part of the form has no name.")
-    return name, head.get("content-type", "") if found.keys() & {"filename", "filename*"} else ""
+    disposition, content_type = head.get("content-disposition", ""), head.get("content-type", "")
+    found = dict(_parameters(disposition))
+    name = found.get("name", "").translate(_CLEAN).strip()
+    if not name or content_type.lower().startswith("multipart/mixed"):
+        raise MalformedForm(MALFORMED_FORM[2])
+    charsets = {dict(_parameters(content_type)).get("charset", ""), found.get("filename*", "").partition("'")[0]}
+    if disposition.partition(";")[0].strip().lower() != "form-data" or not all(map(_is_charset, charsets - {""})):
+        raise MalformedForm(UNREADABLE)
+    return name, content_type if found.keys() & {"filename", "filename*"} else ""
+
+
+def _is_charset(name: str) -> bool:
+    try:
+        return bool(codecs.lookup(name.strip('"')))
+    except (LookupError, ValueError):
+        return False
 
 
 def _parameters(header: str) -> list[tuple[str, str]]:
@@ -111,5 +131,5 @@ def _parameters(header: str) -> list[tuple[str, str]]:
 
 def _add(found: Fields, name: str, value: bytes, content_type: str) -> None:
     if name in found:
-        raise MalformedForm("Two fields of the form have one name.")
+        raise MalformedForm(MALFORMED_FORM[2])
     found[name] = (value, content_type)

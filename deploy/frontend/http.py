@@ -3,10 +3,13 @@
 import asyncio
 import json
 import logging
+import posixpath
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from deploy.frontend.memory import Hold, Memory, expire
 
@@ -27,6 +30,17 @@ PREFLIGHT = {
     "access-control-allow-headers": "*, Authorization",
     "access-control-max-age": "3600",
 }
+# The arguments of `Refused` for what a gateway refuses itself: its status, type and message (local_reply.yaml).
+BAD_REQUEST = (
+    *(400, "BadRequest"),
+    "The request is not valid HTTP, its path or its headers are not accepted, or its body cannot be inflated.",
+)
+MALFORMED_FORM = (
+    *(400, "MalformedForm"),
+    "Each field of a form or a query needs a unique name, and each part of a form a boundary and its headers.",
+)
+_JOINED = ("content-type", "content-encoding")  # headers that one of several does not replace
+_SLASHES = re.compile(r"[/\\]+")
 LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
 # A thread that parses a body holds Python's lock, and a hostile one has many times its bytes once it is parsed.
 _READERS = ThreadPoolExecutor(2, "reader")
@@ -71,11 +85,28 @@ async def off_loop(size: int, read: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def headers_of(scope: Message) -> dict[str, str]:
-    """Return a request's headers by their names in lower case; two Content-Types as one, as Envoy joins them."""
+    """Return a request's headers by their names in lower case; two types or codings as one, as Envoy joins them."""
     headers: dict[str, str] = {}
     for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]):
-        headers[name] = f"{headers[name]}, {value}" if name == "content-type" and name in headers else value
+        if name in _JOINED and (first := headers.get(name)):
+            value = f"{first}, {value}" if value else first  # noqa: PLW2901
+        headers[name] = value
     return headers
+
+
+def clean_path(path: str) -> str:
+    """Return a path as a gateway reads it: without empty segments and dots, and with slashes for backslashes."""
+    if not path.startswith("/") or "\0" in path:
+        raise Refused(*BAD_REQUEST)
+    return posixpath.normpath(_SLASHES.sub("/", path))
+
+
+def _check_query(query: bytes) -> None:
+    """Refuse a query that has a name twice: two servers may read two values."""
+    if b"&" in query or b";" in query:
+        names = [name for name, _ in parse_qsl(query.replace(b";", b"&"), keep_blank_values=True) if name]
+        if len({*names}) < len(names):
+            raise Refused(*MALFORMED_FORM)
 
 
 def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
@@ -130,8 +161,10 @@ class Application:
         try:
             if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
-                answer = refusal(431, "HeadTooLarge", message)
-            elif cors and scope["method"] == "OPTIONS":
+                raise Refused(431, "HeadTooLarge", message)
+            scope["path"] = clean_path(scope["path"])
+            _check_query(scope.get("query_string", b""))
+            if cors and scope["method"] == "OPTIONS":
                 answer = Answer(200, b"", headers=PREFLIGHT)
             else:
                 answer = await self.answer(scope, receive)

@@ -10,19 +10,21 @@ NOT_SERVED = "This path or this model is not served."
 READS = ("GET", "HEAD")
 # TorchServe's predictions accept any method; the gateway passes those of its clients on.
 _PREDICTIONS = re.compile(r"/predictions/.+")
-_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict")
+_POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
 
 
 def check_method(method: str, path: str) -> None:
     """Refuse a method that a path does not have: 404, in the form of the path's protocol."""
-    if path in APIS:
-        if method != "POST":
-            raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
-        return
-    is_inference = bool(_POSTS.fullmatch(path))
-    allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_inference else READS
-    if method in allowed:
-        return
-    if path == "/v2" or path.startswith("/v2/"):
-        raise RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
-    raise Refused(404, "NotFound", NOT_SERVED)
+    is_posted = path in APIS or bool(_POSTS.fullmatch(path))
+    allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_posted else READS
+    if method not in allowed:
+        raise not_served(method, path)
+
+
+def not_served(method: str, path: str) -> Exception:
+    """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
+    if path in APIS or f"{path}/".startswith("/v1/models/"):
+        return Refused(404, UNKNOWN_MODEL, UNKNOWN)
+    if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
+        return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
+    return Refused(404, "NotFound", NOT_SERVED)

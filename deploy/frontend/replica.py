@@ -79,13 +79,13 @@ class Replica:
 
         self._guard, self._quick_s = guard, QUICK_S
 
-    def is_version(self, version: str, path: str) -> bool:
-        """Whether a request's version is the archive's; the Open Inference Protocol's may be "1" for "1.0"."""
-        return version in ("", self.version) or bool(path and strip_zeros(version) == strip_zeros(self.version or ""))
+    def is_version(self, version: str) -> bool:
+        """Whether a request's version is the archive's; it may be "1" for "1.0", as in the gateway."""
+        return not version or strip_zeros(version) == strip_zeros(self.version or "")
 
     async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
         """Answer a request of `routes`; None if the archive is not of that version."""
-        return await self.predict(headers, body, path) if self.is_version(version, path) else None
+        return await self.predict(headers, body, path) if self.is_version(version) else None
 
     async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
         """Answer one request; see `row_of`."""

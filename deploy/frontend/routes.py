@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 from deploy.frontend.forms import ORIGINAL_PATH
 from deploy.frontend.http import (
+    BAD_REQUEST,
     BUSY,
     HOLD,
     LOOP_BYTES,
@@ -29,11 +30,11 @@ from deploy.frontend.http import (
     refusal,
 )
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
-from deploy.frontend.methods import NOT_SERVED, check_method
+from deploy.frontend.methods import check_method, not_served
 from deploy.protocol import description
-from deploy.protocol.description import APIS, NAMELESS, UNKNOWN, UNKNOWN_MODEL, strip_zeros
+from deploy.protocol.description import APIS, NAMELESS, SERVICE, UNKNOWN, UNKNOWN_MODEL, strip_zeros
 from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
-from handlers.errors import BodyTooLarge, InvalidInput
+from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
 from handlers.protocol.codings import decompress, inflate
@@ -53,7 +54,9 @@ _MODEL = re.compile(f"{_V2}(?:/(?P<question>config|ready|stats))?")
 _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelReady", "stats": "ModelStatistics"}
 MOST_INFLATING = 2  # large bodies at once
 _INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
-_SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive"}
+_SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive", "/v2/models/stats": "ModelStatistics"}
+_JSON = ("/v1/", "/v2/", "/rerank", "/embed")  # paths that accept only JSON
+_FORM = re.compile(r"application/x-www-form-urlencoded|multipart/", re.IGNORECASE)
 
 
 class Models:
@@ -76,9 +79,16 @@ class Models:
 
     async def predict(self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
         """Answer an inference; see `deploy.frontend.forms.row_of`."""
+        is_v2 = path.startswith(("/v2/models/", f"/{SERVICE}/"))
         if name not in self._replicas:
+            if is_v2:
+                raise unknown_model(name)
             return refusal(404, "ModelNotFoundException", f"Model not found: {name}")
-        return await self._replicas[name](version, headers, body, path) or no_version(name, version)
+        if answer := await self._replicas[name](version, headers, body, path):
+            return answer
+        if is_v2:
+            raise unknown_version(name, version, str((await self._metadata(name)).get("version")))
+        return no_version(name, version)
 
     async def inflate(self, hold: Hold, body: bytes, expand: Callable[[bytes, int], bytes | bytearray]) -> bytes:
         """Inflate a body up to its limit by `expand`, which takes both and returns plain bytes unchanged."""
@@ -161,19 +171,25 @@ class Routes(Application):
     def form(self, scope: Message, answer: Answer) -> Answer:
         """Write an error that is not the handler's in the form of the API of the request's path."""
         path = (headers_of(scope).get(ORIGINAL_PATH) or str(scope["path"])).partition("?")[0].rstrip("/")
-        return _in_form(path, answer) if path in APIS or path.startswith("/v2") else answer
+        is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.encode() in answer.body
+        return _in_form(path, answer) if path in APIS or path.startswith("/v2") or is_openai else answer
 
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
-        if body and (coding := headers.pop("content-encoding", "")):
-            body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
+        if coding := headers.pop("content-encoding", ""):
+            try:
+                body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
+            except MalformedMessage:
+                raise Refused(*BAD_REQUEST) from None
+        if path.startswith(_JSON) and _FORM.search(headers.get("content-type", "")):
+            headers["content-type"] = "application/json"  # `curl -d` sends JSON as a form
         if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
             body = await models.inflate(scope[HOLD], body, decompress)
         if path in APIS:
             check_method(scope["method"], path)
-            name = await off_loop(len(body), _named_model, body) or await models.find_only(path)
-            if not name:
+            name = await off_loop(len(body), _named_model, body)
+            if name is None and not (name := await models.find_only(path)):
                 raise Refused(400, "MissingModel", 'The body must be a JSON object with "model", the name of a model.')
             if name not in models.names:
                 raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
@@ -183,18 +199,16 @@ class Routes(Application):
             # A gateway's nodes get the path of a prediction, and the client's path as a header.
             asked = next((each for each in (path, headers.get(ORIGINAL_PATH, "")) if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
+        check_method(scope["method"], path)
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
                 raise Refused(400, "MissingModel", message)
             return await models.predict(name, "", headers, body)
-        described = await self._described(path)
-        if described.status < 400:
-            check_method(scope["method"], path)
-        return described
+        return await self._described(scope["method"], path)
 
-    async def _described(self, path: str) -> Answer:
+    async def _described(self, method: str, path: str) -> Answer:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return document(*description.list_models(self.models.names, path[11:]))
@@ -208,25 +222,23 @@ class Routes(Application):
                 answered = {"ready": True}  # KServe's client reads it
             return document(answered, 200 if is_ready else 503)
         if found := _MODEL.fullmatch(path):
-            method = _QUESTIONS[found["question"]]
-            described = await self.models.describe(method, found["model"], found["version"] or "")
-            if method == "ModelReady":
+            question = _QUESTIONS[found["question"]]
+            described = await self.models.describe(question, found["model"], found["version"] or "")
+            if question == "ModelReady":
                 return Answer(200 if described["ready"] else 503, b"")
             return document(described.get("config", described))
-        if path.startswith("/v2/"):
-            raise RequestError(404, f"{path[:200]}: no such route")
-        return refusal(404, "NotFound", NOT_SERVED)
+        raise not_served(method, path)
 
     async def close(self) -> None:
         if self._close is not None:
             await self._close()
 
 
-def _named_model(body: bytes) -> str:
-    """Return the model that the body of an embedding server's API names; "" if it names none."""
+def _named_model(body: bytes) -> str | None:
+    """Return the model that the body of an embedding server's API names; None if it names none."""
     asked = parse_api(body) if body else None
     name = asked.get("model") if isinstance(asked, dict) else None
-    return name if isinstance(name, str) else ""
+    return name if isinstance(name, str) else None
 
 
 def _in_form(path: str, answer: Answer) -> Answer:
@@ -239,7 +251,7 @@ def _in_form(path: str, answer: Answer) -> Answer:
                 return answer
     except ValueError:
         return answer
-    field = "model" if kind in ("MissingModel", UNKNOWN_MODEL) else None
-    is_api = path in APIS
-    content = error_document(answer.status, kind, message, field, APIS[path]) if is_api else {"error": message}
+    field = "model" if kind in ("MissingModel", UNKNOWN_MODEL) or message.startswith("model:") else None
+    is_v2 = path.startswith("/v2") and path not in APIS
+    content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, APIS.get(path, ""))
     return document(content, answer.status, answer.headers)

@@ -35,6 +35,7 @@ CONSOLE_LINES = 3  # lines of the console in an error
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+MOST_DIGITS = 10  # of the id of a process
 PORTS_S = 10.0  # seconds in which the system closes the ports of a killed process
 
 _children: list[subprocess.Popen[bytes]] = []  # of this process; polled, so that no dead one stays a zombie
@@ -95,8 +96,10 @@ class Server:
         if self._named_process() is not None or not os.access(self._pid_file, os.R_OK):
             return None
         lines = [line for line in self._console_lines() if line.startswith(LAST_LINE)]
-        reason = lines[-1] if lines else "killed, or the machine went down; it logged nothing"
-        return f"process {self._pid_file.read_text(errors='replace').strip()} has died: {reason}"
+        pid = self._pid_file.read_text(errors="replace").strip()
+        name = pid if pid.isdecimal() and len(pid) <= MOST_DIGITS else "of a damaged pid file"
+        why = lines[-1] if lines else "killed, or the machine went down; it logged nothing"
+        return f"process {name} has died: {why}"
 
     def clean_up(self) -> None:
         """Remove a dead server's keys, orphans and archives, unless its ports stay taken: others may use the files."""
@@ -232,7 +235,7 @@ class Server:
         # A server that ends has not died, and is known until it has ended.
         with contextlib.suppress(OSError):
             self._mark(process.pid, is_ending=True)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if self._pid_file.read_text().strip() == str(process.pid):
                 self._pid_file.unlink()
         with contextlib.suppress(psutil.NoSuchProcess):

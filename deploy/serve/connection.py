@@ -11,6 +11,7 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from deploy.frontend import http
 from deploy.frontend.http import Answer, refusal
 from deploy.frontend.memory import Hold, Memory
 from deploy.serve.limits import Limits
@@ -21,7 +22,7 @@ MOST_PIPELINED = 64  # requests of a connection that wait for its first
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
 FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
-BAD_REQUEST = refusal(400, "BadRequest", "Invalid HTTP request received.", CLOSE)
+BAD_REQUEST = refusal(*http.BAD_REQUEST, CLOSE)
 NO_TUNNEL = refusal(501, "NotImplemented", "CONNECT is not supported.", CLOSE)
 
 
@@ -134,6 +135,12 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             raise RuntimeError
         super().on_message_begin()
         self.scope[RUNNING], self._is_in_head = self._open, True
+
+    def on_url(self, url: bytes) -> None:
+        """Refuse a fragment, which no client sends and a gateway refuses."""
+        if b"#" in url:
+            raise RuntimeError
+        super().on_url(url)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():

@@ -74,6 +74,6 @@ async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamRe
         if name != "localhost":
             raise RequestError(403, "Host must be an address or localhost") from None
     origin, host = request.headers.get("Origin"), request.headers.get("X-Forwarded-Host", request.host)
-    if origin is not None and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+    if origin is not None and request.method not in ("GET", "HEAD", "OPTIONS") and urlsplit(origin).netloc != host:
         raise RequestError(403, "requests from a page of another site are refused")
     return await handler(request)

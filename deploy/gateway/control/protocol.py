@@ -76,10 +76,11 @@ async def invoke(request: web.Request) -> web.Response:
     async for _ in request.content.iter_any():
         pass
     gateway = request.app[GATEWAY]
-    if name := request.query.get("model_name") or gateway.settings.invocations:
-        raise unknown_model(name)
-    how = "add ?model_name=MODEL, or set invocations: MODEL in gateway.yaml"
-    raise RequestError(400, f"/invocations names no model, and {len(gateway.fleet.models)} are served: {how}")
+    status, kind = 400, "MissingModel"
+    message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
+    if request.query.get("model_name") or gateway.settings.invocations:
+        status, kind, message = 404, "NotFound", "This path or this model is not served."
+    return web.json_response({"code": status, "type": kind, "message": message}, status=status)
 
 
 @routes.post("/v2/repository/index")
@@ -101,6 +102,7 @@ async def unload(request: web.Request) -> web.Response:
     return web.Response()
 
 
+@routes.route("*", "/v2")
 @routes.route("*", "/v2/{rest:.*}")
 async def unknown(request: web.Request) -> web.Response:
     raise RequestError(404, f"{request.method} {request.path[:200]}: unknown route")

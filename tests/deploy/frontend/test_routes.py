@@ -22,6 +22,7 @@ from deploy.frontend.grpc import Service
 from deploy.frontend.http import Answer, Message, Refused, refusal
 from deploy.frontend.memory import Hold, Memory
 from deploy.frontend.routes import Models, Routes
+from deploy.gateway.envoy.resources import fill_template
 from deploy.protocol.errors import RequestError
 from handlers.protocol import rows
 from handlers.protocol.rows import read_headers
@@ -54,7 +55,7 @@ RAW = packed_with(-15)
 async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
     if "x-model-metadata" in headers:
         return Answer(200, json.dumps(METADATA).encode())
-    if version not in ("", "1.0"):
+    if version not in ("", "1", "1.0", "1.0.0"):
         return None
     if "refuses" in headers:
         return refusal(503, "ServiceUnavailableException", "none")
@@ -137,8 +138,6 @@ def test_head_and_body_are_bounded_as_a_compressed_body_is_inflated() -> None:
     assert ask("POST", "/predictions/texts", packed, content_type=kind)[1]["body"] == "abc"
     assert ask("POST", "/predictions/texts", gzip.compress(bytes(5000)), content_type=kind)[0] == 413
     assert ask("POST", "/predictions/texts", gzip.compress(packed), content_type=kind)[0] == 400
-    # TorchServe's status of any compressed body.
-    assert ask("POST", "/predictions/texts", b"abc", content_encoding="gzip")[0] == 415
     for path in ("/predictions/texts", "/v2/models/texts/infer"):
         assert ask("POST", path, b"x" * 5000)[0] == 413
     for path in ("/predictions/texts", "/v1/models", "/nothing"):
@@ -164,7 +163,7 @@ BODY = b'{"model": "texts"}'
 REFUSALS: dict[int, tuple[bytes | None, dict[str, str]]] = {
     408: (None, {}),
     413: (b"x" * 5000, {}),
-    415: (b"abc", {"content_encoding": "gzip"}),
+    415: (b"abc", {"content_encoding": "br"}),
     431: (BODY, {"x_long": "x" * 9000}),
     500: (BODY, {"fails": "1"}),
     503: (BODY, {"refuses": "1"}),
@@ -192,13 +191,14 @@ def test_gateways_header_makes_the_path_of_the_protocol() -> None:
     *((path, 404, "type") for path in ("/predictions/nobody", "/predictions/texts/7", "/v3")),
     *((f"/v2/models/{path}", 404, "error") for path in ("nobody/infer", "nobody", "nobody/stats", "texts/nothing")),
     *((path, 404, "error") for path in ("/v2/models/texts/versions/7/infer", "/v2/models", "/v1/models/nobody")),
-    *((path, 400, "error") for path in ("/v2/models/texts/stats", "/v1/embeddings", "/rerank")),
+    *((path, 400, "error") for path in ("/v2/models/texts/stats", "/v2/models/stats", "/v1/embeddings", "/rerank")),
     *((path, 503, "error") for path in ("/v2/models/absent/infer", "/v2/models/absent")),
     ("/v2/embed", 400, "message"),
     ("/v2/health/ready", 503, "status"),
 )
 def test_what_is_not_served_is_an_error_in_the_form_of_its_protocol(path: str, status: int, field: str) -> None:
-    found, document = ask("POST", path, b"x")
+    is_read = path.startswith("/v2/") and not path.endswith(("/infer", "/embed"))
+    found, document = ask("GET" if is_read else "POST", path, b"x")
     assert (found, field in document) == (status, True)
 
 
@@ -218,12 +218,12 @@ def test_model_is_the_only_one_or_must_be_named() -> None:
     *((method, "/v2/models/texts/infer") for method in ("GET", "PUT", "DELETE")),
     *((method, "/v1/models/texts:predict") for method in ("PUT", "DELETE")),
     *((method, "/predictions/texts") for method in ("PATCH", "DELETE")),
-    *((method, path) for method in ("GET", "DELETE") for path in ("/v1/embeddings", "/rerank")),
+    *((method, path) for method in ("GET", "DELETE") for path in ("/v1/embeddings", "/rerank", "/invocations")),
+    *(("POST", path) for path in ("/info", "/ping", "/v2/repository/index")),
 )
 def test_method_that_a_path_does_not_have_is_not_found(method: str, path: str) -> None:
     found, document = ask(method, path, b'{"model": "texts"}')
-    is_v2, is_api = path.startswith("/v2"), path in ("/v1/embeddings", "/rerank")
-    assert (found, "error" in document) == (404, is_v2 or is_api)
+    assert (found, "error" in document) == (404, path.startswith(("/v2", "/v1", "/rerank")))
 
 
 @table(
@@ -265,14 +265,55 @@ def test_body_of_any_valid_coding_is_inflated(coding: str, packed: bytes) -> Non
     *(("gzip", gzip.compress(b"abc") + more, 400) for more in (gzip.compress(b"def"), b"\0" * 9)),
     *(("gzip", gzip.compress(b"")[:-2], 400), ("gzip", gzip.compress(b"abc")[:-6], 400), ("deflate", RAW[:-1], 400)),
     *((coding, gzip.compress(b"abc"), 415) for coding in ("br", "zstd", "gzip, gzip", "gzip, deflate")),
-    ("gzip", b"abc", 415),
+    *((coding, body, 400) for coding in ("gzip", "deflate") for body in (b"abc", b"")),
     ("deflate", zlib.compress(bytes(5000)), 413),
 )
 def test_body_of_a_damaged_or_unknown_coding_is_refused(coding: str, packed: bytes, status: int) -> None:
     assert ask("POST", "/predictions/texts", packed, content_encoding=coding)[0] == status
 
 
+# Paths as clients write them -> the path that the gateway reads, and the status.
 @table(
+    *((path, 200) for path in ("//predictions/texts", "/predictions///texts/", "/a/../predictions/./texts")),
+    *((path, 200) for path in ("/predictions\\texts", "/predictions/texts/1", "/predictions/texts/1.0.0")),
+    *((path, 200) for path in ("/v2//models/./texts/infer", "//v1/models/texts:predict")),
+    *((path, 404) for path in ("/predictions/texts/..", "/predictions/texts/01", "/Predictions/texts")),
+    *((path, 400) for path in ("*", "predictions/texts", "/predictions/texts\0")),
+)
+def test_path_is_read_as_the_gateway_reads_it(path: str, status: int) -> None:
+    assert ask("POST", path, b"a")[0] == status
+
+
+@table(("a=1&b=1&a=2", 400), ("a=1;a=2", 400), ("%61=1&a=2", 400), ("a=1&b=2&&=&=", 200), ("a=1&A=2", 200))
+def test_query_has_each_name_once(query: str, status: int) -> None:
+    assert ask("POST", "/predictions/texts", b"a", query)[0] == status
+
+
+def test_what_a_gateway_refuses_itself_has_the_same_words_here() -> None:
+    replies = fill_template("local_reply")
+    for name, (status, kind, message) in {400: http.BAD_REQUEST, "form": http.MALFORMED_FORM}.items():
+        found = {"status": name, **replies[name]}
+        assert (found["status"], found["type"], found["message"]) == (status, kind, message)
+
+
+def test_headers_of_one_name_are_joined_where_the_last_does_not_replace_the_first() -> None:
+    sent = [(b"content-type", b"a"), (b"content-encoding", b"gzip"), (b"x", b"1")]
+    twice = [*sent, (b"content-type", b""), (b"content-encoding", b"identity"), (b"x", b"2")]
+    assert http.headers_of({"headers": twice}) == {"content-type": "a", "content-encoding": "gzip, identity", "x": "2"}
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "MULTIPART/form-data; boundary=b"])
+def test_paths_of_json_take_no_forms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict = AsyncMock(return_value=Answer(200, b"{}"))
+    monkeypatch.setattr(Models, "predict", predict)
+    for path in ("/v1/models/texts:predict", "/v2/models/texts/infer", "/v1/embeddings", "/predictions/texts"):
+        ask("POST", path, b'{"model": "texts"}', content_type=kind)
+        is_json = predict.await_args_list[-1].args[2]["content-type"] == "application/json"
+        assert is_json == (path != "/predictions/texts")
+
+
+@table(
+    (b'{"model": "", "input": "a"}', 404),
     (b'{"model": "absent", "input": "a", "model": "texts"}', 400),
     (b'{"mod\\u0065l": "absent", "input": "a", "model": "texts"}', 400),
     (b'{"mod\\u0065l": "texts", "input": "a"}', 200),
@@ -434,8 +475,8 @@ def test_hostile_message_is_refused_before_it_is_parsed(message: bytes, words: s
     ("ModelConfig", {"name": "other"}, 5, "'other' is not found"),
     ("ModelMetadata", {"name": "absent", "version": "3"}, 14, "'absent' version 3 is not at ready state"),
     ("ModelStatistics", {}, 12, "Prometheus has the statistics"),
-    ("ModelInfer", {"model_name": "other"}, 5, "Model not found: other"),
-    ("ModelInfer", {"model_name": "texts", "model_version": "7"}, 5, "version: 7 does not exist for model: texts"),
+    ("ModelInfer", {"model_name": "other"}, 5, "'other' is not found"),
+    ("ModelInfer", {"model_name": "texts", "model_version": "7"}, 5, "'texts' version 7 is not found; versions: 1.0"),
     # The headers of the handler have the code and the message; without them, the status and the body.
     ("ModelInfer", {"model_name": "codes"}, 7, "f\u00fcr"),
     ("ModelInfer", {"model_name": "absent"}, 14, '"message": "none"'),
@@ -547,9 +588,12 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
     (FORM, part("a", b"x", "; filename*0=a\r\nContent-Type: image/png") + b"--b--", {"a": (b"x", "")}),
     (f"{FORM}; boundary=c", part("a", b"x") + b"--b--", {"a": (b"x", "")}),
     ('multipart/form-data; BOUNDARY="b=c"', part("a", b"x").replace(b"--b", b"--b=c") + b"--b=c--", {"a": (b"x", "")}),
-    # Neither is parsed by TorchServe, and the handler refuses both.
+    # TorchServe parses none of these, and the handler refuses them.
     ("multipart/form-data", b"--b", {"body": (b"--b", "multipart/form-data")}),
-    ("MULTIPART/FORM-DATA; boundary=b", b"--b", {"body": (b"--b", "MULTIPART/FORM-DATA; boundary=b")}),
+    *((f"{FORM[:30]}{more}", b"--b", {"body": (b"--b", f"{FORM[:30]}{more}")}) for more in ("", '"b', "b" * 71)),
+    ("MULTIPART/FORM-DATA; boundary=b", part("a", b"x") + b"--b--", {"a": (b"x", "")}),
+    # Without a complete part it has no fields, as TorchServe says.
+    *((FORM, body, {}) for body in (b"", b"zz", b"--b\r\n", part("a", b"1"), b"zz" + part("a", b"1") + b"--b--")),
 ]
 
 
@@ -561,15 +605,19 @@ def test_row_has_fields_or_a_body(content_type: str, body: bytes, expected: dict
 
 
 @table(
-    *(b"", b"zz", b"--b\r\n", part("a", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n"),
-    *(part(*each) + b"--b--" for each in (("", b"1"), ("a", b"1", "; x=" + "y" * 1024))),
+    *(part("a", b"1") + part("b", b"1"), part("a", b"1") * 2 + b"--b--", b"--b\r\n\r\n--b--"),
+    *(part(*each) + b"--b--" for each in (("", b"1"), ("a", b"1", "; x=" + "y" * 4096))),
+    *(part("a", b"1", more) + b"--b--" for more in ("; filename*=x''a", "\r\nContent-Type: text/plain; charset=x")),
+    part("a", b"1", "\r\nContent-Type: multipart/mixed; boundary=c") + b"--b--",
+    part("a", b"1").replace(b"form-data", b"attachment") + b"--b--",
+    part("a", b"1").replace(b"--b", b"--b ") + b"--b--",
 )
 def test_form_that_is_none_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedForm):
         row_of({"content-type": FORM}, body, MOST)
 
 
-@table(b"a=%", b"a=%4", b"%zz=1", b"a=1&b=%4g", b"a=%\n")
+@table(b"a=%", b"a=%4", b"%zz=1", b"a=1&b=%4g", b"a=%\n", b"a=1&&b=2", b"&", b"=1")
 def test_form_of_broken_escapes_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedForm):
         row_of({"content-type": URL_ENCODED}, body, MOST)

@@ -70,7 +70,6 @@ def test_start_ends_what_still_ends_and_names_a_server_that_does_not_answer(node
     # It has ended while it was waited for.
     server.pid.side_effect = [7, None, None]
     start_node(node)
-    assert server.method_calls.index(call.settle()) < server.method_calls.index(call.stop())
     assert (server.stop.call_count, server.start.call_count) == (2, 1)
 
 
@@ -235,24 +234,6 @@ def test_stop_without_a_node_says_so_and_forgets_the_nodes(tmp_path: Path, capsy
     write_nodes([], nodes := tmp_path / "a" / "b" / "nodes.json")
     serve.stop(config, nodes.parent)
     assert (capsys.readouterr().out, nodes.exists()) == ("TorchServe: not running\n", False)
-
-
-def test_death_is_said_at_the_stop_and_cleaned_up(
-    node: LocalNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server: Any = node.server
-    server.describe_death.return_value, server.stop.return_value, server.is_running.return_value = (
-        "killed",
-        False,
-        False,
-    )
-    monkeypatch.setattr(serve, "all_nodes", lambda *_: [node])
-    Record(node).begin()
-    serve.stop(Path(), node.folder)
-    assert capsys.readouterr().out == "TorchServe: not running, killed\n"
-    server.settle.assert_called_once_with()
-    server.clean_up.assert_called_once_with()
-    assert not Record(node).exists()
 
 
 @table(("0\n1, x\n 2 \n", 0, ["0", "2"]), ("0\n", 1, []))

@@ -191,6 +191,17 @@ def test_node_that_is_watched_is_not_forgotten(server: Server, tmp_path: Path) -
     assert not Record(node).exists()
 
 
+# Empty, cut off, of another user's process, not a number, binary, of several lines.
+@table(b"", b"12", b"1", b"-1", b"3.5", b"9" * 5000, b"\x00\xff\xfe", b"1\n\n2", b'{"pid": 1}')
+def test_damaged_files_of_a_process_are_one_line_and_end_no_other(content: bytes, server: Server) -> None:
+    server.logs.mkdir(parents=True, exist_ok=True)
+    server.temporary.mkdir(parents=True, exist_ok=True)
+    for file in (server.temporary / ".model_server.pid", server._mark_file):
+        file.write_bytes(content)
+    assert (server.pid(), server.is_ending(), server.stop()) == (None, False, False)
+    assert str(server.describe_death()).isprintable()
+
+
 def test_stale_pid_file_neither_ends_nor_forgets_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with look_alike(server, ROOT) as other:
         pid_file = server.temporary / ".model_server.pid"

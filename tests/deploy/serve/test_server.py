@@ -299,6 +299,14 @@ def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> N
     asyncio.run(run())
 
 
+def test_fragment_of_a_path_is_not_http() -> None:
+    protocol = Protocol(uvicorn.Config(Mock(), lifespan="off"), ServerState(), {}, _loop=Mock())
+    protocol.connection_made(transport := Mock(is_closing=lambda: False, get_extra_info=lambda _: None))
+    protocol.data_received(b"GET /ping#a HTTP/1.1\r\nHost: a\r\n\r\n")
+    (sent,) = (b"".join(call.args[0]) for call in transport.writelines.call_args_list)
+    assert sent.startswith(b"HTTP/1.1 400 ")
+
+
 def test_counter_adds_up_by_labels() -> None:
     series = Series(("outcome",), {})
     for value, label in ((1.0, "success"), (2.0, "fail"), (3.0, "success")):

@@ -66,7 +66,7 @@ function envoy_on_request(handle)
   if kind:lower():find("^multipart/form%-data") then
     local boundary = read_boundary(headers, kind)
     local body = boundary and handle:body()
-    status = not boundary and "400" or body and count_parts(fields, body, boundary)
+    status = not boundary and "415" or body and count_parts(fields, body, boundary)
   elseif kind:lower():find("^application/x%-www%-form%-urlencoded") then
     local body = handle:body()
     local length = body and body:length() or 0

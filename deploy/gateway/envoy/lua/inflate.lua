@@ -21,7 +21,11 @@ function envoy_on_request(handle)
   local encoding = (headers:get("content-encoding") or ""):lower():gsub("[%w-]+", {identity = ""})
     :gsub("[%s,]", ""):gsub("^x%-", "")
   local is_deflate = encoding == "deflate"
-  if not is_deflate and encoding ~= "gzip" then
+  if encoding == "" then
+    return
+  elseif not is_deflate and encoding ~= "gzip" then
+    -- Envoy would inflate the last of several codings.
+    handle:respond({[":status"] = "415"}, "")
     return
   end
   headers:replace("content-encoding", "gzip")

@@ -67,7 +67,10 @@ def parts(*names: str, value: bytes = b"x") -> bytes:
     ("?data=x", PARTS, parts("data"), 400),
     ("", PARTS, parts("data").replace(b"name=", b"filename="), 400),
     ("", PARTS, MIXED, 400),
-    ("", "multipart/form-data", parts("data"), 400),
+    *(
+        ("", f"multipart/form-data{more}", parts("data"), 415)
+        for more in ("", '; boundary="b', "; boundary=" + 71 * "b")
+    ),
     ("", PAIRS, b"data=x&top_k=3&text=top_k", 200),
     ("", PAIRS, b"data=x&d%61ta=y", 400),
     ("", PAIRS, b"&".join(b"%d" % number for number in range(201)), 413),
@@ -80,7 +83,8 @@ def test_fields_are_few_and_of_own_names(query: str, kind: str, body: bytes, sta
     if status == 200:
         assert answer.json()["bytes"] == len(body)
     else:
-        assert answer.json()["type"] == ("MalformedForm" if status == 400 else "BodyTooLarge")
+        kinds = {400: "MalformedForm", 413: "BodyTooLarge", 415: "UnsupportedMedia"}
+        assert answer.json()["type"] == kinds[status]
 
 
 def test_content_type_has_the_boundary_that_was_read_and_endless_fields_hold_nothing_up(gateway: Gateway) -> None:
