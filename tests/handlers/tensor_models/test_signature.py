@@ -37,6 +37,8 @@ def test_configuration_settles_what_the_model_leaves_open_and_what_it_says_is_re
     assert list(signature.outputs or ()) == ["y", "n"]
     assert (signature.outputs or {})["y"].free == (0,)
     assert signature.inputs["any"].row_shape == (3,)
+    most = settings(inputs={"any": {"shape": [1] * 16, "batch_dim": 15}}, warm_up=[{"any": [1] * 15}])
+    assert len(most.inputs["any"].shape or ()) == 16
 
 
 @table(
@@ -55,7 +57,9 @@ def test_configuration_settles_what_the_model_leaves_open_and_what_it_says_is_re
     ({"outputs": {"y": {"follows": "x"}}}, "outputs.y.follows: x must be an input with a pad"),
     ({"inputs": {"x": PAD}, "outputs": {"y": {"shape": [-1, 4], "follows": "x"}}}, "different numbers of free"),
     ({"warm_up": [{"z": [1]}]}, "warm_up: z: this model has x, m, any"),
-    ({"inputs": {"x": {"shape": [1] * 17}}}, "inputs.x: shape"),
+    *(({"inputs": {"x": {"shape": shape}}}, r"inputs\.x: shape") for shape in ([1] * 17, [], [-2])),
+    *(({"inputs": {"x": {"batch_dim": place}}}, r"inputs\.x: batch_dim") for place in (-1, 16)),
+    *(({"warm_up": [{"x": sizes}]}, r"warm_up\.0\.x") for sizes in ([1] * 16, [0])),
 )
 def test_configuration_that_is_wrong_or_that_the_model_contradicts_is_told_so(values: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
