@@ -55,8 +55,6 @@ def make_clone(folder: str, commit: str) -> None:
     os.chdir(clone)
     os.environ |= {"TMPDIR": str(clone.parent), "PYTHONPATH": str(clone / "client"), "OMP_NUM_THREADS": "1"}
     sys.path[:0], tempfile.tempdir = [str(clone), str(clone / "client")], str(clone.parent)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]
 
 
 def fork_pytest(limit_s: float, words: list[str], make_plugin: Callable[[], object]) -> int | None:
@@ -64,12 +62,14 @@ def fork_pytest(limit_s: float, words: list[str], make_plugin: Callable[[], obje
     ends_s, code, temporary = time.monotonic() + limit_s, None, os.environ["TMPDIR"]
     if (pid := os.fork()) == 0:
         die_with_parent()
-        status = 99
+        plugin, status = make_plugin(), 99
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
         with suppress(BaseException), Path("mutant.log").open("w") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
             options = ["-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-            status = pytest.main([*options, *words], plugins=[make_plugin()])
+            status = pytest.main([*options, *words], plugins=[plugin])
         os._exit(status)
     while code is None and time.monotonic() < ends_s:
         time.sleep(0.05)
@@ -111,8 +111,8 @@ class Recorder:
 
 def measure(module: str, result: Path) -> None:
     """Store the seconds of a module's tests, and the lines that each executes, in processes and archives, too."""
-    folder, files = Path(os.environ["TMPDIR"]), git("ls-files")
-    included = ", ".join(f"*/{each}/*.py" for each in re.findall("[a-z_]{4,}", MUTATED)[:5])
+    folder, files = Path(os.environ["TMPDIR"]), {each for each in git("ls-files") if re.match(MUTATED, each)}
+    included = ", ".join(f"*/{each}/**" for each in re.findall("[a-z_]{4,}", MUTATED)[:5])
     (folder / "rules").write_text(RULES.format(folder=folder, included=included))
     (folder / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
 
@@ -135,6 +135,8 @@ def measure(module: str, result: Path) -> None:
             for line, names in data.contexts_by_lineno(measured).items() if file else ():
                 found[file][line] |= {re.sub(r" \(\w+\)$", "", name) for name in names} & {*tests, ""}
         path.unlink()
+    if not tests:
+        print(f"{module}: no test passes under coverage", flush=True)
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(json.dumps({"seconds": tests, "lines": found}, default=sorted))
 
