@@ -76,6 +76,7 @@ PARTS = {**typed("image/jpeg", "image"), **typed("", "number")}
 @table(
     ({"image": b"\xff", "number": b"3", "top_k": b"2"}, NUMBERED, {"image": b"\xff", "number": 3}, {"top_k": 2}),
     ({"image": b"\xff", "number": b"[3]"}, NUMBERED, {"image": b"\xff", "number": [3]}, {}),
+    ({"question": b"Who?", "lang": b"fr"}, ASKING, {"question": "Who?"}, {"lang": "fr"}),
     # The name of the whole input, beside which only one other can be.
     ({"data": b"2024", "question": b"Who?"}, ASKING, b"2024", {"question": "Who?"}),
     ({"question": b"2024", "context": "Grüße".encode()}, ASKING, {"question": "2024", "context": "Grüße"}, {}),
@@ -98,6 +99,7 @@ PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; char
     (typed('text/plain; charset="ISO-8859-1"'), "Grüße".encode("latin-1"), "Grüße"),
     (typed("text/plain; charset=gbk"), "北京".encode("gbk"), "北京"),
     *((typed("application/octet-stream"), body, body) for body in (b'{"a": 1}', b'[{"a": 1}]', b"{text")),
+    (typed("application/octet-stream"), b'[{"text": "hi"}, 7]', 400),  # JSON, though not all of it is of the task
     *((DROPPED, "Grüße".encode("latin-1"), "Grüße"), (PART, "Grüße".encode(), "Grüße".encode())),
     *((typed(each), ASKED + b" ", 415) for each in ("image/jpeg", "application/xml", "text/html", "text/x-json")),
     *((typed(f"{each}; boundary=x"), ASKED + b" ", 415) for each in ("multipart/mixed", "Multipart/Form-Data")),
