@@ -68,7 +68,7 @@ class Rows:
                 group.append(sizes)
             if tensor.datatype is None:
                 group.append(array.dtype.str)
-        return Cost(max(1, length), tuple(group))
+        return Cost(length, tuple(group))
 
     def collate(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         """Join rows of equal cost groups: new arrays, in C order, that the model may write to."""

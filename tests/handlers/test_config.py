@@ -14,7 +14,7 @@ from handlers.continuous.mode import resolve_mode
 from handlers.errors import InvalidConfig, InvalidOption
 from handlers.pipeline.declared import complete
 from handlers.tensor_models.config import TensorsConfig
-from handlers.text.config import LanguageIdOptions
+from handlers.text.config import LanguageIdOptions, TranslationConfig
 from handlers.vision.config import ImageClassificationConfig, ImageClassificationOptions
 from tests.tables import table
 
@@ -37,6 +37,21 @@ def test_config_that_is_wrong_is_one_error_that_lists_every_problem(values: Any,
     with pytest.raises(InvalidConfig) as raised:
         parse(ImageClassificationConfig, values)
     assert not [word for word in words if word not in str(raised.value)]
+
+
+@table(
+    ({"num_beams": 9}, "num_beams 9 is more than num_beams_limit 8"),
+    ({"max_new_tokens": 13, "max_new_tokens_limit": 12}, "max_new_tokens 13 is more than max_new_tokens_limit 12"),
+    ({"engine": "torch", "precision": "int8"}, "precision int8 is CTranslate2's; torch has fp32, bf16 and fp16"),
+    *(({"src_lang": "auto", **more}, "src_lang: auto needs a detector") for more in ({}, {"detector": None})),
+    *(({"detector": {"file": "f", **more}}, "the name of a file is needed") for more in ({}, {"packages": "p"})),
+)
+def test_settings_that_contradict_each_other_are_refused_and_limits_may_be_reached(values: Any, words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        parse(TranslationConfig, values)
+    most = {"num_beams": 8, "max_new_tokens": 12, "max_new_tokens_limit": 12, "precision": "int8"}
+    parse(TranslationConfig, {**most, "src_lang": "auto", "detector": {"package": "p", "file": "f"}})
+    parse(TranslationConfig, {"engine": "torch", "precision": "bf16", "detector": "lid.bin"})
 
 
 def test_names_above_handler_are_those_that_torchserves_frontend_reads() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from handlers.archive_files import BUILD, Build
+from handlers.errors import InvalidConfig
 from handlers.precision.answers import make_proof
 from handlers.proofs import Proof, read_proofs
 from handlers.tasks.question_answering import QuestionAnsweringHandler
@@ -66,6 +67,20 @@ def test_tensors_have_the_names_that_the_archives_owner_gave(tmp_path: Path) -> 
     assert list(columns(good)) == list(outputs)
     words = "The inputs must be named QUESTION, passage; options: align_to_words, max_answer_tokens, top_k."
     assert (former.status, former.body) == (400, {"error": words})
+
+
+class AddingHandler(DoublingHandler):
+    inputs = frozenset({"number", "other"})
+
+
+@table(
+    ({"inputs": {"x": "y"}}, "tensors.inputs: x: unknown; this task has number, other"),
+    *(({"inputs": {"number": name}}, "tensors.inputs: names must be unique and not empty") for name in (" ", "other")),
+    ({"outputs": {"result": "error"}}, "tensors.outputs: error: an option or the errors have this name; use another"),
+)
+def test_names_of_tensors_that_cannot_be_told_apart_are_refused(names: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        started(AddingHandler(), tmp_path, {"tensors": names})
 
 
 @table(

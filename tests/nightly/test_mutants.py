@@ -9,7 +9,7 @@ import pytest
 from deploy.models import ROOT
 
 
-@pytest.mark.timeout(4 * 3600)
+@pytest.mark.timeout(3600)
 def test_most_small_faults_are_noticed(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["-W", "ignore", "-m", "tests.mutants", "--number", "60", "--seed", f"{datetime.now(UTC):%Y%m%d}"]
     with capfd.disabled():  # the table is the result

@@ -257,6 +257,7 @@ def test_function_named_by_itself_is_packed_alone_and_without_declared_inputs_no
     ("def infer(x):\n    return {'y': x.astype('f8')}", "run on 1 row: y: FP64 was returned; FP32 is expected."),
     ("def infer(x):\n    return {'y': x.reshape(1, 2)}", "it runs on one row, x [1, 2], and not on 3 together: "),
     ("def infer(x:", "infer.py: the import failed: SyntaxError: "),
+    ("def infer(): ...", "infer.py: infer has no parameters; name each input as a parameter"),
     ("def infer(**inputs): ...", "infer.py: infer: inputs: each input needs a named parameter, not * or **"),
     ("def load(folder, device):\n    raise OSError('no disk')\ndef infer(x): ...", "load failed: OSError: no disk"),
 )

@@ -18,6 +18,7 @@ from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN, Scheduler
 from handlers.config import HandlerConfig, SchedulingConfig
 from handlers.pipeline.micro_batches import OVERHEAD
+from handlers.protocol.requests import Cost, Request, Slot
 from tests.handlers.batching.simulated import AdaptiveWorker, Arrival, Clients, Machine, Simulated, poisson
 from tests.tables import table
 
@@ -243,6 +244,19 @@ def test_policy_is_that_of_the_settings(scheduling: Any, latency_s: float, queue
     policy = Policy.of(HandlerConfig(max_batch_items=4, max_batch_tokens=50, scheduling=section), OVERHEAD)
     assert (policy.max_latency_s, policy.queue_timeout_s) == (latency_s, queue_timeout_s)
     assert (policy.default_priority, policy.max_items, policy.max_tokens) == (2, 4, 50)
+
+
+@table((4, true_s(40)), (32, NARROW * (FIXED_S + 160 * TOKEN_S)))
+def test_few_items_are_expected_on_the_whole_idle_engine_and_many_on_its_streams(items: int, seconds: float) -> None:
+    scheduler = Scheduler(POLICY, Streams(model(), model(NARROW), 2))
+    assert (scheduler.ready_s, scheduler.queue.oldest_s(1.0)) == (0.0, 0.0)
+    request = Request((), slots=[Slot(None, cost=Cost(10)) for _ in range(items)])
+    for slot in request.slots:
+        slot.request = request
+    assert scheduler.admit(request, 10.0 * items) is None
+    for slot in request.slots:
+        scheduler.queue.end_decoding(slot)
+    assert scheduler.ready_s == pytest.approx(seconds) and scheduler.queue.oldest_s(1.0) == 1.0
 
 
 @given(draw_arrivals([1, 8, 64, 5120]), st.sampled_from([1, 2]), st.sampled_from([1.0, 1000.0]))

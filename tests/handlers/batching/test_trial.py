@@ -135,24 +135,30 @@ def test_an_adaptive_worker_is_measured_beside_a_thread_that_decodes(tmp_path: P
 
 @table(
     # The whole engine has as many tries as its streams.
-    ("adaptive", {"a": [0.1], "a a": [0.1]}, ["a", "a a"] * trial.ROUNDS),
+    ("adaptive", {"a": [0.1], "a a": [0.1]}, "a whole 100.00 / 100.00, a in 2 streams 100.00 / 50.00"),
     # Twice as slow in both sizes, and by more: one try.
-    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.15]}, ["a", "b", *["a"] * (trial.ROUNDS - 1)]),
+    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.15]}, "a whole 100.00 / 12.50, b whole 300.00 / 37.50"),
     # The machine stalled during one of both.
-    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.05]}, ["a", "b"] * trial.ROUNDS),
+    ("classic", {"a": [0.1, 0.05], "b": [0.3, 0.05]}, "a whole 100.00 / 12.50, b whole 300.00 / 12.50"),
 )
-def test_candidates_have_equal_tries_or_are_slower(mode: str, seconds: Any, tries: list[str], tmp_path: Path) -> None:
+def test_candidates_have_equal_tries_or_are_slower(
+    mode: str, seconds: Any, told: str, tmp_path: Path, caplog: Log
+) -> None:
     tried: list[str] = []
 
-    def measure(tasks: Sequence[Any], *_: Any) -> list[tuple[int, float]]:
+    def measure(tasks: Sequence[Any], _: Any, count_full: Callable[[float], int], *__: Any) -> list[tuple[int, float]]:
+        # As many items as the first candidate does in FULL_S.
+        assert count_full(trial.FULL_S / (3.5 + len(tried))) == 3
         # "a a" is two streams of a.
         tried.append(" ".join(task.engine.description[-1] for task in tasks))
-        return list(zip([1, 1], seconds[tried[-1]], strict=False))
+        return list(zip([2, 8], seconds[tried[-1]], strict=False))
 
     ways = {(name[0], name.count("a a") + 1): 0.0 for name in seconds}
     with patch.object(trial, "measure", measure):
         load(WayHandler(ways), tmp_path, mode=mode)
-    assert tried == tries
+    is_far = "37.50" in told
+    assert tried == ["a", "b", *["a"] * (trial.ROUNDS - 1)] if is_far else [*seconds] * trial.ROUNDS
+    assert f"ms per item, single / concurrent: {told}" in [each.partition("; ")[2] for each in caplog.messages]
 
 
 BF16, INT8, STREAMS = Candidate("bf16", 1), Candidate("int8", 1), Candidate("int8", 2)

@@ -8,15 +8,17 @@ from math import inf
 from time import process_time
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from handlers.errors import BodyTooLarge, InvalidPriority, InvalidTimeout, ItemError, WorkTooLarge, WrongOutput
 from handlers.protocol import open_inference, rows
+from handlers.protocol.api_forms import Embeddings
 from handlers.protocol.bodies import parse_json
 from handlers.protocol.fields import Fields
 from handlers.protocol.requests import Allowance, Payload, Request
-from handlers.protocol.responses import Form, Instances, OneItem
+from handlers.protocol.responses import Form, GrpcErrors, Instances, OneItem
 from handlers.protocol.rows import Shape, read_headers
 from handlers.protocol.terms import Terms
 from tests.tables import table
@@ -56,6 +58,9 @@ FORM = {"data": b"bytes", "top_k": bytearray(b"3"), "lang": b"fr", "odd": b"\xff
     ({"body": b"{not json"}, {}, one(b"{not json")),
     ({"body": {"b64": "aGk=", "top_k": 2}}, {}, one({"b64": "aGk="}, top_k=2)),  # decoded by TorchServe
     ({"body": PREDICTED}, JSON, Request(ITEMS, Instances())),
+    # At the limits of bytes and of options.
+    ({"body": b"x" * 100}, typed("image/jpeg"), one(b"x" * 100)),
+    ({"data": b"x", **{f"f{n}": b"" for n in range(100)}}, {}, one(b"x", **{f"f{n}": "" for n in range(100)})),
 )
 def test_accepted_body_is_items_with_their_options(row: dict[str, Any], headers: Any, expected: Request) -> None:
     request = unpack(row, headers, SHAPE)
@@ -71,6 +76,7 @@ PARTS = {**typed("image/jpeg", "image"), **typed("", "number")}
 @table(
     ({"image": b"\xff", "number": b"3", "top_k": b"2"}, NUMBERED, {"image": b"\xff", "number": 3}, {"top_k": 2}),
     ({"image": b"\xff", "number": b"[3]"}, NUMBERED, {"image": b"\xff", "number": [3]}, {}),
+    ({"question": b"Who?", "lang": b"fr"}, ASKING, {"question": "Who?"}, {"lang": "fr"}),
     # The name of the whole input, beside which only one other can be.
     ({"data": b"2024", "question": b"Who?"}, ASKING, b"2024", {"question": "Who?"}),
     ({"question": b"2024", "context": "Grüße".encode()}, ASKING, {"question": "2024", "context": "Grüße"}, {}),
@@ -81,6 +87,7 @@ def test_form_of_several_inputs_is_one_item(row: dict[str, Any], shape: Shape, v
 
 TEXTS = replace(SHAPE, items=Fields(frozenset({"text"}), 3), inputs=frozenset({"text"}), media_types=("text/plain",))
 ASKED = b'{"text": "hi"}'
+FORM_TYPE = "application/x-www-form-urlencoded"
 # TorchServe drops the charset of a header, but keeps the header.
 DROPPED = typed("text/plain") | {"CONTENT-TYPE": "Text/Plain; charset=latin1"}
 PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; charset=latin1"}
@@ -92,11 +99,15 @@ PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; char
     (typed('text/plain; charset="ISO-8859-1"'), "Grüße".encode("latin-1"), "Grüße"),
     (typed("text/plain; charset=gbk"), "北京".encode("gbk"), "北京"),
     *((typed("application/octet-stream"), body, body) for body in (b'{"a": 1}', b'[{"a": 1}]', b"{text")),
+    (typed("application/octet-stream"), b'[{"text": "hi"}, 7]', 400),  # JSON, though not all of it is of the task
     *((DROPPED, "Grüße".encode("latin-1"), "Grüße"), (PART, "Grüße".encode(), "Grüße".encode())),
     *((typed(each), ASKED + b" ", 415) for each in ("image/jpeg", "application/xml", "text/html", "text/x-json")),
     *((typed(f"{each}; boundary=x"), ASKED + b" ", 415) for each in ("multipart/mixed", "Multipart/Form-Data")),
     *((typed(f"text/plain; charset={each}"), ASKED + b" ", 415) for each in ("idna", "iso-8859-99")),
     (typed("text/plain; charset=utf-16"), ASKED + b" ", 400),
+    # Two types of one body; the body in a form's field of that name has one.
+    (typed("text/plain") | {"content-type": "application/json"}, ASKED, 415),
+    *((typed("text/plain") | {"content-type": f"{each}; x=y"}, ASKED, ASKED) for each in ("multipart/a", FORM_TYPE)),
     *(({"content-encoding": each}, b"x", b"x") for each in ("Identity", "", "identity, IDENTITY,")),
     *(({"content-encoding": each}, b"x", 415) for each in ("GZIP", "identity,br")),
 )
@@ -130,7 +141,7 @@ def test_lists_and_objects_are_counted_before_they_are_parsed() -> None:
     ({"body": b'{"instances": []}'}, 400, "EmptyInput"),
     ({"body": b'{"instances": [1, 2, 3, 4]}'}, 413, "TooManyInstances"),
     ({"body": {"instances": [{"b64": ""}], **{f"option{n}": n for n in range(101)}}}, 400, "InvalidOption"),
-    ({"data": b"x", **{f"f{n}": b"" for n in range(101)}}, 400, "InvalidOption"),
+    ({"data": b"x", **{f"f{n}": b"" for n in range(199)}}, 400, "InvalidOption"),
     ({"data": b"", **{f"f{n}": b"" for n in range(200)}}, 413, "BodyTooLarge"),
     ({"a": b"1", "b": b"2"}, 400, "InvalidBody"),
     ({'{"b64": "aGk': b""}, 400, "InvalidBody"),  # curl -d without a content type
@@ -169,6 +180,25 @@ def test_results_and_errors_keep_their_places(form: Form, results: list[Any], st
             form.pack([value])
 
 
+@table(
+    *((status, "INVALID_ARGUMENT", "invalid_request_error") for status in (400, 402, 415, 422)),
+    *((401, "UNAUTHENTICATED", "authentication_error"), (403, "PERMISSION_DENIED", "permission_error")),
+    *((404, "NOT_FOUND", "not_found_error"), (405, "UNIMPLEMENTED", "invalid_request_error")),
+    *((413, "RESOURCE_EXHAUSTED", "invalid_request_error"), (429, "UNAVAILABLE", "rate_limit_error")),
+    *((500, "INTERNAL", "server_error"), (501, "UNIMPLEMENTED", "server_error"), (502, "UNAVAILABLE", "server_error")),
+    *((503, "UNAVAILABLE", "server_error"), (504, "DEADLINE_EXCEEDED", "server_error")),
+    *((507, "RESOURCE_EXHAUSTED", "server_error"), (508, "INTERNAL", "server_error")),
+)
+def test_status_is_one_of_grpc_and_a_type_of_openais_and_only_503_is_to_be_tried_again(
+    status: int, code: str, kind: str
+) -> None:
+    error = ItemError(status, "Any", "Why.")
+    assert GrpcErrors().pack([error]).headers["X-Grpc-Status"] == str(grpc.StatusCode[code].value[0])
+    reply = Embeddings("m").pack([error])
+    assert (reply.status, json.loads(reply.body)["error"]["type"]) == (status, kind)
+    assert reply.headers == ({} if status < 500 or status == 503 else {"X-Should-Retry": "false"})
+
+
 def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> None:
     for _ in range(50):
         allowance, start = Allowance(), threading.Barrier(4)
@@ -189,7 +219,8 @@ def test_allowance_that_several_threads_take_from_at_once_is_not_exceeded() -> N
     ({"x-priority": "3", "X-TIMEOUT-MS": " 25e1 "}, {}, Terms(3, 0.25)),
     # A form's field of that name: TorchServe adds its part's headers to the request's.
     ({"x-priority": {"content-type": "text/plain"}, "Host": "x"}, {}, Terms(None, inf)),
-    ({}, {"priority": 3, "timeout": 2**63 - 1}, Terms(3, (2**63 - 1) / 1e6)),
+    ({}, {"priority": 3, "timeout": 2**64 - 1}, Terms(3, (2**64 - 1) / 1e6)),
+    ({"x-priority": "000000003"}, {}, Terms(3, inf)),
     # Triton's clients send these for none.
     ({}, {"priority": 0, "timeout": 0}, Terms(None, inf)),
     # A proxy may have set the header.
@@ -200,7 +231,7 @@ def test_terms_are_the_headers_or_stricter_parameters(headers: Any, parameters: 
     assert Terms.of({**read_headers(headers), **parameters}, 3) == terms
 
 
-@pytest.mark.parametrize("value", ["0", "4", "1.0", "first", "", "²", "１", "9" * 5000])
+@pytest.mark.parametrize("value", ["0", "4", "1.0", "first", "", "²", "１", "0000000003", "9" * 5000])
 def test_header_that_is_no_level_or_time_is_invalid_and_not_quoted(value: str) -> None:
     with pytest.raises(InvalidPriority, match=r"^X-Priority must be a whole number from 1 \(first\) to 3\.$"):
         Terms.of({"x-priority": value}, 3)
@@ -210,7 +241,7 @@ def test_header_that_is_no_level_or_time_is_invalid_and_not_quoted(value: str) -
             Terms.of({"x-timeout-ms": time}, 3)
 
 
-@pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, [1], 10**400])
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, [1], 2**64])
 def test_parameters_that_are_no_level_or_time_are_invalid(value: Any) -> None:
     with pytest.raises(InvalidPriority, match=r"^priority must be a whole number from 1 \(first\) to 3, or 0 "):
         Terms.of({"priority": value}, 3)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from handlers.errors import InvalidConfig, ItemError
-from handlers.protocol.api_forms import Embeddings
+from handlers.errors import InvalidConfig
 from tests.handlers.serving import Answer, Made, Patch, serve
 from tests.handlers.tasks.test_encoders import Handler, pooled, start
 from tests.oracle import assert_order
@@ -340,4 +339,3 @@ def test_api_that_the_model_does_not_serve_is_refused(tiny_archive: Made, monkey
     (answer,) = ask(handler, "embeddings", {"input": ["x"]})
     assert (answer.status, answer.headers["X-Should-Retry"]) == (500, "false")
     assert answer.body["error"]["type"] == "server_error"
-    assert "X-Should-Retry" not in Embeddings("m").pack([ItemError(503, "BatchTimeout", "late")]).headers

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from sentence_transformers.sentence_transformer import modules
 
 from deploy.archives.stagers.text import read_head
 from handlers.errors import InvalidConfig
@@ -118,6 +119,28 @@ def test_files_that_are_not_served_are_refused_by_name(read: Any, files: Any, wo
     write(tmp_path, files)
     with pytest.raises(InvalidConfig, match=words):
         read(tmp_path)
+
+
+def test_modules_after_the_transformer_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [
+        modules.Pooling(4, pooling_mode="mean"),
+        modules.Dense(4, 4, use_residual=True),
+        modules.Dense(4, 6, use_residual=True, activation_function=torch.nn.GELU()),
+        modules.Dense(6, 3, bias=False, activation_function=torch.nn.Identity()),
+        *(modules.LayerNorm(3), modules.Dropout(0.5), modules.Normalize()),
+    ]
+    torch.nn.init.normal_(layers[4].norm.weight)
+    features = {"token_embeddings": torch.rand(2, 3, 4), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    ours, listed = (*features.values(),), [FIRST]
+    for number, layer in enumerate(layers, 1):
+        (tmp_path / str(number)).mkdir()
+        layer.save(str(tmp_path / str(number)))
+        listed.append(module(type(layer).__name__, str(number)))
+        features = layer.eval()(features)
+    write(tmp_path, {"modules.json": listed, "config_sentence_transformers.json": {"truncate_dim": 2}})
+    vectors = SentenceModules(tmp_path).eval()(*ours)
+    torch.testing.assert_close(vectors, features["sentence_embedding"][:, :2])
 
 
 NAMES = ["input_ids", "attention_mask"]

@@ -21,7 +21,8 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms import functional
 
-from handlers.errors import CorruptInput, ImageTooLarge, InvalidInput
+from handlers.errors import CorruptInput, ImageTooLarge, InvalidInput, WorkTooLarge
+from handlers.protocol.requests import Allowance
 from handlers.vision import images
 from handlers.vision.class_maps import find_classes
 from handlers.vision.config import PixelsConfig
@@ -265,11 +266,24 @@ CAT = encoded(CHELSEA, "AVIF", speed=10)
     (HUGE, 413, "has 400000000 pixels; max_pixels is 10000000"),
     (encoded(Image.new("1", (20_000, 20_000)), "PNG"), 413, "max_pixels is 10000000"),
     (RUNS, 415, "run-length encoded"),
+    *(("text", 400, "An image must be bytes"), ({"b64": 7}, 400, '"b64" must be a string')),
+    *(({"b64": "data:image/png,AAAA"}, 422, "must be base64"), ({"b64": "A*"}, 422, "not valid base64")),
+    *((np.zeros(shape, np.uint8), 400, "must be UINT8 .B, H, W, 3.") for shape in ((2, 3), (2, 3, 4), (0, 3, 3))),
+    (np.zeros((2, 3, 3), np.int8), 400, "must be UINT8 .B, H, W, 3."),
 )
-def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: bytes, code: int, message: str) -> None:
+def test_decode_bad_bytes_are_refused_each_with_its_own_error(body: Any, code: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as raised:
         decode_image(body, ALL if message.startswith("AVIF data") else FULL)
     assert raised.value.code == code
+
+
+def test_images_at_the_limit_are_decoded_until_those_of_a_request_are_over_theirs() -> None:
+    config, allowance = PixelsConfig(max_pixels=10_000, max_request_pixels=20_000), Allowance()
+    for value in (encoded(Image.new("L", (50, 200)), "PNG"), np.zeros((100, 100, 3), np.uint8)):
+        images.open_image(value, config, allowance, 16)
+    for value in (encoded(Image.new("L", (1, 1)), "PNG"), np.zeros((1, 1, 3), np.uint8)):
+        with pytest.raises(WorkTooLarge, match="more pixels together than max_request_pixels, 20000"):
+            images.open_image(value, config, allowance, 16)
 
 
 def test_limit_is_the_models_where_pillow_only_warns() -> None:
@@ -323,6 +337,7 @@ def with_scans(scans: int) -> bytes:
 def test_decode_a_file_of_more_parts_than_an_image_needs_is_refused(body: bytes) -> None:
     with pytest.raises(ImageTooLarge, match="more than"):
         images.open_image(body, SCALED, None, 232)
+    images.open_image(with_scans(MOST_SCANS), SCALED, None, 232)
 
 
 def test_file_that_is_cut_off_anywhere_is_corrupt_and_never_unknown() -> None:
