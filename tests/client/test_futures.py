@@ -3,6 +3,7 @@ import weakref
 from concurrent.futures import Future, as_completed
 
 from tests.client.script import Server, client
+from tests.waiting import until
 from torchserve_client import FuturesClient
 from torchserve_client.transport import Request, Response
 
@@ -28,6 +29,7 @@ def test_submit_answers_every_request_and_never_sends_more_than_max_workers() ->
     gate = Gate()
     with FuturesClient(client(Server(gate)), max_workers=3, max_queue_items=20) as futures:
         submitted = {futures.submit("m", str(number)): str(number) for number in range(12)}
+        until(lambda: gate.inside == 3)
         gate.opened.set()
         answers = {submitted[future]: future.result() for future in as_completed(submitted, timeout=10)}
     assert answers == {str(number): str(number) for number in range(12)}
