@@ -72,6 +72,8 @@ class Cluster:
         until(self._is_up, timeout_s=START_S)
 
     def _is_up(self) -> bool:
+        # Ray itself gives a raylet 30 s, and ends.
+        assert self._process.poll() is None, (self.folder / "cluster.log").read_text()[-500:]
         with suppress(requests.RequestException):
             return self._ask("GET", "/api/ray/version").ok
         return False
