@@ -244,7 +244,8 @@ def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
         check=False,
     )
     if finished.returncode != 0:
-        reason = (finished.stderr.strip() or finished.stdout.strip()).rpartition("\n")[2]
+        said = finished.stderr.strip() or finished.stdout.strip() or f"exit status {finished.returncode}"
+        reason = said.rpartition("\n")[2]
         raise ArchiverFailed(f"{name}: torch-model-archiver failed: {reason}")
 
 

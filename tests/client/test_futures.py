@@ -34,6 +34,7 @@ def test_submit_answers_every_request_and_never_sends_more_than_max_workers() ->
     gate = Gate()
     with FuturesClient(client(Server(gate)), max_workers=3, max_queue_items=20) as futures:
         submitted = {futures.submit("m", str(number)): str(number) for number in range(12)}
+        until(lambda: gate.inside == 3)
         gate.opened.set()
         answers = {submitted[future]: future.result() for future in as_completed(submitted, timeout=10)}
     assert answers == {str(number): str(number) for number in range(12)}

@@ -120,11 +120,14 @@ HELD = {
 
 
 def test_client_that_does_not_go_on_is_closed(serve: Serve) -> None:
-    served = serve(head_s=0.3, body_s=0.9, keep_alive_s=600, head_bytes=2048)
-    for case, (sent, expected) in HELD.items():
-        with connect(served) as connection:
-            connection.sendall(sent)
-            assert read(connection)[: len(expected) or 1] == expected, case
+    # All at once, and with time for a client that the machine stalls before it has sent.
+    served = serve(head_s=1.0, body_s=2.0, keep_alive_s=600, head_bytes=2048)
+    with ExitStack() as stack:
+        held = {case: stack.enter_context(connect(served)) for case in HELD}
+        for case, (sent, _) in HELD.items():
+            held[case].sendall(sent)
+        for case, (_, expected) in HELD.items():
+            assert read(held[case])[: len(expected) or 1] == expected, case
     with connect(served) as connection:
         connection.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -162,7 +165,8 @@ def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serv
     served = serve(notice_s=0.2)
     with ThreadPoolExecutor(9) as pool:
         answers = [pool.submit(ask, served, number) for number in range(9)]
-        until(lambda: _waiting(served) == 9)
+        # Those that a client has by now come first, since they wait no more.
+        until(lambda: sum(each.done() for each in answers) + _waiting(served) == 9)
         served.process.send_signal(signal.SIGTERM)
         # They take 1.8 s, far longer than the notice.
         assert [each.result().status_code for each in answers] == [200] * 9

@@ -72,13 +72,15 @@ class Cluster:
         until(self._is_up, timeout_s=START_S)
 
     def _is_up(self) -> bool:
+        # Ray itself gives a raylet 30 s, and ends.
+        assert self._process.poll() is None, (self.folder / "cluster.log").read_text()[-500:]
         with suppress(requests.RequestException):
-            return self._ask("GET", "/api/ray/version").ok
+            return self._ask("GET", "/api/ray/version", timeout=30).ok
         return False
 
-    def _ask(self, method: str, path: str, **named: Any) -> requests.Response:
+    def _ask(self, method: str, path: str, timeout: float = START_S, **named: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
-        return requests.request(method, self.dashboard + path, headers=headers, timeout=START_S, **named)
+        return requests.request(method, self.dashboard + path, headers=headers, timeout=timeout, **named)
 
     def deploy(self, **settings: Any) -> None:
         """Serve what models.yaml would have, with the command's own configuration, and wait until it runs."""

@@ -25,7 +25,7 @@ PATHS = {
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
 
-aliased = shared(GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=1.0)))
+aliased = shared(GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=3.0)))
 
 
 def error(answer: requests.Response) -> tuple[int, str, Any, str]:
