@@ -138,7 +138,7 @@ class Recipe:
         if build is None or build.fingerprint != self._fingerprint(build.inputs):
             raise InvalidConfig(
                 f"{name}: its archive is out of date, and {self.lost}, with which it was built, is not on this "
-                f"machine: give its options again to {ARCHIVE} {name}, or serve {self.path} as it is"
+                f"machine: give its options again to {ARCHIVE} {name}, or serve {os.path.relpath(self.path)} as it is"
             )
         return Archive(self.path, describe(self.path).version, is_new=False)
 
