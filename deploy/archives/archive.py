@@ -29,8 +29,7 @@ from deploy.archives.options import hide_places
 from deploy.archives.options import keep as keep_options
 from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
-from deploy.archives.staging import Comparisons, plan_comparisons, stage
-from deploy.archives.task_file import is_hidden
+from deploy.archives.staging import Comparisons, check_root, find_packed_files, plan_comparisons, stage
 from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
 from deploy.places import ARCHIVE, REGISTER, STORE
@@ -160,7 +159,7 @@ class Recipe:
             engine = stage(entry, origin, preferred, self.comparisons, exports=exports, folder=staged)
             label, proofs, fidelity = (_pop_json(staged, name) for name in (LABEL, PROOFS, FIDELITY))
             _check_quality(entry, label, self.min_chrf)
-            _check_root(entry, staged, task.path.name)
+            check_root(entry, staged, task.path.name)
             for name, path in handler_files().items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, staged / name)
@@ -173,7 +172,7 @@ class Recipe:
                 inputs=inputs,
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
-                files=hash_files({**_find_packed_files(staged), task.path.name: task.path, CONFIG: config_path}),
+                files=hash_files({**find_packed_files(staged), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,
@@ -240,27 +239,6 @@ def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf
         )
     if float(chrf) < min_chrf:
         raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
-
-
-def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
-    """Raise InvalidConfig if a staged file would hide a file of every archive, or a module that the worker needs."""
-    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
-    for path in sorted(stage.iterdir()):
-        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
-        if path.name in ours or is_shadow:
-            raise InvalidConfig(
-                f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own; rename it"
-            )
-
-
-def _find_packed_files(stage: Path) -> dict[str, Path]:
-    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
-    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {
-        name.as_posix(): path
-        for name, path in files.items()
-        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
-    }
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:
