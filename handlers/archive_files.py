@@ -53,7 +53,8 @@ class Build:
     fidelity: Mapping[str, Any] = field(default_factory=dict)
     made_with: str = ""  # the version of torchserve-batching
     requirements: Sequence[str] = ()  # packages that the task needs beside this project's
-    options: Sequence[str] = ()  # those of `archive`, with paths from the folder of the state or absolute
+    options: Sequence[str] = ()  # those of `archive`; a path below the folder of the state, or /NAME for another
+    inputs: str = ""  # a hash of the weights and options, which is a part of the fingerprint
 
     def to_json(self) -> str:
         """Return the text of build.json, which contains its format and a sum over itself."""

@@ -74,6 +74,11 @@ class Proof:
 def read_proofs(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Proof]:
     """Read outputs of `Proof.to_json` by precision; raise ValueError for anything else."""
     try:
-        return {precision: Proof(**values) for precision, values in content.items()}
+        proofs = {precision: Proof(**values) for precision, values in content.items()}
+        for proof in proofs.values():
+            if not all(0 <= each <= 1 for each in (proof.agreement, proof.least)) or proof.samples < 0:
+                raise ValueError("a proof has other values")
+            _ = f"{proof}{proof.weakness}{proof.is_enough}"  # which a text in place of a number fails
     except (TypeError, AttributeError):
         raise ValueError("a proof has other fields") from None
+    return proofs

@@ -15,8 +15,8 @@ QUERIES = 8 * 8 + 4 * 4 + 2 * 2
 LABELS = ("cat", "cup", "spoon", "star", "wall", "door", "tree")
 
 
-def detector(folder: Path) -> Path:
-    """Write a checkpoint of RT-DETR v2, of some hundred kilobytes, as `save_pretrained` leaves it; gives the folder."""
+def detector(folder: Path, kind: str = "RTDetrV2") -> Path:
+    """Write a checkpoint of RT-DETR v2, or another kind, of some hundred kilobytes, as `save_pretrained` leaves it."""
     stages: dict[str, Any] = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
     stages["out_features"] = ["stage2", "stage3", "stage4"]
     backbone = transformers.RTDetrResNetConfig(embedding_size=16, layer_type="basic", **stages)
@@ -24,11 +24,11 @@ def detector(folder: Path) -> Path:
     decoder = {"in_channels": [32, 32, 32], "ffn_dim": 64, "layers": 2, "attention_heads": 4}
     sizes: dict[str, Any] = {f"encoder_{name}": size for name, size in encoder.items()}
     sizes |= {f"decoder_{name}": size for name, size in decoder.items()}
-    config = transformers.RTDetrV2Config(
+    config = getattr(transformers, f"{kind}Config")(
         backbone_config=backbone, d_model=32, num_queries=QUERIES, id2label=dict(enumerate(LABELS)), **sizes
     )
     torch.manual_seed(3)
-    model = transformers.RTDetrV2ForObjectDetection(config).eval()
+    model = getattr(transformers, f"{kind}ForObjectDetection")(config).eval()
     with torch.no_grad():
         # Scores of random weights are all alike: those of a picture of noise become a normal distribution around 0.3.
         logits = model(pixel_values=torch.rand(8, 3, 4, 4).repeat_interleave(16, 2).repeat_interleave(16, 3)).logits

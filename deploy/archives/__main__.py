@@ -15,7 +15,7 @@ from deploy.archives.archive import (
     find_cache_folder,
     report,
 )
-from deploy.archives.arguments import make_recipe, parse_arguments, recall
+from deploy.archives.arguments import make_recipe, parse_arguments, recall_recipe
 from deploy.archives.fingerprint import handler_files, read_packed
 from deploy.archives.mode import describe_defaults, find_classic_cause
 from deploy.archives.names import prune
@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
         recipes = []
         # All are checked before the first is built.
         for name in list(models(options.models)) if options.all else options.names:
-            own = parse_arguments([name, *recall(name)]) if options.recall else options
-            recipe = make_recipe(model(name, options.models), own, cache_path)
+            entry = model(name, options.models)
+            recipe = recall_recipe(entry, cache_path) if options.recall else make_recipe(entry, options, cache_path)
             try:
                 recipe.check(with_code=options.all or len(options.names) > 1)
                 recipes.append(recipe)

@@ -6,6 +6,7 @@ Every build works in separate folders and ends in one rename, so builds can run 
 half an archive. An archive of equal inputs is not built again; an export of equal inputs comes from the cache.
 """
 
+import hashlib
 import importlib
 import json
 import os
@@ -24,19 +25,21 @@ from deploy.archives.fingerprint import archive_fingerprint, handler_files, read
 from deploy.archives.labels import LABELS, check_labels
 from deploy.archives.mode import complete_config
 from deploy.archives.names import lead, refuse_other_models
+from deploy.archives.options import hide_places
+from deploy.archives.options import keep as keep_options
 from deploy.archives.requirements import check_installed, list_requirements
 from deploy.archives.sources import Source, source
-from deploy.archives.staging import Comparisons, plan_comparisons, stage
-from deploy.archives.task_file import is_hidden
+from deploy.archives.staging import Comparisons, check_root, find_packed_files, plan_comparisons, stage
 from deploy.archives.tasks import task_of
 from deploy.models import Engine, ModelEntry
-from deploy.places import REGISTER, STORE
+from deploy.places import ARCHIVE, REGISTER, STORE
 from deploy.progress import step
 from deploy.work_folders import make_work_folder
 from handlers.archive_files import BUILD, CONFIG, FIDELITY, LABEL, PROOFS, Build, hash_files
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.proofs import Proof, read_proofs
+from torchserve_client.archives import describe
 from torchserve_client.version import VERSION
 
 # The ending of an archive by torch-model-archiver's name of its format. zip-store, our default, does not compress:
@@ -76,6 +79,7 @@ class Recipe:
     min_chrf: float | None = None  # the least chrF of a converted translation model against the original; None for any
     comparisons: Comparisons | None = field(default_factory=plan_comparisons)
     options: tuple[str, ...] = ()  # of the command line, for a build by `serve` or `start`
+    lost: str = ""  # an option of the last build that this machine lacks: the archive on disk serves, or nothing does
 
     @property
     def path(self) -> Path:
@@ -95,6 +99,10 @@ class Recipe:
 
     def check(self, *, with_code: bool = False) -> None:
         """Raise InvalidConfig or WeightsUnavailable; a user's settings are checked `with_code` unless up to date."""
+        if self.lost:
+            self._find_built()
+            print(f"{self.entry.name}: {self.lost}, with which it was built, is not on this machine: used as it is")
+            return
         self._check_comparisons()
         task = task_of(self.entry)
         complete_config(self.entry)
@@ -109,16 +117,29 @@ class Recipe:
 
     def find(self) -> Archive | None:
         """Return the archive on disk if it was built from these inputs and none has changed since."""
+        if self.lost:
+            return self._find_built()
         self._check_comparisons()
         origin = source(self.entry, self.weights)
         path = self.locate(self._version(origin))
         build = read_build(path)
-        if build is None or build.fingerprint != self._fingerprint(origin):
+        if build is None or build.fingerprint != self._fingerprint(self._hash_inputs(origin)):
             return None
         _check_quality(self.entry, build.label, self.min_chrf)
         lead(self.path, path)
+        keep_options(self.path, build.fingerprint, self.options)
         proofs = read_proofs(build.proofs)
         return Archive(self.path, self._version(origin), is_new=False, label=build.label, proofs=proofs)
+
+    def _find_built(self) -> Archive:
+        """Return the archive on disk if all but the lost weights and options is unchanged, or else InvalidConfig."""
+        build, name = read_build(self.path), self.entry.name
+        if build is None or build.fingerprint != self._fingerprint(build.inputs):
+            raise InvalidConfig(
+                f"{name}: its archive is out of date, and {self.lost}, with which it was built, is not on this "
+                f"machine: give its options again to {ARCHIVE} {name}, or serve {os.path.relpath(self.path)} as it is"
+            )
+        return Archive(self.path, describe(self.path).version, is_new=False)
 
     def build(self) -> Archive:
         self._check_comparisons()
@@ -138,24 +159,26 @@ class Recipe:
             engine = stage(entry, origin, preferred, self.comparisons, exports=exports, folder=staged)
             label, proofs, fidelity = (_pop_json(staged, name) for name in (LABEL, PROOFS, FIDELITY))
             _check_quality(entry, label, self.min_chrf)
-            _check_root(entry, staged, task.path.name)
+            check_root(entry, staged, task.path.name)
             for name, path in handler_files().items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, staged / name)
             settings = {**(config.get("handler") or {}), "engine": engine, **fidelity.get("settings", {})}
             config_path = work / CONFIG
             config_path.write_text(yaml.safe_dump({**config, "handler": settings}, sort_keys=False))
+            inputs = self._hash_inputs(origin)
             build = Build(
-                fingerprint=self._fingerprint(origin),
+                fingerprint=self._fingerprint(inputs),
+                inputs=inputs,
                 weights=origin.identity,
                 is_folder=self.archive_format == "no-archive",
-                files=hash_files({**_find_packed_files(staged), task.path.name: task.path, CONFIG: config_path}),
+                files=hash_files({**find_packed_files(staged), task.path.name: task.path, CONFIG: config_path}),
                 label=label,
                 proofs=proofs,
                 fidelity=fidelity,
                 made_with=VERSION,
                 requirements=requirements,
-                options=self.options,
+                options=hide_places(self.options),
             )
             (staged / BUILD).write_text(build.to_json())
             arguments = {
@@ -171,6 +194,7 @@ class Recipe:
                 run_archiver(entry.name, arguments, temporary)
             _replace(out / self.path.name, self.locate(version))
             lead(self.path, self.locate(version))
+        keep_options(self.path, build.fingerprint, self.options)
         words, found = fidelity.get("said", ""), read_proofs(proofs)
         facts: dict[str, Any] = {"label": label, "proofs": found, "fidelity": words, "settings": settings}
         is_other = has_version and (old is None or old.fingerprint != build.fingerprint)
@@ -183,10 +207,14 @@ class Recipe:
     def _version(self, origin: Source) -> str:
         return self.entry.version if origin.is_trained else f"{self.entry.version}-untrained"
 
-    def _fingerprint(self, origin: Source) -> str:
+    def _hash_inputs(self, origin: Source) -> str:
         identity = "" if self.comparisons is None else self.comparisons.identity()
-        packing = (self._version(origin), self.engine, self.archive_format, identity, *list_requirements(self.entry))
-        return archive_fingerprint(self.entry, task_of(self.entry), origin, packing)
+        facts = (origin.identity, origin.is_trained, self.engine, self.archive_format, identity)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def _fingerprint(self, inputs: str) -> str:
+        facts = (self.entry.version, *list_requirements(self.entry))
+        return archive_fingerprint(self.entry, task_of(self.entry), inputs, facts)
 
 
 def _pop_json(stage: Path, name: str) -> dict[str, Any]:
@@ -211,27 +239,6 @@ def _check_quality(entry: ModelEntry, label: Mapping[str, str | float], min_chrf
         )
     if float(chrf) < min_chrf:
         raise InvalidConfig(f"{entry.name}: chrF {chrf} against the model in fp32 is less than --min-chrf {min_chrf:g}")
-
-
-def _check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
-    """Raise InvalidConfig if a staged file would hide a file of every archive, or a module that the worker needs."""
-    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
-    for path in sorted(stage.iterdir()):
-        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
-        if path.name in ours or is_shadow:
-            raise InvalidConfig(
-                f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own; rename it"
-            )
-
-
-def _find_packed_files(stage: Path) -> dict[str, Path]:
-    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
-    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
-    return {
-        name.as_posix(): path
-        for name, path in files.items()
-        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
-    }
 
 
 def run_archiver(name: str, arguments: dict[str, str], temporary: Path) -> None:

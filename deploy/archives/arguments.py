@@ -1,24 +1,21 @@
 """The options of `archive`, checked."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from deploy.archives.archive import SUFFIXES, Recipe
-from deploy.archives.fingerprint import read_build
+from deploy.archives.options import OPTIONS, REMEMBERED, name_place, recall
 from deploy.command import CommandParser, number
 from deploy.models import MODEL_LIST, Engine, ModelEntry
 from deploy.places import ARCHIVE, HOME, MINE, OWN_LIST, ROOT, STORE
 from deploy.rooms import ROOMS, open_room
-from handlers.errors import InvalidConfig
 
 PRECISION = open_room("precision")  # deploy.archives.precision.request; None without comparisons
 
 CHECK = "build nothing; list the archives with handlers of another version, and return 1 if there are any"
 KEEP = "after a build, keep the newest N versions and those that nodes serve (default: all)"
-# The options that a later build by `serve` or `start` has, too; those of PATHS name a file or folder.
-REMEMBERED = ("weights", "engine", "precision", "calibrate", "validate", "min_agreement", "min_chrf")
-PATHS = ("--weights", "--calibrate", "--validate")
 EXAMPLES = (
     "torchserve-batching archive mobilenet-v2",
     "torchserve-batching archive flowers --models my/models.yaml --weights my/checkpoint.pt --engine openvino",
@@ -97,8 +94,9 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 
 def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path | None) -> Recipe:
     """Return the recipe of an archive from the options of a command line."""
-    given = {name: value for name in REMEMBERED if (value := getattr(options, name, None)) not in (None, "auto")}
-    words = [word for name, value in given.items() for word in _shorten(f"--{name.replace('_', '-')}", str(value))]
+    values = [getattr(options, name, None) for name in REMEMBERED]
+    given = {option: str(value) for option, value in zip(OPTIONS, values, strict=True) if value not in (None, "auto")}
+    words = [word for option, value in given.items() for word in (option, name_place(option, value))]
     return Recipe(
         entry,
         options.weights,
@@ -112,35 +110,7 @@ def make_recipe(entry: ModelEntry, options: argparse.Namespace, cache_path: Path
     )
 
 
-def _shorten(option: str, value: str) -> tuple[str, str]:
-    """Return an option for build.json: a path below HOME from there, and of another only its name, since both ship."""
-    if option not in PATHS or value == "random" or not Path(value).exists():
-        return option, value
-    path = Path(value).resolve()
-    return option, f"./{path.relative_to(HOME)}" if path.is_relative_to(HOME) else f"/{path.name}"
-
-
-def recall(name: str) -> list[str]:
-    """Return and print the options with which a model's archive was built; InvalidConfig if a path is gone."""
-    build = read_build(STORE / f"{name}.mar")
-    words = [] if build is None else [*build.options]
-    for index, option in enumerate(words[:-1]):
-        value = words[index + 1]
-        # A Hugging Face id is neither absolute nor begins with a point.
-        if option not in PATHS or value == "random" or (option == "--weights" and not value.startswith(("/", "./"))):
-            continue
-        if Path(value).is_absolute():
-            fault = f"is outside {HOME}: give it again to {ARCHIVE} {name}, which without it builds without"
-        elif not (path := HOME / value).exists():
-            fault = f"is missing; {ARCHIVE} {name} builds it without"
-        else:
-            words[index + 1] = str(path)
-            continue
-        value = value.removeprefix("./").removeprefix("/")
-        raise InvalidConfig(
-            f"{name}: {option} {value}, with which its archive was built, {fault}, "
-            f"and torchserve-batching serve {STORE / name}.mar serves it as it is"
-        )
-    if words:
-        print(f"{name}: built with {' '.join(words)}, as its archive; {ARCHIVE} {name} builds it without", flush=True)
-    return words
+def recall_recipe(entry: ModelEntry, cache_path: Path | None) -> Recipe:
+    """Return the recipe of a model with the options of its last build."""
+    words, lost = recall(entry.name)
+    return replace(make_recipe(entry, parse_arguments([entry.name, *words]), cache_path), lost=lost)

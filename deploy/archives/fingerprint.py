@@ -54,10 +54,8 @@ def _by_path(root: Path, paths: list[Path]) -> dict[str, Path]:
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
-def archive_fingerprint(
-    model: ModelEntry, task: Task, origin: Source, packing: tuple[str, ...], root: Path = ROOT
-) -> str:
-    """Hash all inputs of an archive; `packing` has its version, engine, format and precision."""
+def archive_fingerprint(model: ModelEntry, task: Task, inputs: str, facts: tuple[str, ...], root: Path = ROOT) -> str:
+    """Hash all inputs of an archive; `inputs` stands for its weights and options, `facts` are others of its entry."""
     staged = find_staged_files(model, task)
     if model.config_path.exists():
         staged = {model.config_path.name: model.config_path, **staged}
@@ -68,7 +66,7 @@ def archive_fingerprint(
         **{f"task/{name}": path for name, path in task.helpers.items()},
         **{f"model/{name}": path for name, path in staged.items()},
     }
-    return digest(files, model.name, model.handler, origin.identity, packing)
+    return digest(files, model.name, model.handler, inputs, facts)
 
 
 def export_fingerprint(model: ModelEntry, task: Task, origin: Source, engine: Engine, root: Path = ROOT) -> str | None:

@@ -22,10 +22,17 @@ OTHERWISE = "name the original checkpoint, with model.safetensors, or the file i
 FOREIGN = {
     "*.h5": f"weights of TensorFlow; {AGAIN.format('tf')}",
     "*.msgpack": f"weights of Flax; {AGAIN.format('flax')}",
+    "*.ckpt.index": "weights of TensorFlow 1; name the same model as transformers publishes it, with model.safetensors",
+    "rust_model.ot": f"weights of Rust; {OTHERWISE}",
+    "*.tflite": f"a graph of TensorFlow Lite; {OTHERWISE}",
+    "*openvino*.xml": f"a graph for OpenVINO; {OTHERWISE}",
+    "openvino/*.xml": f"a graph for OpenVINO; {OTHERWISE}",
     "*.gguf": "quantised weights for llama.cpp; name the original checkpoint, in fp32, bf16 or fp16",
     "*.onnx": f"a graph in ONNX; {OTHERWISE}",
     "onnx/*.onnx": f"a graph in ONNX; {OTHERWISE}",
 }
+# Weights of PyTorch, beside which `training_args.bin` and openvino_model.bin have others.
+PICKLED = ("pytorch_model*.bin", "model*.bin")
 ZERO_SHOT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
 NAMED_CLASSES = "it finds objects that a request names, and this task has fixed classes; use a detector such as DETR"
 PLACES = "its tokens are characters without places in the text, which this task returns; use another model"
@@ -49,8 +56,6 @@ def check_form(model: ModelEntry, source: Path, *, with_code: bool, with_weights
 
 
 def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> Iterator[str]:
-    if not isinstance(config, dict):
-        return  # loading the model reports it
     for part in (config, *(each for each in config.values() if isinstance(each, dict))):
         for key in QUANTISATIONS:
             if isinstance(part.get(key), dict):
@@ -58,11 +63,16 @@ def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> 
                     f"its weights are quantised ({_name_method(part[key])}); name the original checkpoint, in fp32, "
                     "bf16 or fp16"
                 )
+    names = config.get("id2label")
+    if names is not None and not (isinstance(names, dict) and all(map(str.isdecimal, names))):
+        yield 'config.json: id2label needs names by number: {"0": "NAME", "1": "NAME", ...}'
     kind, codes = config.get("model_type"), {**_find_code(config), **_find_code(read_json(source / CONFIG))}
     tasks, why = UNSERVED.get(str(kind), ((), ""))
     if why and (not tasks or task in tasks):
         yield f"{kind}: {why}"
     yield from _check_code(str(kind), codes, source, with_code=with_code)
+    if config and kind is None and not codes and "architecture" not in config:  # as timm names it
+        yield "config.json has no model_type; add that of the model's architecture, such as bert"
     if kind is not None and not codes and kind not in transformers.CONFIG_MAPPING:
         yield (
             f"config.json: transformers {transformers.__version__} does not have model_type {kind}; if its author "
@@ -110,7 +120,7 @@ def _check_files(source: Path) -> Iterator[str]:
     if missing := sorted({str(name) for name in shards.values() if not (source / str(name)).is_file()}):
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         yield f"{missing[0]}{others}, which {INDEX} names, is missing; copy the whole folder again"
-    if not any(source.glob("*.safetensors")) and not any(source.glob("*.bin")):
+    if not any(any(source.glob(pattern)) for pattern in ("*.safetensors", *PICKLED)):
         for pattern, words in FOREIGN.items():
             if found := sorted(source.glob(pattern)):
                 yield f"{found[0].relative_to(source)} has {words}"

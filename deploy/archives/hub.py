@@ -17,14 +17,15 @@ import safetensors.torch
 import torch
 import transformers
 
-from deploy.archives.forms import check_form
+from deploy.archives.forms import INDEX, check_form
 from deploy.archives.sources import Source, WeightsUnavailable, list_served_files, list_unserved_files
 from deploy.archives.state_dicts import read_state
 from deploy.models import ModelEntry
 from deploy.progress import printable, step
 from handlers.archive_files import CHECKPOINT
 
-MODULES = "modules.json"
+MODULES, WEIGHTS = "modules.json", "model.safetensors"
+LISTS = (MODULES, "vocab")  # beginnings of the names of files that may contain a list
 # Settings of config.json that may name a kernel to download.
 KERNELS = ("attn_implementation", "experts_implementation")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -60,9 +61,14 @@ def open_checkpoint(
                 path.unlink()
         if origin.kind == "file" and with_weights:
             _convert(model, named, folder)
-        if with_weights and not list(folder.glob("*.safetensors")):
+        if with_weights and not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+            if others := sorted(path.name for path in folder.glob("*.safetensors")):
+                raise WeightsUnavailable(
+                    f"{model.name}: {origin.location}: {others[0]} is not read without {WEIGHTS} or {INDEX}; copy the "
+                    "whole folder again, or name the file itself"
+                )
             raise WeightsUnavailable(
-                f"{model.name}: {origin.location} has no model.safetensors; a pickle is read only if --weights names "
+                f"{model.name}: {origin.location} has no {WEIGHTS}; a pickle is read only if --weights names "
                 "the file itself; load several ones in Python and write them with save_pretrained"
             )
         yield folder
@@ -86,7 +92,9 @@ def _check_files(model: ModelEntry, source: Path, files: Iterable[Path]) -> None
         name, problem = path.relative_to(source), ""
         try:
             if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(content, dict) and not path.name.startswith(LISTS):
+                    problem = "not a JSON object"
             elif path.suffix == ".safetensors":
                 # It reads the header, and compares the file's size with it.
                 with safetensors.safe_open(path, "pt"):

@@ -4,16 +4,19 @@ task, weights -> the cache, or the builder -> files of an archive -> Comparisons
 """
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Protocol, cast
 
 from deploy.archives.exports import Exports
 from deploy.archives.fingerprint import export_fingerprint
 from deploy.archives.sources import Source, WeightsUnavailable
+from deploy.archives.task_file import is_hidden
 from deploy.archives.tasks import BUILT_IN, import_quietly, task_of
 from deploy.models import STOCK, TENSORS, Engine, ModelEntry
 from deploy.progress import step
 from deploy.rooms import open_room
+from handlers.archive_files import BUILD, CONFIG
 from handlers.errors import InvalidConfig, Unfaithful, reason
 
 LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
@@ -96,3 +99,24 @@ def _stage(
         import_quietly("deploy.archives.rehearsal").rehearse(model, task, folder)
     elif plan is not None and model.handler not in (STOCK, TENSORS, "translation"):
         plan.make(model, origin, engine, folder, exports=exports, key=key)
+
+
+def check_root(entry: ModelEntry, stage: Path, handler: str) -> None:
+    """Raise InvalidConfig if a staged file would hide a file of every archive, or a module that the worker needs."""
+    ours = {"handlers", "MAR-INF", BUILD, CONFIG, handler}
+    for path in sorted(stage.iterdir()):
+        is_shadow = path.suffix in ("", ".py") and path.stem in sys.stdlib_module_names
+        if path.name in ours or is_shadow:
+            raise InvalidConfig(
+                f"{entry.name}: {path.name} cannot be staged: the archive or the worker has its own; rename it"
+            )
+
+
+def find_packed_files(stage: Path) -> dict[str, Path]:
+    """Find the staged files that torch-model-archiver packs, by their paths in the archive."""
+    files = {path.relative_to(stage): path for path in stage.rglob("*") if path.is_file()}
+    return {
+        name.as_posix(): path
+        for name, path in files.items()
+        if not any(is_hidden(part) or part == "__MACOSX" for part in name.parts[:-1])
+    }

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from deploy.models import ModelEntry
 from handlers.checkpoints import import_transformers, load_tokenizer
 from handlers.errors import InvalidConfig, reason
@@ -56,12 +58,19 @@ def check_tokenizer(model: ModelEntry, folder: Path, *, trust_remote_code: bool 
     settings = read_json(folder / CONFIG)
     if not (folder / OWN).is_file() or (trust_remote_code and "auto_map" in settings):
         return
-    own, tokenizer = _read_own(folder, settings), None
+    try:
+        own, tokenizer = _read_own(folder, settings), None
+    except Exception as error:
+        raise InvalidConfig(
+            f"tokenizers {tokenizers.__version__} cannot read tokenizer.json ({reason(error)}): it is broken, or a "
+            "later version wrote it; save the tokenizer again with save_pretrained"
+        ) from error
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     except (InvalidConfig, ImportError):
         raise
     except Exception as error:
+        _check_config(folder)
         name = settings.get("tokenizer_class") or read_json(folder / "config.json").get("model_type") or "AutoTokenizer"
         words = f"{name} of transformers cannot read its tokenizer.json ({reason(error)})"
     else:
@@ -80,6 +89,15 @@ def check_tokenizer(model: ModelEntry, folder: Path, *, trust_remote_code: bool 
             "again with save_pretrained"
         )
     print(f"{model.name}: {words}, and no tokenizer_class changes that", file=sys.stderr)
+
+
+def _check_config(folder: Path) -> None:
+    """Raise InvalidConfig if config.json, which transformers reads for the tokenizer, too, is at fault."""
+    if (folder / "config.json").is_file():
+        try:
+            import_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            raise InvalidConfig(f"transformers cannot read config.json ({reason(error)}); correct it") from error
 
 
 def _read_own(folder: Path, settings: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import requests
 
 from deploy.archives.archive import Archive, Recipe, find_cache_folder, report
-from deploy.archives.arguments import make_recipe, parse_arguments, recall
+from deploy.archives.arguments import recall_recipe
 from deploy.models import ROOT, model, models
 from deploy.places import OWN_LIST
 from deploy.progress import show, step, warn
@@ -69,8 +69,7 @@ def start(nodes: Sequence[LocalNode], *, is_own: bool = False) -> None:
 
 def check_list(path: Path, cache_path: Path | None) -> list[Recipe]:
     """Return the recipes of a list, each with the options of its last build, after a check of all entries."""
-    entries = models(path).values()
-    recipes = [make_recipe(each, parse_arguments([each.name, *recall(each.name)]), cache_path) for each in entries]
+    recipes = [recall_recipe(each, cache_path) for each in models(path).values()]
     for recipe in recipes:
         recipe.check(with_code=len(recipes) > 1)
     return recipes

@@ -6,6 +6,7 @@ worker:  precision-samples.npz -> payloads, for the task's own hooks; answers
 
 import io
 import json
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -76,7 +77,8 @@ def read_samples(folder: Path) -> Samples | None:
 
 def name_place() -> str:
     """Name what decides the arithmetic of a precision: the kind of processor, and the version of the library."""
+    processor = read_processor() or platform.node()  # of an unknown kind, no other machine is
     try:
-        return f"{read_processor()}; openvino {version('openvino')}"
+        return f"{processor}; openvino {version('openvino')}"
     except PackageNotFoundError:
-        return read_processor()
+        return processor

@@ -1,5 +1,6 @@
 """A model's metadata, as a worker returns it, and the proofs in it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -105,5 +106,6 @@ def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken()
     rows = [np.array([[0.9, 0.1]])] * 2
     broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
     assert (broken.holds, broken.is_enough, broken.broken) == (False, False, 1)
-    with pytest.raises(ValueError, match="other fields"):
-        read_proofs({"bf16": {"agreement": 1.0}})
+    for wrong in ({"agreement": "1"}, {"agreement": math.nan}, {"samples": None}, {"largest_change": "x"}, {"x": 1}):
+        with pytest.raises(ValueError, match=r"other (fields|values)|format code"):
+            read_proofs({"bf16": {**broken.to_json(), **wrong}})

@@ -36,19 +36,32 @@ def test_models_of_texts_and_of_images_are_built(project: Path) -> None:
 
 
 def test_options_of_archive_are_those_of_serve_and_start(tmp_path: Path) -> None:
+    own = tmp_path / "own"
     assert run("init", "own", cwd=tmp_path).returncode == 0
-    (tmp_path / "own" / "numbers.bin").write_bytes(b"123")
-    words = ["archive", "colours", "--weights", "numbers.bin", "--engine", "torch"]
-    assert "colours.mar: built" in run(*words, cwd=tmp_path / "own").stdout
+    (tmp_path / "numbers.bin").write_bytes(b"123")
+    built = run("archive", "colours", "--weights", "../numbers.bin", "--engine", "torch", cwd=own)
+    assert "colours.mar: built" in built.stdout
+    archive, record = own / "model_store" / "colours.mar", own / "model_store" / ".options" / "colours.json"
+    # The folder of a build is nobody else's business: neither an archive nor another user has it.
+    assert str(tmp_path).encode() not in archive.read_bytes() and record.stat().st_mode & 0o777 == 0o600
     # As `serve colours` and `start` call it, from any folder.
     recall = ["--dir", "own", "archive", "colours", "--recall"]
     again = run(*recall, cwd=tmp_path).stdout
-    assert "colours: built with --weights " in again and "numbers.bin --engine torch, as" in again
+    assert f"colours: built with --weights {tmp_path}/numbers.bin --engine torch, as" in again
     assert "colours.mar: up to date" in again
-    (tmp_path / "own" / "numbers.bin").unlink()
-    gone = run(*recall, cwd=tmp_path)
-    assert (gone.returncode, gone.stdout) == (1, "")
-    assert "colours: --weights numbers.bin, with which its archive was built, is missing; " in gone.stderr
+    settings = own / "colours" / "model-config.yaml"
+    settings.write_text(f"{settings.read_text()}\n# edited\n")
+    assert "colours.mar: built" in run(*recall, cwd=tmp_path).stdout
+    # As on a machine to which the archive was copied: it serves as it is, until it is out of date.
+    record.unlink()
+    there = run(*recall, cwd=tmp_path).stdout
+    assert "colours: --weights numbers.bin, with which it was built, is not on this machine: used as" in there
+    assert "colours.mar: up to date" in there
+    settings.write_text(f"{settings.read_text()}\n# edited again\n")
+    refused = run(*recall, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "colours: its archive is out of date, and --weights numbers.bin, with which it was " in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_names_of_classes_in_a_text_file_are_refused_before_any_build(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def hashes_of(copy: Path, name: str, engine: Engine = "auto") -> Hashes:
     task = task_of(entry)
     if task.path.is_relative_to(ROOT):
         task = replace(task, path=copy / task.path.relative_to(ROOT))
-    packed = archive_fingerprint(entry, task, origin, (entry.version, engine), copy)
+    packed = archive_fingerprint(entry, task, f"{origin.identity} {engine}", (entry.version,), copy)
     return packed, export_fingerprint(entry, task, origin, engine, copy)
 
 

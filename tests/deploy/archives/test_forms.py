@@ -56,6 +56,25 @@ def config(**settings: Any) -> dict[str, Any]:
     ({}, {"config.json": {}, "flax_model.msgpack": b"h"}, "flax_model.msgpack has weights of Flax; load them"),
     ({}, {"config.json": {}, "onnx/model.onnx": b"h"}, "onnx/model.onnx has a graph in ONNX; name the original"),
     ({}, {"config.json": {}, "model.gguf": b"h"}, "quantised weights for llama.cpp"),
+    *(
+        ({}, {"config.json": {}, "training_args.bin": b"h", name: b"h"}, words)
+        for name, words in (
+            ("bert_model.ckpt.index", "bert_model.ckpt.index has weights of TensorFlow 1; name the same model"),
+            ("openvino/openvino_model.xml", "openvino/openvino_model.xml has a graph for OpenVINO; name the original"),
+            ("rust_model.ot", "rust_model.ot has weights of Rust; name the original"),
+        )
+    ),
+    *(
+        ({}, config(id2label=names), 'id2label needs names by number: {"0": "NAME"')
+        for names in (["a", "b"], {"LABEL_0": "a"})
+    ),
+    ({}, {**config(), "config.json": {"hidden_size": 4}}, "config.json has no model_type; add that of the model's"),
+    *(
+        ({}, {"config.json": {"model_type": "bert"}, name: EMPTY}, f"{name} is not read without model.safetensors or")
+        for name in ("model.fp16.safetensors", "model-00001-of-00002.safetensors")
+    ),
+    ({}, {**config(), "tokenizer_config.json": []}, "tokenizer_config.json: not a JSON object"),
+    ({}, {**config(), "model.safetensors.index.json": []}, "model.safetensors.index.json: not a JSON object"),
     ({}, config(model_type="tapas"), "tapas: it answers questions about tables, which no task accepts"),
     ({"task": "token_classification"}, config(model_type="canine"), "canine: its tokens are characters without places"),
     ({"task": "object_detection"}, config(model_type="owlv2"), "owlv2: it finds objects that a request names"),

@@ -70,6 +70,17 @@ def test_class_that_transformers_forces_is_said_if_only_odd_texts_differ(tmp_pat
         check_tokenizer(MODEL, tmp_path)
 
 
+@table(
+    ("tokenizer.json", {"pre_tokenizer": {"type": "Later"}}, r"cannot read tokenizer\.json \(.*\): it is broken, or"),
+    ("config.json", {"id2label": ["a"]}, r"cannot read config\.json \(.*\); correct it"),
+)
+def test_file_at_fault_is_named(name: str, change: Any, words: str, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "bert", "sentence_embedding")
+    change_json(tmp_path / name, **change)
+    with pytest.raises(InvalidConfig, match=words):
+        check_tokenizer(MODEL, tmp_path)
+
+
 TEXT_TASKS = ("text_classification", "token_classification", "question_answering", "reranking", "sentence_embedding")
 
 

@@ -1,6 +1,7 @@
 """A precision is used where it has been compared with fp32: on this kind of processor, once, with a task's measure."""
 
 import json
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -130,6 +131,16 @@ def test_worker_without_a_store_compares_at_each_start(tmp_path: Path, monkeypat
         assert {"bf16", "int8"} <= {*handler.ran}
 
 
+def test_damaged_proofs_of_an_earlier_start_are_made_again(tmp_path: Path) -> None:
+    folder = stage(tmp_path)
+    load(Doubling(WRONG, int8=WRONG), folder)
+    (path,) = (folder / ".cache").glob("measured-*.json")
+    nan = path.read_bytes().replace(b'"agreement": 0.0', b'"agreement": NaN')
+    for damage in (b"", b"[1]", nan, b"\xff", b"[" * 9999):
+        path.write_bytes(damage)
+        assert load(handler := Doubling(WRONG, int8=WRONG), folder) == "fp32" and "bf16" in handler.ran
+
+
 def test_samples_that_cannot_be_read_or_answered_mean_fp32(tmp_path: Path, caplog: Log) -> None:
     for part, words in ((b"", "cannot be read"), (None, "bf16: not compared with fp32: ")):
         folder = stage(tmp_path / str(words[:4]))
@@ -230,3 +241,5 @@ def test_kind_of_processor_is_its_vendor_generation_instructions_and_their_cap(
     assert read_processor(path).endswith(" avx_vnni ONEDNN_MAX_CPU_ISA=AVX2")
     path.write_text("processor\t: 0\nFeatures\t: fp asimd bf16 i8mm crc32\nCPU implementer\t: 0x41\n")
     assert read_processor(path).startswith("0x41 asimd bf16 i8mm") and read_processor(tmp_path / "none") == ""
+    monkeypatch.setattr("handlers.precision.samples.read_processor", lambda: "")
+    assert name_place().startswith(f"{platform.node()}; openvino ")  # no other machine's proofs count

@@ -22,6 +22,8 @@ from tests.photographs import encoded, path, photograph
 SETTINGS: dict[str, Any] = {"threads": 1, "precision": "fp32", "scaled_decode": False, "threshold": 0.9}
 # Share of the boxes of random weights that ties may change.
 TIES = 0.05
+# Kinds beside RT-DETR v2, on OpenVINO only.
+OTHERS = [pytest.param(each, "openvino", marks=pytest.mark.builds) for each in ("RTDetr", "DFine")]
 NAMES = ("coffee", "chelsea", "china")
 
 
@@ -36,6 +38,10 @@ def detector(archive: Path, **settings: Any) -> ObjectDetectionHandler:
 
 @pytest.fixture(scope="module")
 def oracle(archive: Path) -> dict[str, Any]:
+    return answer_by_pipeline(archive)
+
+
+def answer_by_pipeline(archive: Path) -> dict[str, Any]:
     """Answers of the pipeline to each photograph alone, with Pillow's filter."""
     images = transformers.AutoImageProcessor.from_pretrained(archive / CHECKPOINT, backend="pil")
     network = transformers.AutoModelForObjectDetection.from_pretrained(archive / CHECKPOINT)
@@ -66,12 +72,13 @@ BAD: list[Bad] = [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_any_batch_is_answered_as_by_the_pipeline(archived: Made, oracle: dict[str, Any], engine: str) -> None:
+@pytest.mark.parametrize(("kind", "engine"), [*(("RTDetrV2", each) for each in ENGINES), *OTHERS])
+def test_any_batch_is_answered_as_by_the_pipeline(kind: str, archived: Made, engine: str) -> None:
+    archive = archived("object_detection", "auto", tiny_detector.detector, kind, **SETTINGS)
+    oracle = answer_by_pipeline(archive)
     assert len({json.dumps(answer) for answer in oracle.values()}) == len(NAMES)
     assert all(0 < len(answer) < tiny_detector.QUERIES for answer in oracle.values())
     good = ((photograph(name), oracle[name]) for name in NAMES)
-    archive = archived("object_detection", engine, tiny_detector.detector, **SETTINGS)
     assert_own_answers(detector(archive, engine=engine), good, BAD, is_alike)
 
 
