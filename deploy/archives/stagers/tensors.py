@@ -12,7 +12,9 @@ differ.
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +34,14 @@ from deploy.archives.tensors.graphs import (
     computes_fp64,
     find_large_inputs,
     read_graph,
+    read_partially,
     read_shape,
 )
+from deploy.archives.tensors.mixing import check_mixing, has_positions
 from deploy.archives.tensors.onnx import ZIPMAP, explain_quantized, has_random, read_onnx
-from deploy.archives.tensors.programs import Program, convert, read_program
-from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove
-from deploy.archives.tensors.risks import check_division, check_mixing, find_unchecked, make_checked, make_checks
+from deploy.archives.tensors.programs import Program, convert, convert_partially, read_program
+from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove, prove_positions
+from deploy.archives.tensors.risks import check_division, find_unchecked, make_checked, make_checks
 from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
@@ -107,13 +111,14 @@ def _stage_graph(
     if owner is not None and computes_fp64(model):
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     signature = _sign(said, config)
-    if unchecked := find_unchecked(model, signature, has_owner=owner is not None):
-        check_mixing(model, signature, config)  # no other engine may batch it either
+    is_finite = not config.allow_non_finite
+    if unchecked := find_unchecked(model, signature, has_owner=owner is not None, is_finite=is_finite):
+        check_mixing(model.clone, signature, config)  # no other engine may batch it either
         raise Unreadable(unchecked + ("" if owner else UNOWNED))
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
     engine = compile_graph(folder / GRAPH)
     prove(make_checked(engine.run, engine.model), signature, config, is_random=bool(operations & RANDOM))
-    check_mixing(model, signature, config)
+    check_mixing(model.clone, signature, config)
     (folder / SIGNATURE).write_text(said.to_json())
     return said
 
@@ -122,13 +127,17 @@ def _prove_own(
     run: Run, said: DeclaredSignature, config: TensorsConfig, read: Callable[[], openvino.Model], *, is_random: bool
 ) -> None:
     """Prove that the runtime of a file batches; what runs need not show, OpenVINO's graph does, if it can be made."""
-    prove(run, _sign(said, config), config, is_random=is_random)
-    try:
+    signature = _sign(said, config)
+    prove(run, signature, config, is_random=is_random)
+    model = None
+    with suppress(InvalidConfig, RuntimeError):
         model = read()
-    except (InvalidConfig, RuntimeError):
-        return
-    check_division(model, _sign(said, config))
-    check_mixing(model, _sign(said, config), config)
+    if model is not None:
+        check_division(model, signature)
+        check_mixing(read, signature, config)
+    is_compared = config.max_batch_items > 1 and not is_random
+    if is_compared and (model is None or has_positions(read, signature, config)):
+        prove_positions(run, signature, config)
 
 
 def _compare(run: Run, owner: str, said: DeclaredSignature, config: TensorsConfig, folder: Path) -> None:
@@ -211,11 +220,7 @@ def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Pa
         shutil.copyfile(file, place)
     own, said = read_onnx(folder / ONNX, config)
 
-    def read() -> openvino.Model:
-        graph, declared = read_graph(path)
-        return apply_signature(graph, _sign(declared, config), _name_outputs(declared))
-
-    _prove_own(own.run, said, config, read, is_random=has_random(path))
+    _prove_own(own.run, said, config, partial(read_partially, path), is_random=has_random(path))
     (folder / SIGNATURE).write_text(said.to_json())
     _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
     if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:
@@ -241,7 +246,11 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
         return
 
     def read() -> openvino.Model:
-        return apply_signature(convert(program, _sign(said, config)), _sign(said, config), _name_outputs(said))
+        signature = _sign(said, config)
+        try:
+            return apply_signature(convert(program, signature), signature, _name_outputs(said))
+        except Unreadable:
+            return convert_partially(program, signature)
 
     try:
         _prove_own(run, said, config, read, is_random=False)

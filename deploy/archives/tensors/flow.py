@@ -20,6 +20,10 @@ MOVING = frozenset(_MOVING.split())
 JOINING = {"Select": (1, 2), "OneHot": (2, 3), "Pad": (0, 3)} | dict.fromkeys(
     ("ScatterUpdate", "ScatterElementsUpdate", "ScatterNDUpdate"), (0, 2)
 )
+# Those of numbers whose result is a number, and of them those whose arguments must also be finite.
+SUMS = frozenset({"Add", "Subtract", "Multiply", "SoftMax", "Softmax"})
+_CALM = "Concat Clamp Maximum Minimum Negative Abs Relu ReLU Convert Floor Ceiling Round Sigmoid HardSigmoid Tanh"
+CALM = frozenset({*_CALM.split(), *MOVING, *JOINING})
 RAGGED = frozenset({"NonZero", "Unique", "NonMaxSuppression"})  # the sizes of their outputs depend on values
 
 
@@ -31,12 +35,13 @@ class Value:
     most: float = ENDLESS
     is_sent: bool = False
     is_ragged: bool = False
+    is_number: bool = True  # never NaN, which has no place between two numbers
 
     def is_within(self, least: float, most: float) -> bool:
         return least <= self.least and self.most <= most
 
 
-UNKNOWN = Value(is_sent=True, is_ragged=True)
+UNKNOWN = Value(is_sent=True, is_ragged=True, is_number=False)
 
 
 class Step(NamedTuple):
@@ -52,11 +57,12 @@ def join(values: Sequence[Value]) -> Value:
         max(each.most for each in values),
         any(each.is_sent for each in values),
         any(each.is_ragged for each in values),
+        all(each.is_number for each in values),
     )
 
 
-def walk(model: Any, given: Sequence[Value], *, is_of_rows: bool = False) -> Iterator[Step]:
-    """Follow the values of a graph's parameters through its nodes, in their order."""
+def walk(model: Any, given: Sequence[Value], rows: int = 0, *, is_of_rows: bool = False) -> Iterator[Step]:
+    """Follow the values of a graph's parameters through its nodes, in order; `rows` divides only their sizes."""
     known = dict(zip((each.get_name() for each in model.get_parameters()), given, strict=True))
     outputs: dict[str, Sequence[Value]] = {}
     for node in model.get_ordered_ops():
@@ -67,28 +73,28 @@ def walk(model: Any, given: Sequence[Value], *, is_of_rows: bool = False) -> Ite
         sources = [port.get_source_output() for port in node.inputs()]
         inputs = [outputs[each.get_node().get_name()][each.get_index()] for each in sources]
         if node.get_type_name() in ("If", "Loop", "TensorIterator"):
-            made = yield from _walk_inside(node, inputs, is_of_rows=is_of_rows)
+            made = yield from _walk_inside(node, inputs, rows, is_of_rows=is_of_rows)
         else:
             made = _compute(node, inputs)
         outputs[name] = made
         yield Step(node, inputs, made, is_of_rows)
 
 
-def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
+def _walk_inside(node: Any, inputs: list[Value], rows: int, *, is_of_rows: bool) -> Any:
     """Follow values into the graphs of an If or of a loop, whose carried values grow until they hold for each run."""
     joined: list[list[Value]] = [[] for _ in node.outputs()]
     steps: list[Step] = []
     for body, arguments, results in _read_bodies(node):
         is_looped = node.get_type_name() != "If"
         slices = [each for each in arguments if getattr(each, "axis", None) is not None]
-        inner = is_of_rows or any(is_free(node.input_value(each.input_index), each.axis) for each in slices)
+        inner = is_of_rows or any(has_rows(node.input_value(each.input_index), each.axis, rows) for each in slices)
         count = len(body.get_parameters())
         # A parameter that no input gives is the number of the run.
         given = [Value(0, ENDLESS)] * count
         for each in arguments:
             given[each.body_parameter_index] = inputs[each.input_index]
         for number in range(10 * count + 1 if is_looped else 1):
-            steps = [*walk(body, given, is_of_rows=inner)]
+            steps = [*walk(body, given, rows, is_of_rows=inner)]
             made = {step.node.get_name(): step.outputs[0] for step in steps if step.node.get_output_size()}
             ends = [made[each.get_name()] for each in body.get_results()]
             carried = [each for each in arguments if hasattr(each, "body_value_index")]
@@ -105,8 +111,9 @@ def _walk_inside(node: Any, inputs: list[Value], *, is_of_rows: bool) -> Any:
         yield from steps
         for each in results:
             joined[each.output_index].append(ends[each.body_value_index])
-    # The outputs depend on the condition of an If and on the number of runs of a loop, too.
-    decides = Value(ENDLESS, -ENDLESS, any(each.is_sent for each in inputs[:1]), any(i.is_ragged for i in inputs))
+    # The outputs depend on the condition of an If and on the number of runs of a Loop, too.
+    first = inputs[: node.get_type_name() != "TensorIterator"]
+    decides = Value(ENDLESS, -ENDLESS, any(each.is_sent for each in first), any(each.is_ragged for each in inputs))
     return [join([*values, decides]) if values else join(inputs) for values in joined]
 
 
@@ -117,6 +124,7 @@ def _widen(before: Value, after: Value) -> Value:
         before.most if both.most == before.most else ENDLESS,
         both.is_sent,
         both.is_ragged,
+        both.is_number,
     )
 
 
@@ -129,10 +137,12 @@ def _read_bodies(node: Any) -> Iterator[tuple[Any, Sequence[Any], Sequence[Any]]
         yield body, node.get_input_descriptions(), node.get_output_descriptions()
 
 
-def is_free(output: Any, axis: int) -> bool:
-    """Whether a dimension of a node's output is free."""
+def has_rows(output: Any, axis: int, rows: int) -> bool:
+    """Whether a dimension of a node's output has rows."""
     shape = output.get_partial_shape()
-    return bool(shape.rank.is_dynamic or shape[axis].is_dynamic)
+    if not rows or shape.rank.is_dynamic or not -len(shape) <= axis < len(shape):
+        return False
+    return bool(shape[axis].is_static and not shape[axis].get_length() % rows)
 
 
 def _compute(node: Any, inputs: Sequence[Value]) -> list[Value]:
@@ -146,20 +156,27 @@ def _compute(node: Any, inputs: Sequence[Value]) -> list[Value]:
     made = []
     for index, output in enumerate(node.outputs()):
         least, most = find_type_range(output.get_element_type())
-        found = _find_range(node, index, inputs)
+        found = find_range(node, index, inputs)
         if found is not None and least <= found[0] and found[1] <= most:
             least, most = found
-        made.append(Value(least, most, is_sent, is_ragged))
+        is_number = not output.get_element_type().is_real() or _makes_numbers(kind, inputs)
+        made.append(Value(least, most, is_sent, is_ragged, is_number))
     return made
 
 
+def _makes_numbers(kind: str, inputs: Sequence[Value]) -> bool:
+    """Whether floats of an operation are never NaN: infinity less itself, or times 0, is."""
+    is_finite = kind in SUMS and all(math.isfinite(each.least) and math.isfinite(each.most) for each in inputs)
+    return all(each.is_number for each in inputs) and (is_finite or kind in CALM)
+
+
 def _read_constant(node: Any) -> Value:
-    kind = node.get_element_type()
-    if int(np.prod(node.get_output_shape(0))) > MOST_READ or not (kind.is_integral() or kind.is_real()):
-        return Value(*find_type_range(kind))
+    whole = find_type_range(node.get_element_type())
+    if int(np.prod(node.get_output_shape(0))) > MOST_READ:
+        return Value(*whole)
     data = np.asarray(node.get_data())
-    if not data.size or not np.isfinite(data).all():
-        return Value(*find_type_range(kind))
+    if data.dtype.kind not in "biuf" or not data.size or not np.isfinite(data).all():
+        return Value(*whole, is_number=not node.get_element_type().is_real())
     return Value(data.min().item(), data.max().item())
 
 
@@ -173,7 +190,7 @@ def find_type_range(kind: Any) -> tuple[float, float]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if kind.is_signed() else (0, 2**bits - 1)
 
 
-def _find_range(node: Any, index: int, inputs: Sequence[Value]) -> tuple[float, float] | None:
+def find_range(node: Any, index: int, inputs: Sequence[Value]) -> tuple[float, float] | None:
     """Return the range of an output's numbers by the operation; None if it is not known."""
     kind = node.get_type_name()
     if kind in ("TopK", "MaxPool") and index == 1:
@@ -205,8 +222,10 @@ def _multiply(one: Value, other: Value) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
-def _convert(value: Value, *_: Value) -> tuple[float, float]:
-    """Round towards zero, which no whole number notices."""
+def _convert(value: Value, *_: Value) -> tuple[float, float] | None:
+    """Round towards zero, which no whole number notices; NaN becomes any whole number."""
+    if not value.is_number:
+        return None
     return tuple(each if math.isinf(each) else math.trunc(each) for each in (value.least, value.most))  # type: ignore[return-value]
 
 
@@ -235,6 +254,7 @@ RULES: Mapping[str, Callable[..., tuple[float, float] | None]] = {
     "ReLU": lambda a: (max(0, a.least), max(0, a.most)),
     "Convert": _convert,
     "Divide": _divide,
+    "FakeQuantize": lambda *a: (a[3].least, a[4].most),
     **dict.fromkeys(("Floor", "Ceiling", "Round"), _round),
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "SoftMax", "Softmax"), lambda _: (0, 1)),
     "Tanh": lambda _: (-1, 1),

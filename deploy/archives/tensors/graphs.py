@@ -71,6 +71,18 @@ def read_graph(path: Path) -> tuple[Graph, DeclaredSignature]:
     return Graph(model, ports), DeclaredSignature(tuple(inputs), tuple(outputs))
 
 
+def read_partially(path: Path) -> openvino.Model:
+    """Read an ONNX file to look at it; operations that OpenVINO lacks have outputs of any shape."""
+    try:
+        reader = FrontEndManager().load_by_framework(READERS[path.suffix])
+        model = reader.convert_partially(reader.load(str(path)))
+    except Exception as error:
+        raise Unreadable(f"OpenVINO cannot read it: {reason(error)}") from error
+    for port in model.inputs:
+        port.get_tensor().set_names({port.node.friendly_name})
+    return model
+
+
 def _describe(port: Any, own: str, otherwise: str = "") -> Tensor:
     """Describe an input or output; of a tensor's names, its own is the one in the file."""
     names = port.get_names()

@@ -15,6 +15,9 @@ from typing import Any
 
 import openvino
 import torch
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch.export.graph_signature import OutputKind
 
 from deploy.archives.tensors.graphs import TYPES, Graph, Unreadable, name_outputs
@@ -145,3 +148,23 @@ def convert(program: Program, signature: Signature) -> Graph:
     except Exception as error:
         raise Unreadable(f"OpenVINO cannot convert it: {reason(error)}") from error
     return Graph(model, program.ports)
+
+
+def convert_partially(program: Program, signature: Signature) -> openvino.Model:
+    """Convert what OpenVINO can of a program, to look at it; operations that it lacks have outputs of any shape."""
+    inner = {program.ports[name]: name for name in signature.arguments}
+    try:
+        with _silence():
+            make = TorchFXPythonDecoder.from_exported_program if program.has_shapes else TorchScriptPythonDecoder
+            reader = FrontEndManager().load_by_framework("pytorch")
+            decoder = make(program.source)  # the reader does not keep it
+            model = reader.convert_partially(reader.load(decoder))
+            for port in model.inputs:
+                tensor = signature.arguments[inner[min(port.get_names())]]
+                port.get_tensor().set_names({tensor.name})
+                port.node.set_element_type(TYPES[tensor.datatype or "FP32"])
+                port.node.set_partial_shape(openvino.PartialShape([*(tensor.shape or ())]))
+            model.validate_nodes_and_infer_types()
+    except Exception as error:
+        raise Unreadable(f"OpenVINO cannot convert it: {reason(error)}") from error
+    return model

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.archives.differences import relative_error
-from deploy.archives.tensors.samples import DIGITS, make_others, make_rows, make_swaying
+from deploy.archives.tensors.samples import DIGITS, make_others, make_positions, make_rows, make_swaying
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, WrongOutput, reason
 from handlers.tensor_models.checks import check_outputs
@@ -60,7 +60,8 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
         _check_outputs(together, signature, count)
         changed = _find_changed(run, batch, signature, (together, again), is_random=is_random)
         _compare_rows(alone, {name: together[name] for name in together.keys() - changed}, signature)
-        _compare_swayed(run, given, alone, signature, changed)
+        if count > 1:
+            _compare_swayed(run, given, alone, signature, changed)
 
 
 def _run_alone(
@@ -102,6 +103,22 @@ def _compare_swayed(
                 _compare_rows(rows, parts, signature, FAITHFUL)
 
 
+def prove_positions(run: Run, signature: Signature, config: TensorsConfig) -> None:
+    """Run rows of powers of two, alone and before others: a position may not lie beyond a row's own numbers."""
+    for at in range(len(make_rows(signature, config))):
+        (_, *others), _ = _run_alone(run, signature, config, min(ROWS, config.max_batch_items), at)
+        for row in make_positions(make_rows(signature, config)[at], signature):
+            own, together = (
+                _try_run(run, _join(rows, signature.inputs), signature) for rows in ([row], [row, *others])
+            )
+            first = {name: array[_at(slice(0, 1), name, signature)] for name, array in (together or {}).items()}
+            if first and (own is None or _differ(own, first, signature, FAITHFUL)):
+                raise Mixed(
+                    "a whole number of a row is a position among the numbers of all rows, so a client can read those "
+                    f"of others; max_batch_items: 1 serves rows one by one{OTHER_AXIS}"
+                )
+
+
 def _at(rows: slice, name: str, signature: Signature) -> tuple[slice, ...]:
     return (*[slice(None)] * _find_dimension(name, signature.outputs or {}), rows)
 
@@ -126,8 +143,8 @@ def _find_changed(
     return changed
 
 
-def _differ(one: Arrays, other: Arrays, signature: Signature) -> set[str]:
-    return {name for name in one if relative_error(one[name], other[name]) > _tolerance(name, signature)}
+def _differ(one: Arrays, other: Arrays, signature: Signature, least: float = 0) -> set[str]:
+    return {name for name in one if relative_error(one[name], other[name]) > max(least, _tolerance(name, signature))}
 
 
 def _tolerance(name: str, signature: Signature) -> float:
@@ -179,7 +196,7 @@ def compare_runtimes(
                 expected = _run_copies(other, row, signature)
             except Exception:
                 # Not a valid input of the model, such as an index outside its table.
-                if find_refusal(row) is None and _runs(run, row, signature):
+                if find_refusal(row) is None and _try_run(run, row, signature) is not None:
                     raise InvalidConfig(f"OpenVINO answers {words}, which {owner} refuses") from None
                 continue
             is_finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
@@ -199,12 +216,11 @@ def compare_runtimes(
     return worst, count
 
 
-def _runs(run: Run, row: Arrays, signature: Signature) -> bool:
+def _try_run(run: Run, row: Arrays, signature: Signature) -> Arrays | None:
     try:
-        _run_copies(run, row, signature)
+        return _run_copies(run, row, signature)
     except Exception:
-        return False
-    return True
+        return None
 
 
 def _compare_rows(alone: Sequence[Arrays], together: Arrays, signature: Signature, least: float = 0) -> None:

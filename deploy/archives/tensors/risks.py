@@ -1,24 +1,21 @@
-"""Faults of OpenVINO's graph that no comparison of numbers finds: unchecked positions, short whole numbers, mixed rows.
+"""Faults of OpenVINO's graph that no comparison of numbers finds: unchecked positions, and short whole numbers.
 
 a graph, its signature -> find_unchecked -> why OpenVINO must not run it, in words
-                       -> find_mixing    -> why its rows must not share a run, in words; check_mixing raises it
                        -> check_division -> InvalidConfig if a row can end the process, whichever engine runs it
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import openvino
 
-from deploy.archives.tensors.flow import MOVING, Step, Value, find_type_range, is_free, join, walk
-from deploy.archives.tensors.proof import OTHER_AXIS, Mixed, Run
-from deploy.archives.tensors.samples import make_rows
+from deploy.archives.tensors.flow import MOVING, Step, Value, find_range, find_type_range, join, walk
+from deploy.archives.tensors.proof import Run
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfRange
 from handlers.tensor_models.bounds import INEXACT, MOST_EXACT, find_out_of_range, integer_bounds
-from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature
 
 INT32 = (-(2**31), 2**31 - 1)
@@ -35,20 +32,27 @@ NUMBERS = {"OneHot": (2, 3), "Pad": (3,)} | dict.fromkeys(
 _OF_FLOATS = """Range Eye Interpolate ROIAlign ROIAlignRotated ROIPooling PSROIPooling DeformablePSROIPooling
 ExperimentalDetectronROIFeatureExtractor"""
 OF_FLOATS = frozenset(_OF_FLOATS.split())
+# Operations of which OpenVINO limits whole numbers of so many bits to their range; elsewhere the last bits remain.
+LIMITED = frozenset({"Add", "Subtract", "Multiply", "Divide", "Power", "Negative", "Abs", "Convert"})
+MOST_LIMITED = 16
 FROM_FIRST = frozenset({"Range", "Eye", "Loop"})  # those whose first input is a size or a count
-# Operations along one dimension that keep its size.
-ALONG = frozenset({"CumSum", "SoftMax", "Softmax", "LogSoftmax", "TopK"})
 
 
-def find_unchecked(model: openvino.Model, signature: Signature, *, has_owner: bool) -> str | None:
+def find_unchecked(
+    model: openvino.Model, signature: Signature, *, has_owner: bool, is_finite: bool = True
+) -> str | None:
     """Describe a position, length or count that OpenVINO does not check, or whole numbers that it cuts off."""
     check_division(model, signature)
-    for step in walk(model, _give(model, signature)):
+    for step in walk(model, _give(model, signature, is_finite=is_finite)):
         node, kind = step.node, step.node.get_type_name()
         for port, value in enumerate(step.inputs):
-            if value.is_sent and _reads_positions(node, port) and not _is_inside(node, port, value):
+            if value.is_sent and reads_positions(node, port) and not _is_inside(node, port, value):
                 return f"values of a request decide a position, length or count ({kind}), which OpenVINO does not check"
-        if has_owner and any(value.is_sent for value in step.inputs) and _is_cut_off(step):
+        if not has_owner or not any(value.is_sent for value in step.inputs):
+            continue
+        if _is_limited(step):
+            return f"OpenVINO rounds quotients of bytes and limits larger numbers to their range, which {kind} may have"
+        if _is_cut_off(step):
             words = "as floats" if kind in INEXACT else "in 32 bits"
             return f"OpenVINO computes whole numbers {words}, and those of {kind} may have more"
     return None
@@ -73,14 +77,15 @@ def check_division(model: openvino.Model, signature: Signature) -> None:
             )
 
 
-def _give(model: openvino.Model, signature: Signature) -> list[Value]:
+def _give(model: openvino.Model, signature: Signature, *, is_finite: bool) -> list[Value]:
     """Return the inputs' ranges: the worker refuses numbers outside `integer_bounds`, and more than 32 bits."""
     bounds, given = integer_bounds(model), []
     for port in model.inputs:
         name, kind = port.any_name, port.get_element_type()
         limits = INT32 if kind.is_integral_number() and kind.get_size() > 4 else find_type_range(kind)
         least, most = bounds.get(name, limits)
-        value = Value(max(least, limits[0]), min(most, limits[1]), name not in signature.constants)
+        is_sent = name not in signature.constants
+        value = Value(max(least, limits[0]), min(most, limits[1]), is_sent, is_number=is_finite or kind.is_integral())
         tensor = signature.inputs.get(name)
         if tensor is not None and tensor.pad is not None:
             value = join([value, Value(tensor.pad.value, tensor.pad.value)])
@@ -88,7 +93,8 @@ def _give(model: openvino.Model, signature: Signature) -> list[Value]:
     return given
 
 
-def _reads_positions(node: Any, port: int) -> bool:
+def reads_positions(node: Any, port: int) -> bool:
+    """Whether an input is a position, length or count, and not a number to compute with."""
     kind = node.get_type_name()
     if kind in NUMERIC or port in NUMBERS.get(kind, ()) or (port == 0 and kind not in FROM_FIRST):
         return False
@@ -102,22 +108,35 @@ def _is_inside(node: Any, port: int, value: Value) -> bool:
     kind, table = node.get_type_name(), node.input_value(0).get_partial_shape()
     if port != 1 or table.rank.is_dynamic:
         return False
-    axes: Sequence[int] = ()
-    if kind == "GatherElements":
-        axes = [node.get_attributes()["axis"]]
-    elif kind in ("Gather", "ScatterUpdate", "ScatterElementsUpdate"):
-        at = node.input_value(2 if kind == "Gather" else 3).get_node()
-        axes = [int(at.get_data().ravel()[0])] if at.get_type_name() == "Constant" else []
-    elif kind in ("GatherND", "ScatterNDUpdate"):
-        axes = _find_indexed(node)
-    sizes = [table[axis].get_length() if table[axis].is_static else 0 for axis in axes]
+    sizes = [table[axis].get_length() if table[axis].is_static else 0 for axis in find_indexed(node)]
     return bool(sizes) and value.is_within(-min(sizes) if kind == "Gather" else 0, min(sizes) - 1)
 
 
-def _find_indexed(node: Any) -> Sequence[int]:
-    """Name the dimensions that GatherND or ScatterNDUpdate index."""
-    shape, first = node.input_value(1).get_partial_shape(), node.get_attributes().get("batch_dims", 0)
-    return range(first, first + shape[-1].get_length()) if shape.rank.is_static and shape[-1].is_static else ()
+def find_indexed(node: Any) -> Sequence[int]:
+    """Name the dimensions of its first input that an operation indexes with numbers of its second; none if unknown."""
+    kind = node.get_type_name()
+    if kind == "GatherElements":
+        return [node.get_attributes()["axis"]]
+    if kind in ("Gather", "ScatterUpdate", "ScatterElementsUpdate"):
+        at = node.input_value(2 if kind == "Gather" else 3).get_node()
+        return [int(at.get_data().ravel()[0])] if at.get_type_name() == "Constant" else []
+    if kind in ("GatherND", "ScatterNDUpdate"):
+        shape, first = node.input_value(1).get_partial_shape(), node.get_attributes().get("batch_dims", 0)
+        is_known = shape.rank.is_static and shape[-1].is_static
+        return range(first, first + shape[-1].get_length()) if is_known else ()
+    return ()
+
+
+def _is_limited(step: Step) -> bool:
+    """Whether numbers of few bits may be quotients, which OpenVINO rounds, or too large."""
+    node, kind = step.node, step.node.get_type_name()
+    whole = node.get_output_element_type(0) if kind in LIMITED else None
+    if whole is None or not whole.is_integral_number() or whole.get_bitwidth() > MOST_LIMITED:
+        return False
+    if kind == "Convert" and node.get_input_element_type(0).is_integral():
+        return False
+    found = find_range(node, 0, [replace(value, is_number=True) for value in step.inputs])
+    return kind == "Divide" or found is None or not Value(*found).is_within(*find_type_range(whole))
 
 
 def _is_cut_off(step: Step) -> bool:
@@ -136,29 +155,6 @@ def _is_cut_off(step: Step) -> bool:
     )
 
 
-def find_mixing(model: openvino.Model, signature: Signature, sizes: Mapping[str, Sequence[int]]) -> str | None:
-    """Describe a number of all rows, which decides for each of them; `sizes` has a row's shape of each input."""
-    model = model.clone()
-    shapes = {name: openvino.PartialShape([*shape]) for name, shape in sizes.items()}
-    for name, shape in shapes.items():
-        shape[signature.inputs[name].batch_dim] = -1
-    with suppress(RuntimeError):
-        # Only the rows are free then: what has no free dimension has no rows.
-        model.reshape({**{port.any_name: port.get_partial_shape() for port in model.inputs}, **shapes})
-    for step in walk(model, _give(model, signature)):
-        if not step.is_of_rows and (found := _mix(step)):
-            return found
-    return None
-
-
-def check_mixing(model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
-    """Raise Mixed for a fault that random rows need not show: a number of all rows that decides for each of them."""
-    if config.max_batch_items > 1:
-        sizes = {name: array.shape for name, array in make_rows(signature, config)[0].items()}
-        if mixing := find_mixing(model, signature, sizes):
-            raise Mixed(f"{mixing}, so it cannot be batched; max_batch_items: 1 serves rows one by one{OTHER_AXIS}")
-
-
 def make_checks(model: openvino.Model) -> Callable[[Arrays], str | None]:
     """Return the worker's check of a row's whole numbers."""
     return partial(find_out_of_range, bounds=integer_bounds(model))
@@ -174,25 +170,3 @@ def make_checked(run: Run, model: openvino.Model) -> Run:
         return run(arrays)
 
     return checked
-
-
-def _mix(step: Step) -> str | None:
-    node, kind = step.node, step.node.get_type_name()
-    if kind in ("If", "Loop") and any(value.is_sent for value in step.inputs[: 1 if kind == "If" else 2]):
-        return f"values of one row decide for all of them ({kind})"
-    if kind in ALONG and step.inputs[0].is_sent and _is_along_rows(node):
-        return f"{kind} is computed along the rows"
-    if kind in ("Result", "ShapeOf") or not any(value.is_sent for value in step.inputs):
-        return None
-    for value, output in zip(step.outputs, node.outputs(), strict=True):
-        if value.is_sent and not value.is_ragged and output.get_partial_shape().is_static:
-            return f"a number of all rows together ({kind}) decides for each of them"
-    return None
-
-
-def _is_along_rows(node: Any) -> bool:
-    axis = node.get_attributes().get("axis")
-    if axis is None and node.get_type_name() == "CumSum":
-        constant = node.input_value(1).get_node()
-        axis = int(constant.get_data().ravel()[0]) if constant.get_type_name() == "Constant" else None
-    return axis is not None and is_free(node.input_value(0), axis)

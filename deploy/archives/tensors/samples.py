@@ -3,6 +3,7 @@
 signature + warm_up sizes -> make_rows   -> random rows
 a row                     -> make_others -> rows of equal sizes with zeros, small, wide and large numbers
                           -> make_swaying -> rows that may decide for all
+                          -> make_positions -> rows whose whole numbers may be positions beyond their own
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -80,6 +81,16 @@ def make_swaying(
     whole = {name: array for name, array in row.items() if array.dtype.kind in "iub"}
     for share in SHARES if whole else ():
         yield "iub", {**row, **{name: _sway(array, share) for name, array in whole.items()}}
+
+
+def make_positions(row: Mapping[str, NDArray[Any]], signature: Signature) -> Iterator[dict[str, NDArray[Any]]]:
+    """Make rows in which one input has a power of two: of a table of any size, one lies in the next row's part."""
+    for name, array in row.items():
+        if array.dtype.kind in "iu" and name not in signature.masks:
+            limits = np.iinfo(array.dtype)
+            for position in (-1, *(2**power for power in range(20))):
+                if limits.min <= position <= limits.max:
+                    yield {**row, name: np.full_like(array, position)}
 
 
 def _sway(array: NDArray[Any], share: float) -> NDArray[Any]:

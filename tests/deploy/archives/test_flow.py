@@ -41,6 +41,14 @@ def test_positions_of_largest_numbers_lie_not_between_these_numbers() -> None:
     assert (values.most, positions.most) == (1, inf)
 
 
+@table((lambda x: x, 1), (opset13.log, inf), (lambda x: opset13.subtract(opset13.multiply(x, x), x), inf))
+def test_whole_number_of_what_may_be_no_number_is_unknown(make: Any, most: float) -> None:
+    """The square of a large number is infinite."""
+    x = opset13.parameter([-1], np.float32)
+    (value,) = find(opset13.convert(opset13.sigmoid(make(x)), "i64"), x)
+    assert value.most == most
+
+
 def test_value_of_a_request_is_followed_through_all_that_a_loop_carries() -> None:
     carried = [f"c{number}" for number in range(8)]
     body = ", ".join(f"float[n] {each}" for each in ("p", *carried))
