@@ -76,6 +76,12 @@ class Cluster:
             return self._ask("GET", "/api/ray/version").ok
         return False
 
+    def _accepts(self, config: Any) -> bool:
+        # A dashboard that starts on a busy machine may end a request.
+        with suppress(requests.ConnectionError):
+            return self._ask("PUT", "/api/serve/applications/", json=config).ok
+        return False
+
     def _ask(self, method: str, path: str, **named: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
         return requests.request(method, self.dashboard + path, headers=headers, timeout=START_S, **named)
@@ -86,7 +92,7 @@ class Cluster:
         models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
         words = (BIN / "python", "-m", "deploy.ray", "config", models)
         config = yaml.safe_load(printed(*words, env=self.env, cwd=ROOT))
-        until(lambda: self._ask("PUT", "/api/serve/applications/", json=config).ok, timeout_s=START_S)
+        until(lambda: self._accepts(config), timeout_s=START_S)
         names = [each["name"] for each in config["applications"]]
         until(lambda: self.statuses() == dict.fromkeys(names, "RUNNING"), timeout_s=START_S)
         until(lambda: all(self.is_routed(name) for name in names[:-1]), timeout_s=START_S)
