@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -44,10 +45,11 @@ def torchserve(server: Server) -> Door:
 def gateway(server: Server, tls: dict[str, str] | None = None, ca: str | None = None) -> Iterator[Door]:
     times = {"header_s": HEAD_S, "body_s": BODY_S, "idle_s": IDLE_S, "unresponsive_s": 60.0, "attempt_connect_s": 10.0}
     limits = {**times, "connections": 300, "body_bytes": 6 << 20}
-    more = {"tls": tls} if tls else {}
+    more: dict[str, Any] = {"tls": tls} if tls else {}
     with sandbox.run_gateway([sandbox.make_node(server)], limits=limits, **more) as running:
         envoy = int((running.state_dir / "envoy.pid").read_text())
-        door = Door("gateway", running.http, (envoy,), running.grpc, ca=ca)
+        # Half of Envoy's heap, and a part that it does not count.
+        door = Door("gateway", running.http, (envoy,), running.grpc, ca, most_mib=1300)
         until(lambda: is_kept_by(door, ask) and is_kept_by(door, ask_grpc))
         yield door
 
