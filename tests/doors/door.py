@@ -105,8 +105,9 @@ def _talk(packets: tuple[bytes, ...], row: Talk, door: Door) -> list[tuple[str, 
 
 
 def _read_answer(file: BufferedReader) -> tuple[str, bytes]:
-    if not (line := file.readline()).startswith(b"HTTP/1"):
+    if (start := file.read(7)) != b"HTTP/1.":
         return "end", b""
+    line = start + file.readline()
     lines = [*iter(file.readline, b"\r\n")]
     headers = {name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in lines)}
     if (status := line.split()[1].decode()).startswith("1"):

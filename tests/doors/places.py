@@ -16,7 +16,7 @@ from tests.nightly.ray.cluster import Cluster
 from tests.waiting import until
 
 INFER = 'def infer(x):\n    return {"y": x * 2}\n'
-HEAD_S, BODY_S, IDLE_S = 3.0, 6.0, 8  # seconds of a head, a body and an idle connection, where a door has such settings
+HEAD_S, BODY_S = 3.0, 6.0  # seconds in which a head and a body must come, where a door has such settings
 # A quarter of the default memory, so that the rows are small.
 LIMITS = {"memory_bytes": 64 << 20, "head_s": HEAD_S, "body_s": BODY_S, "connections": 300}
 
@@ -43,7 +43,7 @@ def torchserve(server: Server) -> Door:
 
 @contextmanager
 def gateway(server: Server, tls: dict[str, str] | None = None, ca: str | None = None) -> Iterator[Door]:
-    times = {"header_s": HEAD_S, "body_s": BODY_S, "idle_s": IDLE_S, "unresponsive_s": 60.0, "attempt_connect_s": 10.0}
+    times = {"header_s": HEAD_S, "body_s": BODY_S, "unresponsive_s": 60.0, "attempt_connect_s": 10.0}
     limits = {**times, "connections": 300, "body_bytes": 6 << 20}
     more: dict[str, Any] = {"tls": tls} if tls else {}
     with sandbox.run_gateway([sandbox.make_node(server)], limits=limits, **more) as running:

@@ -197,7 +197,6 @@ STOPPED = {
     "a body of a terabyte": (head(b"Content-Length: 1000000000000"), "408|413?"),
     "a trailer": (head(CHUNKED) + b'8\r\n{"x": 4}\r\n0\r\nA: ' + b"x" * 20_000, "4..?"),
     "a chunk's extension": (head(CHUNKED) + b"8;" + b"x" * 20_000, "4..?"),
-    "a line between requests": (post(4) + b"\r\n", "200 408?"),
 }
 
 HTTP: tuple[Row, ...] = (

@@ -17,6 +17,7 @@ HEAD, REST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n", b"\r\n"
 
 @table(
     (b"", [LIMITS.head_s]),
+    (b"\r\n", [LIMITS.head_s]),
     (HEAD, [LIMITS.head_s]),
     # The application bounds the time of a body.
     (HEAD + REST, []),

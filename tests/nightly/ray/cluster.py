@@ -72,6 +72,7 @@ class Cluster:
         until(self._is_up, timeout_s=START_S)
 
     def _is_up(self) -> bool:
+        assert self._process.poll() is None, (self.folder / "cluster.log").read_text()[-2000:]
         with suppress(requests.RequestException):
             return self._ask("GET", "/api/ray/version").ok
         return False
