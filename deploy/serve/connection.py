@@ -100,7 +100,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._note_silence()
 
     def _note_silence(self) -> None:
-        """Begin to wait for the client anew, unless a request of it runs."""
+        """Begin to wait for the client again, unless one of its requests runs."""
         self.silent.pop(self, None)
         if not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body):
             self.silent[self] = None

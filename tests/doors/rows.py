@@ -16,7 +16,7 @@ MOST = 400  # connections of one client: more than the doors that have a limit h
 
 @dataclass(frozen=True)
 class Row:
-    """What every client must see, while others are answered; and what it may cost."""
+    """A case: all clients see the stated result and other clients are answered, within a bound of memory."""
 
     name: str
     memory_mib: int | None = field(default=None, kw_only=True)  # by which the door may grow
@@ -183,12 +183,12 @@ CODINGS = {
     "gzip": (b"gzip", gzip.compress(SMALL), "200"),
     "deflate": (b"deflate", zlib.compress(SMALL), "200"),
     "gzip that is cut": (b"gzip", gzip.compress(SMALL)[:-4], "400"),
-    "gzip that is none": (b"gzip", SMALL, "400|415"),
-    "a coding that nobody knows": (b"x", SMALL, "415"),
+    "gzip in name only": (b"gzip", SMALL, "400|415"),
+    "an unknown coding": (b"x", SMALL, "415"),
     "100 MB as 100 KB of gzip": (b"gzip", gzip.compress(b'{"x": 3}'.ljust(100_000_000), 9), "413"),
 }
 
-# What a client sends before it is silent, and the status before the connection ends.
+# The bytes of a client that then is silent, and the status before the end of its connection.
 STOPPED = {
     "a connection": (b"", "408?"),
     "a head": (post(4)[:40], "408?"),
@@ -281,8 +281,8 @@ GRPC: tuple[Row, ...] = (
         "1 MB of metadata", b"", "RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|UNKNOWN", metadata=(("x", "a" * 1_000_000),)
     ),
     Asks("a message that is no protobuf", b"\xff" * 100, "INVALID_ARGUMENT"),
-    Asks("a model that nobody has", b"\x0a\x06nobody", "NOT_FOUND"),
-    Asks("a method that nobody has", b"", "UNIMPLEMENTED", SERVICE + "Nothing"),
+    Asks("an unknown model", b"\x0a\x06nobody", "NOT_FOUND"),
+    Asks("an unknown method", b"", "UNIMPLEMENTED", SERVICE + "Nothing"),
     Asks("another service", b"", "UNIMPLEMENTED", "/a.B/C"),
     Asks("100 MB as 100 KB of gzip, by gRPC", bytes(100 << 20), "RESOURCE_EXHAUSTED", is_packed=True),
     Asks("a message over the limit", bytes(40 << 20), "RESOURCE_EXHAUSTED"),

@@ -1,4 +1,4 @@
-"""What a door lacks stands in SECURITY.md, and is a row."""
+"""SECURITY.md has the reason of each lack of a door, and each lack is a row."""
 
 import re
 
