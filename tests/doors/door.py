@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.doors.http2 import INFER, Connection, connect
 from tests.doors.lacks import is_endless, why_lacking
-from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, post
+from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, post
 
 MODEL = "double"
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
@@ -137,6 +137,11 @@ def _is_kept(seen: list[tuple[str, bytes]], row: Talk) -> bool:
     return is_own and re.fullmatch(f"{wanted}({ends})", " ".join(found)) is not None
 
 
+def _play_together(row: Together, door: Door) -> None:
+    with ThreadPoolExecutor(len(row.talks)) as pool:
+        assert [*pool.map(lambda each: _play_talk(each, door), row.talks)]
+
+
 def _play_holds(row: Holds, door: Door) -> None:
     """Hold connections that have sent something; the door may end some."""
     with ExitStack() as stack, ThreadPoolExecutor(32) as pool:
@@ -193,8 +198,9 @@ def _play_asks(row: Asks, door: Door) -> None:
 
 
 PLAYS: dict[type[Row], Callable[..., None]] = {
-    Talk: _play_talk, Holds: _play_holds, Calls: _play_calls, Frames: _play_frames, Asks: _play_asks
-}  # fmt: skip
+    **{Talk: _play_talk, Together: _play_together, Holds: _play_holds},
+    **{Calls: _play_calls, Frames: _play_frames, Asks: _play_asks},
+}
 
 
 def ask(door: Door) -> None:
