@@ -25,6 +25,7 @@ from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Togeth
 MODEL = "double"
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
+THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
 HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
 PATIENCE_S = 150.0  # seconds for what a door ends by itself
@@ -79,7 +80,7 @@ def play(row: Row, door: Door) -> None:
 def _play_talk(row: Talk, door: Door) -> None:
     splits = [(row.sends[:at], row.sends[at:]) for at in range(1, len(row.sends) if row.is_split else 1)]
     sent = [(row.sends,)] * row.connections + splits
-    with ThreadPoolExecutor(min(len(sent), max(16, row.connections))) as pool:
+    with ThreadPoolExecutor(max(THREADS, row.connections)) as pool:
         seen = [*pool.map(lambda packets: _talk(packets, row, door), sent)]
     wrong = [
         f"{each!r:.500} to {sent!r:.500}" for sent, each in zip(sent, seen, strict=True) if not _is_kept(each, row)
