@@ -16,7 +16,7 @@ from tests.nightly.ray.cluster import Cluster
 from tests.waiting import until
 
 INFER = 'def infer(x):\n    return {"y": x * 2}\n'
-HEAD_S, BODY_S = 10.0, 15.0  # seconds in which a head and a body must come, where a door has such settings
+HEAD_S, BODY_S = 5.0, 8.0  # seconds in which a head and a body must come, where a door has such settings
 # A quarter of the default memory, so that the rows are small.
 LIMITS = {"memory_bytes": 64 << 20, "head_s": HEAD_S, "body_s": BODY_S, "connections": 300}
 
