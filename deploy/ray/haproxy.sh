@@ -5,6 +5,7 @@
 #   a replica that dies       HAProxy buffers a request, so it can repeat one that fits the buffer on another replica;
 #                             by Serve's own configuration it closes the client's connection without a response
 #   a slow client             408 if a request does not fill the buffer in 30 s, or if 60 s pass without a byte
+#   an offer to upgrade       removed: the replica would take the request's body for the other protocol
 #   gRPC                      a call without the metadata `application` goes to the application at /
 set -euo pipefail
 for argument in "$@"; do
@@ -21,6 +22,7 @@ if [ -n "${config:-}" ]; then
         -e "s#http-reuse always#http-reuse safe#" -e "s#timeout client .*#timeout client 60s#" "$config"
     if ! grep -q http-buffer-request "$config"; then
         sed -i "s#^    option abortonclose#&\n    option http-buffer-request\n    timeout http-request 30s#" "$config"
+        sed -i "s#^frontend .*#&\n    http-request del-header Upgrade#" "$config"
     fi
     if grep -q '^backend grpc-routes$' "$config"; then
         sed -i 's/default_backend default_grpc_backend/default_backend grpc-routes/' "$config"

@@ -6,7 +6,7 @@ A request has one answer, however it is framed, and bytes that are no HTTP end t
 """
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -63,19 +63,22 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     parser: HttpRequestParser
     limits, memory = Limits(), Memory()
     is_ending = False  # whether the server ends: each answer is the last of its connection
+    silent: ClassVar[dict["Protocol", None]] = {}  # connections that wait for their clients, the longest wait first
     _is_in_head = _is_over = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first head, if there are not too many connections."""
+        """Wait for the first head; of too many connections the one that was silent for longest ends."""
         self._open: set[asyncio.Task[Any]] = set()
         self._extra = 0  # bytes since the last message that are not a body: heads, trailers and chunks' lengths
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unread = Hold(self.memory)  # an answer that the client does not read
         super().connection_made(Joined(transport))
         if len(self.connections) > self.limits.connections:
-            transport.abort()
-        else:
-            self._wait(HEAD, self.limits.head_s)
+            oldest = next(iter(self.silent), self)
+            self.silent.pop(oldest, None)
+            oldest.transport.abort()
+        self._note_silence()
+        self._wait(HEAD, self.limits.head_s)
 
     def data_received(self, data: bytes) -> None:
         """Refuse too many bytes around bodies; bytes between requests begin a head, too."""
@@ -95,6 +98,13 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             cycle.keep_alive = False
         if self._extra > 2 * self.limits.head_bytes and not self._is_over:
             self.transport.abort()
+        self._note_silence()
+
+    def _note_silence(self) -> None:
+        """Begin to wait for the client again, unless one of its requests runs."""
+        self.silent.pop(self, None)
+        if not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body):
+            self.silent[self] = None
 
     def _parse(self, data: bytes) -> bytes:
         """Parse bytes; return those to go on with behind a head that asks for another protocol."""
@@ -170,6 +180,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self._wait(WRITE, self.limits.body_s)
         if self.cycle.response_complete and self.cycle.more_body:
             self._wait(HEAD, self.limits.head_s)
+        self._note_silence()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read its answer, but not for ever."""
@@ -202,6 +213,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def connection_lost(self, error: Exception | None) -> None:
         """Cancel the requests of a client that has left."""
+        self.silent.pop(self, None)
         self._stop(HEAD)
         self._stop(WRITE)
         self._unread.free()

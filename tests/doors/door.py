@@ -1,88 +1,114 @@
 """A door, and a client that plays a row there and sees what it must see."""
 
+import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
+from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 import requests
 from tritonclient.grpc import service_pb2
 
-from tests.doors.http2 import Connection
-from tests.doors.rows import PATH, Row, post
-from tests.waiting import PATIENCE_S
+from tests.doors.http2 import INFER, Connection, connect
+from tests.doors.lacks import is_endless, why_lacking
+from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, post
 
+MODEL = "double"
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
-HOLD_S = 3.0  # seconds for which calls are held open
+THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
+HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
+PATIENCE_S = 150.0  # seconds for what a door ends by itself
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Door:
     name: str
-    http: str  # HOST:PORT
-    path: str  # of predictions
-    pid: int  # of the process whose memory is bounded
-    grpc: str = ""
-    model: str = "double"
+    url: str  # of HTTP
+    pids: tuple[int, ...]  # of the processes whose memory is bounded
+    rpc: str = ""  # HOST:PORT of gRPC
+    ca: str | None = None  # the file of its certificate's authority
+    most_mib: int | None = None  # by which these processes may grow in each row that bounds memory, if not the row's
 
-    def address(self, text: str) -> tuple[str, int]:
-        host, _, port = text.rpartition(":")
-        return host, int(port)
+    def connect(self) -> socket.socket:
+        found = socket.create_connection(address(self.url.partition("//")[2]), timeout=PATIENCE_S)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        trusted = ssl.create_default_context(cafile=self.ca)
+        return trusted.wrap_socket(found, server_hostname="127.0.0.1") if self.ca else found
+
+    def channel(self, **named: object) -> grpc.Channel:
+        """Return a channel of its own connection."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        if not self.ca:
+            return grpc.insecure_channel(self.rpc, options, **named)
+        return grpc.secure_channel(self.rpc, grpc.ssl_channel_credentials(Path(self.ca).read_bytes()), options, **named)
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def hold(row: Row, door: Door) -> None:
+    """Play a row, or fail it if the door is known to lack it."""
+    if (why := why_lacking(row, door.name)) and is_endless(row):
+        pytest.skip(why)
+    elif why:
+        with pytest.raises(AssertionError):
+            play(row, door)
+    else:
+        play(row, door)
 
 
 def play(row: Row, door: Door) -> None:
     """Assert that each client of the row sees what it must, that others are served meanwhile, and what that costs."""
     with _bounded(row, door), _others(door):
-        if row.calls:
-            _hold_calls(row, door)
-        else:
-            path = door.path.encode()
-            packets = tuple(each.replace(PATH, path) if isinstance(each, bytes) else each for each in row.sends)
-            whole = b"".join(each for each in packets if isinstance(each, bytes))
-            splits = [(whole[:at], GAP_S, whole[at:]) for at in range(1, len(whole))] if row.is_split else []
-            sent = [packets] * row.connections + splits
-            with ThreadPoolExecutor(min(len(sent), max(16, row.connections))) as pool:
-                seen = [*pool.map(lambda packets: _talk(packets, row, door), sent)]
-            wrong = [each for each in zip(sent, seen, strict=True) if not _is_kept(each[1], row)]
-            assert wrong == [], wrong[0]
+        PLAYS[type(row)](row, door)
 
 
-def _talk(packets: tuple[bytes | float, ...], row: Row, door: Door) -> tuple[list[str], list[bytes]]:
-    """Send packets; return the statuses that come, and the bodies of those with 200."""
-    is_ended = "end" in row.sees
-    behind = () if is_ended else (post(LAST).replace(PATH, door.path.encode()),)
-    with socket.create_connection(door.address(door.http), timeout=PATIENCE_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(ConnectionError):  # the server may end it before it has read all
-            for packet in (*packets, *behind):
-                if isinstance(packet, bytes):
-                    connection.sendall(packet)
-                else:
-                    time.sleep(packet)
-        statuses, bodies = list[str](), list[bytes]()
-        file = connection.makefile("rb")
-        with suppress(ConnectionError):
-            while len(statuses) < len(row.sees) + (not is_ended):
-                status, body = _read_answer(file)
-                statuses.append(status)
-                bodies += [body] if status == "200" else []
-                if status == "end":
+def _play_talk(row: Talk, door: Door) -> None:
+    splits = [(row.sends[:at], row.sends[at:]) for at in range(1, len(row.sends) if row.is_split else 1)]
+    sent = [(row.sends,)] * row.connections + splits
+    with ThreadPoolExecutor(max(THREADS, row.connections)) as pool:
+        seen = [*pool.map(lambda packets: _talk(packets, row, door), sent)]
+    wrong = [
+        f"{each!r:.500} to {sent!r:.500}" for sent, each in zip(sent, seen, strict=True) if not _is_kept(each, row)
+    ]
+    assert wrong == [], f"{len(wrong)} of {len(sent)}: {wrong[0]}"
+
+
+def _talk(packets: tuple[bytes, ...], row: Talk, door: Door) -> list[tuple[str, bytes]]:
+    """Send packets, and a request behind them; return the statuses that come, with their bodies."""
+    answers = list[tuple[str, bytes]]()
+    with door.connect() as connection, connection.makefile("rb") as file:
+        with suppress(OSError):  # the server may end it before it has read all
+            for packet in packets:
+                connection.sendall(packet)
+                time.sleep(GAP_S if row.is_split else 0)
+            connection.sendall(b"" if row.waits else post(LAST))
+        with suppress(ConnectionError, ssl.SSLError):
+            while answers[-1:] != [("200", _answer(LAST))]:
+                answers.append(_read_answer(file))
+                if answers[-1][0] == "end":
                     break
-    return statuses, bodies
+    return answers or [("end", b"")]
 
 
 def _read_answer(file: BufferedReader) -> tuple[str, bytes]:
-    if not (line := file.readline()):
+    if (start := file.read(7)) != b"HTTP/1.":
         return "end", b""
+    line = start + file.readline()
     lines = [*iter(file.readline, b"\r\n")]
     headers = {name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in lines)}
     if (status := line.split()[1].decode()).startswith("1"):
@@ -96,36 +122,91 @@ def _read_answer(file: BufferedReader) -> tuple[str, bytes]:
     return status, body
 
 
-def _is_kept(seen: tuple[list[str], list[bytes]], row: Row) -> bool:
-    statuses, bodies = seen
-    is_ended = "end" in row.sees
-    expected = [*row.sees, *([] if is_ended else ["200"])]
-    doubled = [b'{"y":%d}' % each for each in (*row.answers, *([] if is_ended else [2 * LAST]))]
+def _answer(number: int) -> bytes:
+    return b'{"y":%d}' % (2 * number)
+
+
+def _is_kept(seen: list[tuple[str, bytes]], row: Talk) -> bool:
+    """Return whether statuses are the row's, and each answer with 200 that of its own request."""
+    found = ["last" if each == ("200", _answer(LAST)) else each[0] for each in seen]
     # A reset ends a connection, too.
-    statuses = [*statuses, "end"] if is_ended and "end" not in statuses else statuses
-    is_seen = len(statuses) == len(expected) and all(
-        status in wanted.split("|") for status, wanted in zip(statuses, expected, strict=True)
-    )
-    return is_seen and (not row.answers or bodies == doubled) and bodies[-1:] == doubled[-1:]
+    found += [] if found[-1] in ("last", "end") else ["end"]
+    wanted = "".join(f"(({each.rstrip('?')}) ){'?' * each.endswith('?')}" for each in row.sees.split())
+    ends = "end" if row.waits else row.ends.replace(" ", "|")
+    bodies = [body for status, body in seen if status == "200"]
+    is_own = not row.answers or bodies[: len(row.answers)] == [*map(_answer, row.answers)]
+    return is_own and re.fullmatch(f"{wanted}({ends})", " ".join(found)) is not None
 
 
-def _hold_calls(row: Row, door: Door) -> None:
-    connections = [Connection(door.address(door.grpc), row.calls, row.message) for _ in range(row.connections)]
-    try:
+def _play_together(row: Together, door: Door) -> None:
+    with ThreadPoolExecutor(len(row.talks)) as pool:
+        assert [*pool.map(lambda each: _play_talk(each, door), row.talks)]
+
+
+def _play_holds(row: Holds, door: Door) -> None:
+    """Hold connections that have sent something; the door may end some."""
+    with ExitStack() as stack, ThreadPoolExecutor(32) as pool:
+        held = [stack.enter_context(each) for each in pool.map(lambda _: door.connect(), range(row.connections))]
+        for each in held:
+            with suppress(ConnectionError):
+                each.sendall(row.sends)
+        time.sleep(HOLD_S)
+        ask(door)
+
+
+def _play_calls(row: Calls, door: Door) -> None:
+    with ExitStack() as stack:
+        connections = [Connection(address(door.rpc), row.calls, row.message) for _ in range(row.connections)]
+        for each in connections:
+            stack.enter_context(each.socket)
         ends_s = time.monotonic() + HOLD_S
         while time.monotonic() < ends_s:
             for each in connections:
                 each.step()
             time.sleep(0.001)
         ask_grpc(door)
-    finally:
-        for each in connections:
-            each.socket.close()
+
+
+def _play_frames(row: Frames, door: Door) -> None:
+    """Send frames until all are sent, or the door ends the connection or reads no more."""
+    with connect(address(door.rpc)) as connection:
+        reading = threading.Thread(target=_drain, args=(connection,))
+        reading.start()
+        with suppress(OSError):
+            connection.sendall(row.frames)
+        ask_grpc(door)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        reading.join()
+
+
+def _drain(connection: socket.socket) -> None:
+    with suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
+
+
+def _play_asks(row: Asks, door: Door) -> None:
+    compression = grpc.Compression.Gzip if row.is_packed else grpc.Compression.NoCompression
+    with door.channel(compression=compression) as channel:
+        try:
+            channel.unary_unary(row.method)(row.message, metadata=row.metadata, timeout=PATIENCE_S)
+            code = "OK"
+        except grpc.RpcError as error:
+            code = error.code().name
+    assert re.fullmatch(row.sees, code), code
+    ask_grpc(door)
+
+
+PLAYS: dict[type[Row], Callable[..., None]] = {
+    **{Talk: _play_talk, Together: _play_together, Holds: _play_holds},
+    **{Calls: _play_calls, Frames: _play_frames, Asks: _play_asks},
+}
 
 
 def ask(door: Door) -> None:
     """Assert that a client is answered by HTTP."""
-    answer = requests.post(f"http://{door.http}{door.path}", json={"x": 21}, timeout=OTHER_S)
+    answer = requests.post(door.url + PATH.decode(), json={"x": 21}, timeout=OTHER_S, verify=door.ca)
     assert (answer.status_code, answer.text) == (200, '{"y":42}'), answer.text
 
 
@@ -133,11 +214,15 @@ def ask_grpc(door: Door) -> None:
     """Assert that a client is answered by gRPC, and that its health is."""
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="INT64", shape=[1])
     tensor.contents.int64_contents[:] = [21]
-    message = service_pb2.ModelInferRequest(model_name=door.model, inputs=[tensor]).SerializeToString()
-    with grpc.insecure_channel(door.grpc) as channel:
-        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=OTHER_S) == b"\x08\x01"
-        answer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message, timeout=OTHER_S)
+    message = service_pb2.ModelInferRequest(model_name=MODEL, inputs=[tensor]).SerializeToString()
+    with door.channel() as channel:
+        assert channel.unary_unary(HEALTH.get(door.name, CHECK))(b"", timeout=OTHER_S) == b"\x08\x01"
+        answer = channel.unary_unary(INFER.decode())(message, timeout=OTHER_S)
     assert service_pb2.ModelInferResponse.FromString(answer).raw_output_contents == [(42).to_bytes(8, "little")]
+
+
+CHECK = "/grpc.health.v1.Health/Check"
+HEALTH = {"Ray Serve": "/inference.GRPCInferenceService/ServerReady"}
 
 
 @contextmanager
@@ -152,7 +237,7 @@ def _others(door: Door) -> Iterator[None]:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(each,)) for each in (ask, *([ask_grpc] if door.grpc else []))]
+    threads = [threading.Thread(target=run, args=(each,)) for each in (ask, *([ask_grpc] if door.rpc else []))]
     for thread in threads:
         thread.start()
     try:
@@ -166,17 +251,18 @@ def _others(door: Door) -> Iterator[None]:
 
 @contextmanager
 def _bounded(row: Row, door: Door) -> Iterator[None]:
-    """Assert that the door's process grows by no more than the row's memory."""
-    if row.memory_mib is None:
-        yield
-        return
-    process, is_over = psutil.Process(door.pid), threading.Event()
-    before = most = process.memory_info().rss
+    """Assert that the door's processes grow by no more than the row's memory."""
+    processes, is_over = [*map(psutil.Process, door.pids)], threading.Event()
+
+    def size() -> int:
+        return sum(process.memory_info().rss for process in processes)
+
+    before = most = size()
 
     def watch() -> None:
         nonlocal most
         while not is_over.wait(0.02):
-            most = max(most, process.memory_info().rss)
+            most = max(most, size())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -185,4 +271,13 @@ def _bounded(row: Row, door: Door) -> Iterator[None]:
     finally:
         is_over.set()
         watching.join()
-    assert (most - before) // MIB <= row.memory_mib, f"{(most - before) // MIB} MiB"
+    grown_mib = (most - before) // MIB
+    assert row.memory_mib is None or grown_mib <= (door.most_mib or row.memory_mib), f"{grown_mib} MiB"
+
+
+def is_kept_by(door: Door, ask_once: Callable[[Door], None]) -> bool:
+    """Return whether a door that has started answers."""
+    with suppress(AssertionError, requests.RequestException, grpc.RpcError):
+        ask_once(door)
+        return True
+    return False

@@ -4,7 +4,7 @@ import socket
 import struct
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
-DATA, HEADERS, SETTINGS, PING, WINDOW = 0, 1, 4, 6, 8
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_HEADERS, ACK = 4, 1  # flags
 FRAME_BYTES, WINDOW_BYTES = 16384, 65535  # of a frame, and that a peer sends before it hears more
 
@@ -17,8 +17,18 @@ def call(stream: int, path: bytes = INFER) -> bytes:
     """Return the head of a call, without a message."""
     named = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"a"}
     named |= {b"te": b"trailers", b"content-type": b"application/grpc"}
-    lines = (b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in named.items())
-    return frame(HEADERS, END_HEADERS, stream, b"".join(lines))
+    return frame(HEADERS, END_HEADERS, stream, b"".join(line(*each) for each in named.items()))
+
+
+def line(name: bytes, value: bytes) -> bytes:
+    """Return a header as HPACK writes one without a table."""
+    return b"\0%c%b%c%b" % (len(name), name, len(value), value)
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    found = socket.create_connection(address, timeout=10)
+    found.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+    return found
 
 
 class Connection:
@@ -26,8 +36,7 @@ class Connection:
 
     def __init__(self, address: tuple[str, int], streams: int, message: bytes = b"") -> None:
         """Call with so many streams at once, each with a part of a message."""
-        self.socket = socket.create_connection(address, timeout=10)
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        self.socket = connect(address)
         self._left = {2 * each + 1: message for each in range(streams)}
         self._windows = dict.fromkeys([0, *self._left], WINDOW_BYTES)
         self._received, self._out = b"", b"".join(map(call, self._left))

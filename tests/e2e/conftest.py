@@ -34,7 +34,7 @@ ADAPTIVE = {"continuousBatching": True, "maxBatchDelay": 1, "minWorkers": 1, "ma
 
 
 # Modules that take longest, in this order: processes that run modules side by side end together if these come first.
-LONGEST = ("nodes", "readme", "conformance", "tasks", "failures", "rollout", "gateway", "production")
+LONGEST = ("doors", "nodes", "readme", "conformance", "tasks", "failures", "rollout", "gateway", "production")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,6 +54,7 @@ def protocol(timers: list[tuple[float, Mock]], monkeypatch: pytest.MonkeyPatch) 
 
 @table(
     (b"", [LIMITS.head_s]),
+    (b"\r\n", [LIMITS.head_s]),
     (HEAD, [LIMITS.head_s]),
     # The application bounds the time of a body.
     (HEAD + REST, []),

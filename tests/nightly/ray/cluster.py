@@ -73,9 +73,15 @@ class Cluster:
 
     def _is_up(self) -> bool:
         # Ray itself gives a raylet 30 s, and ends.
-        assert self._process.poll() is None, (self.folder / "cluster.log").read_text()[-500:]
+        assert self._process.poll() is None, (self.folder / "cluster.log").read_text()[-2000:]
         with suppress(requests.RequestException):
             return self._ask("GET", "/api/ray/version", timeout=30).ok
+        return False
+
+    def _accepts(self, config: Any) -> bool:
+        # A dashboard that starts on a busy machine may end a request.
+        with suppress(requests.ConnectionError):
+            return self._ask("PUT", "/api/serve/applications/", json=config).ok
         return False
 
     def _ask(self, method: str, path: str, timeout: float = START_S, **named: Any) -> requests.Response:
@@ -88,7 +94,7 @@ class Cluster:
         models.write_text(yaml.safe_dump({**self._own_settings, **settings}))
         words = (BIN / "python", "-m", "deploy.ray", "config", models)
         config = yaml.safe_load(printed(*words, env=self.env, cwd=ROOT))
-        until(lambda: self._ask("PUT", "/api/serve/applications/", json=config).ok, timeout_s=START_S)
+        until(lambda: self._accepts(config), timeout_s=START_S)
         names = [each["name"] for each in config["applications"]]
         until(lambda: self.statuses() == dict.fromkeys(names, "RUNNING"), timeout_s=START_S)
         until(lambda: all(self.is_routed(name) for name in names[:-1]), timeout_s=START_S)

@@ -1,9 +1,7 @@
 """Ray Serve and a TorchServe with the same archives answer the same; replicas die and are replaced."""
 
 import os
-import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 import requests
 import yaml
@@ -165,40 +162,6 @@ def test_host_on_loopback_is_refused_if_ray_listens_elsewhere(running: Cluster) 
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
         is_refused = host == "127.0.0.1" and missing is not None
         assert (done.returncode, f"host is {host}" in done.stderr) == (is_refused, is_refused), done.stderr
-
-
-def test_message_is_inflated_up_to_the_limit_and_a_body_up_to_it_reaches_an_archive(ray: Cluster) -> None:
-    (pid,) = ray.replicas("routes", "routes")
-
-    def peak_bytes() -> int:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        assert found
-        return 1024 * int(found[1])
-
-    before = peak_bytes()
-    options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(ray.grpc, options=options, compression=grpc.Compression.Gzip) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        with pytest.raises(grpc.RpcError) as caught:
-            infer(bytes(400 << 20), timeout=120)
-    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert peak_bytes() - before < 150 << 20
-    body = b"{" + bytes(5 << 20)
-    assert requests.post(f"{ray.http}/v2/models/{echo.NAME}/infer", data=body, timeout=60).status_code == 400
-
-
-def test_request_that_does_not_come_is_closed(ray: Cluster) -> None:
-    host, port = ray.http.removeprefix("http://").split(":")
-    head = f"POST /predictions/{LANGUAGES} HTTP/1.1\r\nHost: a\r\n".encode()
-
-    def send(part: bytes) -> bytes:
-        with socket.create_connection((host, int(port)), timeout=120) as client:
-            client.sendall(part)
-            return client.recv(100)
-
-    parts = (head, head + b"Content-Length: 10\r\n\r\nabc")
-    with ThreadPoolExecutor(len(parts)) as threads:
-        assert all(each.startswith(b"HTTP/1.1 408 ") for each in threads.map(send, parts))
 
 
 @contextmanager

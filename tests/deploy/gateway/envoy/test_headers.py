@@ -71,12 +71,6 @@ def test_everything_else_is_not_found(method: str, path: str, gateway: Gateway) 
     assert (answer.status_code, answer.json()) == (404, expected)
 
 
-@table("TLS/1.2", "websocket", "h2c", "TLS/1.2, HTTP/2.0")
-def test_offer_of_another_protocol_is_declined_in_silence(offered: str, gateway: Gateway) -> None:
-    head = f"POST /predictions/m HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {offered}\r\n"
-    assert gateway.raw(f"{head}Content-Length: 1\r\n\r\nx".encode()).startswith("HTTP/1.1 200 ")
-
-
 def test_paths_with_dots_and_escaped_slashes_http_1_0_and_bodies_that_are_cut_off(gateway: Gateway) -> None:
     for path, version, status in (
         *((path, "1.1", 200) for path in ("/predictions/../predictions/m", "/predictions%2fm")),
