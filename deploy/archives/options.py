@@ -65,7 +65,7 @@ def recall(name: str, store: Path = STORE) -> tuple[list[str], str]:
             words, is_record = record["options"], True
     found: list[str] = []
     for option, value in zip(map(str, words[::2]), map(str, words[1::2]), strict=False):
-        # An archive may come from anybody. A Hugging Face id is neither absolute nor begins with a point.
+        # An archive may be a stranger's. A Hugging Face id is neither absolute nor begins with a point.
         is_path = option in PATHS and value.startswith(("/", "./"))
         if option not in OPTIONS or (is_path and not (is_record or value.startswith("./"))):
             return [], f"{option} {value.removeprefix('/')}"

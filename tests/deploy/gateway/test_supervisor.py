@@ -118,7 +118,8 @@ def test_envoy_that_dies_often_in_a_short_time_ends_the_gateway(
     now_s = [0.0]
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     envoy: Any = process.Envoy(tmp_path)
-    envoy._spawn, envoy._wait_until_ready, envoy._child, envoy.pid = Mock(), Mock(), Mock(), lambda: None
+    monkeypatch.setattr(process, "spawn", spawn := Mock())
+    envoy._wait_until_ready, envoy._child, envoy.pid = Mock(), Mock(), lambda: None
     for _ in range(2 * process.DEATHS):
         envoy.keep({})
         now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
@@ -127,7 +128,7 @@ def test_envoy_that_dies_often_in_a_short_time_ends_the_gateway(
             now_s[0] -= 0.1
             envoy.keep({})
             now_s[0] += process.DEATHS_S / (process.DEATHS - 1)
-    assert envoy._spawn.call_count >= 2 * process.DEATHS
+    assert spawn.call_count >= 2 * process.DEATHS
 
 
 @pytest.mark.parametrize(("watcher", "started"), [(None, True), (4711, False)])
