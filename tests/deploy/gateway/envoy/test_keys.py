@@ -110,8 +110,7 @@ def test_open_connections_obey_keys_and_rates_that_have_changed(tmp_path: Path) 
         wait(lambda: gateway.in_flight() == 1)
         gateway.settings = dataclasses.replace(gateway.settings, keys=(one,))
         assert gateway.serve() == ["filter-keys.json"]
-        wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == 401)
-        assert answers() == [{401}, {codes.UNAUTHENTICATED}, {codes.UNAUTHENTICATED}]
+        wait(lambda: answers() == [{401}, {codes.UNAUTHENTICATED}, {codes.UNAUTHENTICATED}])
         for node in gateway.nodes:
             node.release.set()
         assert slow.result(30) == 200
@@ -119,8 +118,8 @@ def test_open_connections_obey_keys_and_rates_that_have_changed(tmp_path: Path) 
         gateway.settings = dataclasses.replace(gateway.settings, keys=(one, lower))
         gateway.serve()
         wait(lambda: gateway.status("/predictions/m", authorization=f"Bearer {BOB}") == 429)
-        wait(lambda: code(old_grpc[0], "/inference.GRPCInferenceService/ModelInfer") == codes.RESOURCE_EXHAUSTED)
-        assert answers() == [{429}, {codes.RESOURCE_EXHAUSTED}, {codes.RESOURCE_EXHAUSTED}]
+        # Each thread of Envoy takes the new rates for itself.
+        wait(lambda: answers() == [{429}, {codes.RESOURCE_EXHAUSTED}, {codes.RESOURCE_EXHAUSTED}])
         # Keys that are new count for connections that needed none.
         for keys, expected in (((), 200), ((one,), 401)):
             gateway.settings = dataclasses.replace(gateway.settings, keys=keys)
