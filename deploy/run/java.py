@@ -50,8 +50,10 @@ class Mark:
         """Return the mark of a process that runs; the system may have given its id to another program."""
         with suppress(OSError, ValueError, TypeError, psutil.Error):
             mark = cls(**json.loads(file.read_text()))
-            words = psutil.Process(mark.pid).cmdline()  # empty for a moment while the process becomes another program
-            if read_beginning(mark.pid) == mark.began and (not words or JAVA_CLASS in words):
+            process = psutil.Process(mark.pid)
+            words = process.cmdline()  # empty for a moment while the process becomes another program
+            is_java = process.status() != psutil.STATUS_ZOMBIE and (not words or JAVA_CLASS in words)
+            if is_java and read_beginning(mark.pid) == mark.began:
                 return mark
         return None
 

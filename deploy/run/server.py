@@ -240,13 +240,18 @@ class Server:
                 self._pid_file.unlink()
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except psutil.TimeoutExpired:
+            if not wait_until(lambda: self._has_ended(process), STOP_TIMEOUT_S):
                 process.kill()
         self.keys.unlink(missing_ok=True)
         self._mark_file.unlink(missing_ok=True)
         return True
+
+    @staticmethod
+    def _has_ended(process: psutil.Process) -> bool:
+        for child in _children:
+            child.poll()
+        # A process that started it and does not ask for its end leaves a zombie.
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     def _mark(self, pid: int, *, is_ending: bool = False) -> None:
         Mark(pid, read_beginning(pid), str(self.temporary.resolve()), is_ending).write(self._mark_file)

@@ -25,6 +25,7 @@ from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Togeth
 MODEL = "double"
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
+STRIDE, ENDS = 8, {*b"\r\n"}  # a row is split at every so many bytes, and around each end of a line
 THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
 HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
@@ -78,7 +79,10 @@ def play(row: Row, door: Door) -> None:
 
 
 def _play_talk(row: Talk, door: Door) -> None:
-    splits = [(row.sends[:at], row.sends[at:]) for at in range(1, len(row.sends) if row.is_split else 1)]
+    places = range(1, len(row.sends) if row.is_split else 1)
+    splits = [
+        (row.sends[:at], row.sends[at:]) for at in places if at % STRIDE == 0 or ENDS & {*row.sends[at - 1 : at + 1]}
+    ]
     sent = [(row.sends,)] * row.connections + splits
     with ThreadPoolExecutor(max(THREADS, row.connections)) as pool:
         seen = [*pool.map(lambda packets: _talk(packets, row, door), sent)]

@@ -1,4 +1,7 @@
-"""TorchServe itself by HTTP, and the gateway in front of it by HTTP and gRPC, and with TLS."""
+"""TorchServe itself by HTTP, and the gateway in front of it by HTTP and gRPC, and with TLS.
+
+The rows of many connections are played by night.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from deploy.run.server import Server
 from tests.client.conftest import Certificates
 from tests.doors import places
 from tests.doors.door import MODEL, Door, ask_grpc, hold
-from tests.doors.rows import GRPC, HTTP, OVER_TLS, Row
+from tests.doors.rows import GRPC, LIGHT, OVER_TLS, Row
 from tests.e2e.conftest import Registrations
 
 
@@ -37,12 +40,12 @@ def tls(served: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Do
         yield door
 
 
-@pytest.mark.parametrize("row", HTTP, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", LIGHT, ids=lambda row: row.name)
 def test_torchserve_keeps_the_row(row: Row, served: Server) -> None:
     hold(row, places.torchserve(served))
 
 
-@pytest.mark.parametrize("row", [*HTTP, *GRPC], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*LIGHT, *GRPC], ids=lambda row: row.name)
 def test_gateway_keeps_the_row(row: Row, gateway: Door) -> None:
     hold(row, gateway)
 

@@ -1,0 +1,21 @@
+"""TorchServe and the gateway in front of it: the rows of many connections."""
+
+import pytest
+
+from deploy.run.server import Server
+from tests.doors import places
+from tests.doors.door import Door, hold
+from tests.doors.rows import HEAVY, Row
+from tests.e2e.test_doors import gateway, served
+
+__all__ = ["gateway", "served"]
+
+
+@pytest.mark.parametrize("row", HEAVY, ids=lambda row: row.name)
+def test_torchserve_keeps_the_row(row: Row, served: Server) -> None:
+    hold(row, places.torchserve(served))
+
+
+@pytest.mark.parametrize("row", HEAVY, ids=lambda row: row.name)
+def test_gateway_keeps_the_row(row: Row, gateway: Door) -> None:
+    hold(row, gateway)
