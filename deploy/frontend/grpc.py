@@ -1,5 +1,6 @@
 """Triton's gRPC service, in the application at /: replicas answer ModelInfer, `Models.describe` the other methods."""
 
+import json
 from typing import Any
 from urllib.parse import unquote
 
@@ -84,8 +85,16 @@ async def _infer(models: Models, message: bytes, context: Any) -> Answer:
 def _received(answer: Answer, context: Any) -> Written:
     if answer.status == 200:
         return Written(answer.body)
-    message = unquote(answer.headers.get(MESSAGE_HEADER, "")) or answer.body.decode("utf-8", "replace")
+    message = unquote(answer.headers.get(MESSAGE_HEADER, "")) or _message_of(answer.body)
     return _failed(context, int(answer.headers.get(STATUS_HEADER) or code_of(answer.status)), message)
+
+
+def _message_of(body: bytes) -> str:
+    """Return the message of an error in TorchServe's form; another body as it is."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return body.decode("utf-8", "replace")
 
 
 def _failed(context: Any, code: int, message: str) -> Written:
