@@ -230,7 +230,8 @@ HTTP: tuple[Row, ...] = (
     Talk("bytes that are no HTTP behind a request", post(4) + GARBAGE, "200 400?", "end", (4,)),
     Talk("a broken chunk", BAD_CHUNK + INNER, "400", "end"),
     Talk("a broken chunk behind a request", post(4) + BAD_CHUNK + INNER, "200 400", "end", (4,)),
-    Talk("a broken chunk of a body over the limit", OVER[:-7] + b"x\r\n" + INNER, "413", "end"),
+    # A proxy may see the chunk before the limit is reached behind it.
+    Talk("a broken chunk of a body over the limit", OVER[:-7] + b"x\r\n" + INNER, "400|413", "end"),
     *(Talk(f"two ends of one request: {name}", sent, "200|4..|501?", "last end") for name, sent in SMUGGLED.items()),
     Talk("two ends of one request: CVE-2026-50020, control characters in front", b"\0\1\x7f" + INNER, "400?", "end"),
     *(Talk(f"an odd head: {name}", sent, "200|4..|501|505?", "last end") for name, sent in ODD.items()),

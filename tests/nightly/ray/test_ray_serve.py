@@ -138,8 +138,9 @@ def test_hostile_request_gets_torchserves_status(ray: Cluster, torchserve: Serve
             sent = {"files": [(each.name, (None, each.value)) for each in request.parts if each.name]}
             encoded.pop("Content-Type")
         theirs, ours = both(ray, torchserve, f"/predictions/{LANGUAGES}", headers=encoded, **sent)
-        # A form that Netty cannot decode is the client's fault.
-        expected = 400 if "ErrorDataDecoderException" in theirs.text else theirs.status_code
+        # A form that Netty cannot decode is the client's fault. Only Ray inflates bodies, and these are not compressed.
+        is_fault = "ErrorDataDecoderException" in theirs.text or request.headers.get("Content-Encoding") == "gzip"
+        expected = 400 if is_fault else theirs.status_code
         assert ours.status_code == expected, (theirs.text, ours.text)
 
     holds()
