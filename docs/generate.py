@@ -1,8 +1,9 @@
 """Write the reference pages that the code's own data determines: python -m docs.generate [--check | --site FOLDER]
 
 commands.md, client-commands.md in FOLDER: every command with its options, from its argparse parser; not in git
-settings.md, model-families.md, results.md, tasks/*.md: the blocks between markers
+settings.md, errors.md, model-families.md, results.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
+    <!-- statuses: HTTP -->                           what each status of HTTP is in gRPC
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
     <!-- results: bench -->                           the table of docs/results.json, which `make bench` measures
     <!-- medians: PART -->                            the medians of another part of it, one column for each server
@@ -20,7 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import grpc
 from pydantic import TypeAdapter
+
+from handlers.protocol.statuses import STATUSES, meaning_of
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -42,7 +46,7 @@ COMMANDS = {
     ),
 }
 # The pages of docs/reference with blocks between markers, beside those of the tasks.
-FILLED = ("settings.md", "results.md")
+FILLED = ("errors.md", "settings.md", "results.md")
 # Pages whose blocks are filled only on the site.
 FILLED_ON_SITE = ("model-families.md",)
 
@@ -282,13 +286,25 @@ def write_medians(words: str) -> str:
     return "\n".join(lines)
 
 
+def write_statuses(_: str) -> str:
+    """Return the statuses of HTTP, by the gRPC code of each."""
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    codes = {status: meaning_of(status).grpc for status in sorted({400, 415, 422, *STATUSES})}
+    lines = ["| gRPC | HTTP |", "|---|---|"]
+    for code in sorted({*codes.values()}):
+        own = ", ".join(str(status) for status in codes if codes[status] == code)
+        lines.append(f"| {code} {names[code]} | {own} |")
+    return "\n".join(lines)
+
+
 WRITERS = {
     "fields": lambda words: write_fields(*words.split()),
+    "statuses": write_statuses,
     "families": write_families,
     "results": write_results,
     "medians": write_medians,
 }
-BLOCK = re.compile(r"(<!-- (fields|families|results|medians): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (fields|statuses|families|results|medians): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # A cell of docs/model-families.json: the engine and the padding, then the largest error.
 ERROR = re.compile(r"(.+), (\de-\d+|0e\+00)")
 

@@ -16,7 +16,7 @@ import yaml
 
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.resources import ROUTES, Resource, filter_headers, make_address
-from deploy.gateway.management import DRAINING
+from deploy.protocol.refusals import DRAINING
 from deploy.run.node import Node, split_address
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")
@@ -65,8 +65,8 @@ def _list_routes(status: NodeStatus) -> Iterator[Resource]:
     no_query = [{"name": ":path", "string_match": {"safe_regex": {"regex": r"[^?]*"}}}]
     for match in ({"path": "/models"}, {"safe_regex": {"regex": r"/models/.+"}, "headers": no_query}):
         if status.is_draining or status.words == STARTING:
-            kind, message = (DRAINING, "This node drains.") if status.is_draining else ("Starting", "This node starts.")
-            error = json.dumps({"code": 503, "type": kind, "message": message})
+            words, kind = ("drains", DRAINING.type) if status.is_draining else ("starts", "Starting")
+            error = json.dumps({"code": 503, "type": kind, "message": f"This node {words}."})
             yield _answer({**match, "headers": [_method("GET")]}, 503, error, "application/json")
         yield _to("management", match, "GET", status.tokens.get("management"))
     yield _to("metrics", {"path": "/metrics"}, "GET", None)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.frontend.http import MALFORMED_FORM
+from deploy.protocol.refusals import MALFORMED_FORM
 
 # As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
 BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
@@ -94,7 +94,7 @@ def _multipart(body: bytes, boundary: bytes) -> Fields:
             return found
         end = _HEAD_END.search(part, 0, MOST_HEAD_BYTES)
         if end is None or not part.startswith((b"\n", b"\r\n")):
-            raise MalformedForm(MALFORMED_FORM[2])
+            raise MalformedForm(MALFORMED_FORM.message)
         name, content_type = _head(part[: end.start()].decode("utf-8", "replace"))
         _add(found, name, part[end.end() :].removesuffix(b"\r"), content_type)
     if found and len(found) <= MOST_FIELDS and not parts[-1].startswith(b"--"):
@@ -109,7 +109,7 @@ def _head(lines: str) -> tuple[str, str]:
     found = dict(_parameters(disposition))
     name = found.get("name", "").translate(_CLEAN).strip()
     if not name or content_type.lower().startswith("multipart/mixed"):
-        raise MalformedForm(MALFORMED_FORM[2])
+        raise MalformedForm(MALFORMED_FORM.message)
     charsets = {dict(_parameters(content_type)).get("charset", ""), found.get("filename*", "").partition("'")[0]}
     if disposition.partition(";")[0].strip().lower() != "form-data" or not all(map(_is_charset, charsets - {""})):
         raise MalformedForm(UNREADABLE)
@@ -131,5 +131,5 @@ def _parameters(header: str) -> list[tuple[str, str]]:
 
 def _add(found: Fields, name: str, value: bytes, content_type: str) -> None:
     if name in found:
-        raise MalformedForm(MALFORMED_FORM[2])
+        raise MalformedForm(MALFORMED_FORM.message)
     found[name] = (value, content_type)

@@ -8,16 +8,18 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import BUSY, GRPC_METHODS, Answer, Refused, log_bug, off_loop, refusal
+from deploy.frontend.http import GRPC_METHODS, Answer, Refused, log_bug, off_loop, refuse
 from deploy.frontend.memory import Hold
 from deploy.frontend.routes import Models
 from deploy.protocol import messages_pb2
 from deploy.protocol.description import SERVICE
 from deploy.protocol.errors import RequestError
+from deploy.protocol.refusals import BODY_TOO_LARGE, BUSY, FAILED
 from handlers.errors import InvalidInput
 from handlers.protocol.codings import decompress
 from handlers.protocol.grpc_inference import parse
-from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER, code_of
+from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER
+from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
 from handlers.protocol.terms import TERMS_HEADERS
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -49,12 +51,12 @@ def _method(name: str) -> Any:
         except RequestError as error:
             return _failed(grpc_context, error.grpc_status, str(error))
         except InvalidInput as error:
-            return _failed(grpc_context, code_of(error.code), str(error))
+            return _failed(grpc_context, meaning_of(error.code).grpc, str(error))
         except DecodeError:
-            return _failed(grpc_context, code_of(400), f"The message is not a valid {name}Request.")
+            return _failed(grpc_context, INVALID_ARGUMENT, f"The message is not a valid {name}Request.")
         except Exception as error:
             log_bug(error)
-            return _failed(grpc_context, code_of(500), "The server failed.")
+            return _failed(grpc_context, meaning_of(FAILED.status).grpc, FAILED.message)
 
     call.__name__ = name
     return call
@@ -66,18 +68,18 @@ for _name in GRPC_METHODS:
 
 async def _infer(models: Models, message: bytes, context: Any) -> Answer:
     if len(message) > models.body_bytes:
-        return refusal(413, "BodyTooLarge", f"A message may have {models.body_bytes} bytes.")
+        return refuse(BODY_TOO_LARGE.saying(f"A message may have {models.body_bytes} bytes."))
     hold = Hold(models.memory)
     try:
         if not hold.take(len(message)):
-            return refusal(*BUSY)
+            return refuse(BUSY)
         message = await models.inflate(hold, message, decompress)
         asked = await off_loop(len(message), parse, message, models.body_bytes)
         terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
         headers = {"content-type": PROTOBUF, **terms}
         return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")
     except Refused as refused:
-        return refusal(*refused.args)
+        return refuse(*refused.args)
     finally:
         hold.free()
 
@@ -86,7 +88,7 @@ def _received(answer: Answer, context: Any) -> Written:
     if answer.status == 200:
         return Written(answer.body)
     message = unquote(answer.headers.get(MESSAGE_HEADER, "")) or _message_of(answer.body)
-    return _failed(context, int(answer.headers.get(STATUS_HEADER) or code_of(answer.status)), message)
+    return _failed(context, int(answer.headers.get(STATUS_HEADER) or meaning_of(answer.status).grpc), message)
 
 
 def _message_of(body: bytes) -> str:

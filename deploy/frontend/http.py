@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from deploy.frontend.memory import Hold, Memory, expire
+from deploy.protocol import refusals
+from deploy.protocol.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -23,30 +25,18 @@ GRPC_METHODS = (
     *("ModelInfer", "ServerLive", "ServerReady", "ServerMetadata"),
     *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
 )
-RETRY = {"Retry-After": "1"}
 # The answer to a browser's preflight, besides the origin; "*" does not contain Authorization.
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
     "access-control-allow-headers": "*, Authorization",
     "access-control-max-age": "3600",
 }
-# The arguments of `Refused` for what a gateway refuses itself: its status, type and message (local_reply.yaml).
-BAD_REQUEST = (
-    *(400, "BadRequest"),
-    "The request is not valid HTTP, its path or its headers are not accepted, or its body cannot be inflated.",
-)
-MALFORMED_FORM = (
-    *(400, "MalformedForm"),
-    "Each field of a form or a query needs a unique name, and each part of a form a boundary and its headers.",
-)
 _JOINED = ("content-type", "content-encoding")  # headers that one of several does not replace
 _SLASHES = re.compile(r"[/\\]+")
 LOOP_BYTES = 65536  # bytes of a body that an event loop reads itself; more would delay its other requests
 # A thread that parses a body holds Python's lock, and a hostile one has many times its bytes once it is parsed.
 _READERS = ThreadPoolExecutor(2, "reader")
 HOLD = "hold"  # the key of a request's scope: its `Hold`
-# The arguments of `Refused` without memory for a request; the rest of its body is read, so that its client reads it.
-BUSY = (503, "ServiceUnavailableException", "The server holds too many bytes of requests.", RETRY)
 
 
 class Answer(NamedTuple):
@@ -70,7 +60,7 @@ class Answer(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is answered before it is read; its arguments are those of `refusal`."""
+    """A request that is answered before it is read; its argument is a Refusal."""
 
 
 class Disconnected(Exception):
@@ -97,7 +87,7 @@ def headers_of(scope: Message) -> dict[str, str]:
 def clean_path(path: str) -> str:
     """Return a path as a gateway reads it: without empty segments and dots, and with slashes for backslashes."""
     if not path.startswith("/") or "\0" in path:
-        raise Refused(*BAD_REQUEST)
+        raise Refused(refusals.BAD_REQUEST)
     return posixpath.normpath(_SLASHES.sub("/", path))
 
 
@@ -106,15 +96,16 @@ def _check_query(query: bytes) -> None:
     if b"&" in query or b";" in query:
         names = [name for name, _ in parse_qsl(query.replace(b";", b"&"), keep_blank_values=True) if name]
         if len({*names}) < len(names):
-            raise Refused(*MALFORMED_FORM)
+            raise Refused(refusals.MALFORMED_FORM)
 
 
 def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
     return Answer(status, json.dumps(content).encode(), headers=headers or {})
 
 
-def refusal(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Answer:
+def refuse(refusal: Refusal) -> Answer:
     """Return an error in TorchServe's form."""
+    status, kind, message, headers = refusal
     return document({"code": status, "type": kind, "message": message}, status, headers)
 
 
@@ -128,7 +119,8 @@ def _allow_origin(headers: Mapping[str, str], origins: frozenset[str]) -> dict[s
 
 def no_version(name: str, version: str) -> Answer:
     """Return TorchServe's answer to a version that the model lacks."""
-    return refusal(404, "ModelVersionNotFoundException", f"Model version: {version} does not exist for model: {name}")
+    words = f"Model version: {version} does not exist for model: {name}"
+    return refuse(Refusal(404, "ModelVersionNotFoundException", words))
 
 
 def log_bug(error: Exception) -> None:
@@ -161,7 +153,7 @@ class Application:
         try:
             if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
-                raise Refused(431, "HeadTooLarge", message)
+                raise Refused(refusals.HEAD_TOO_LARGE.saying(message))
             scope["path"] = clean_path(scope["path"])
             _check_query(scope.get("query_string", b""))
             if cors and scope["method"] == "OPTIONS":
@@ -169,12 +161,12 @@ class Application:
             else:
                 answer = await self.answer(scope, receive)
         except Refused as refused:
-            answer = refusal(*refused.args)
+            answer = refuse(*refused.args)
         except Disconnected:
             return
         except Exception as error:
             log_bug(error)
-            answer = refusal(500, "InternalServerException", "The server failed.")
+            answer = refuse(refusals.FAILED)
         finally:
             hold.free()
         answer = answer if answer.status < 400 else self.form(scope, answer)
@@ -193,18 +185,18 @@ class Application:
                         raise Disconnected
                     parts.append(message.get("body", b""))
                     if not hold.take(len(parts[-1])):
-                        raise Refused(*BUSY)
+                        raise Refused(refusals.BUSY)
                     if is_more := message.get("more_body", False):
                         hold.wait(lambda: expire(deadline))
         except TimeoutError:
             if hold.is_given_up:
-                raise Refused(*BUSY) from None
+                raise Refused(refusals.BUSY) from None
             late = f"The body was not complete after {self.body_s:g} s."
-            raise Refused(408, "RequestTimeout", late, {"Connection": "close"}) from None
+            raise Refused(refusals.LATE.saying(late, Connection="close")) from None
         finally:
             hold.go_on()
         if max(hold.size, stated) > most:
-            raise Refused(413, "BodyTooLarge", f"A body may have {most} bytes.")
+            raise Refused(refusals.BODY_TOO_LARGE.saying(f"A body may have {most} bytes."))
         return b"".join(parts)
 
     async def answer(self, scope: Message, receive: Receive) -> Answer:

@@ -3,10 +3,10 @@
 import re
 
 from deploy.frontend.http import Refused
-from deploy.protocol.description import APIS, UNKNOWN, UNKNOWN_MODEL
+from deploy.protocol.description import APIS
 from deploy.protocol.errors import RequestError
+from deploy.protocol.refusals import NOT_FOUND, UNKNOWN_MODEL
 
-NOT_SERVED = "This path or this model is not served."
 READS = ("GET", "HEAD")
 # TorchServe's predictions accept any method; the gateway passes those of its clients on.
 _PREDICTIONS = re.compile(r"/predictions/.+")
@@ -24,7 +24,7 @@ def check_method(method: str, path: str) -> None:
 def not_served(method: str, path: str) -> Exception:
     """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
     if path in APIS or f"{path}/".startswith("/v1/models/"):
-        return Refused(404, UNKNOWN_MODEL, UNKNOWN)
+        return Refused(UNKNOWN_MODEL)
     if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
         return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
-    return Refused(404, "NotFound", NOT_SERVED)
+    return Refused(NOT_FOUND)

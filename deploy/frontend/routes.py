@@ -14,8 +14,6 @@ from urllib.parse import parse_qs
 
 from deploy.frontend.forms import ORIGINAL_PATH
 from deploy.frontend.http import (
-    BAD_REQUEST,
-    BUSY,
     HOLD,
     LOOP_BYTES,
     Answer,
@@ -27,13 +25,14 @@ from deploy.frontend.http import (
     headers_of,
     no_version,
     off_loop,
-    refusal,
+    refuse,
 )
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
 from deploy.frontend.methods import check_method, not_served
 from deploy.protocol import description
-from deploy.protocol.description import APIS, NAMELESS, SERVICE, UNKNOWN, UNKNOWN_MODEL, strip_zeros
-from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
+from deploy.protocol.description import APIS, NAMELESS, SERVICE, strip_zeros
+from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
+from deploy.protocol.refusals import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, Refusal
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
@@ -41,6 +40,7 @@ from handlers.protocol.codings import decompress, inflate
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.responses import PROTOBUF
 from handlers.protocol.retrieval import HEADER
+from handlers.protocol.statuses import UNIMPLEMENTED
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
 Predict = Callable[[str, Mapping[str, str], bytes, str], Awaitable[Answer | None]]
@@ -83,7 +83,7 @@ class Models:
         if name not in self._replicas:
             if is_v2:
                 raise unknown_model(name)
-            return refusal(404, "ModelNotFoundException", f"Model not found: {name}")
+            return refuse(Refusal(404, "ModelNotFoundException", f"Model not found: {name}"))
         if answer := await self._replicas[name](version, headers, body, path):
             return answer
         if is_v2:
@@ -100,12 +100,12 @@ class Models:
                 raise
             async with self._inflating:
                 if not hold.take(self.body_bytes):
-                    raise Refused(*BUSY) from None
+                    raise Refused(BUSY) from None
                 # A thread goes on if its client leaves, and so keeps its place in the pool.
                 inflated = await asyncio.get_running_loop().run_in_executor(_INFLATERS, expand, body, self.body_bytes)
                 hold.take(-self.body_bytes)
         if inflated is not body and not hold.take(len(inflated)):
-            raise Refused(*BUSY)
+            raise Refused(BUSY)
         return bytes(inflated)
 
     async def find_only(self, path: str) -> str:
@@ -166,12 +166,12 @@ class Routes(Application):
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:
-            return refusal(error.code, type(error).__name__, str(error))
+            return refuse(Refusal(error.code, type(error).__name__, str(error)))
 
     def form(self, scope: Message, answer: Answer) -> Answer:
         """Write an error that is not the handler's in the form of the API of the request's path."""
         path = (headers_of(scope).get(ORIGINAL_PATH) or str(scope["path"])).partition("?")[0].rstrip("/")
-        is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.encode() in answer.body
+        is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.type.encode() in answer.body
         return _in_form(path, answer) if path in APIS or path.startswith("/v2") or is_openai else answer
 
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
@@ -181,7 +181,7 @@ class Routes(Application):
             try:
                 body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
             except MalformedMessage:
-                raise Refused(*BAD_REQUEST) from None
+                raise Refused(BAD_REQUEST) from None
         if path.startswith(_JSON) and _FORM.search(headers.get("content-type", "")):
             headers["content-type"] = "application/json"  # `curl -d` sends JSON as a form
         if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
@@ -190,9 +190,9 @@ class Routes(Application):
             check_method(scope["method"], path)
             name = await off_loop(len(body), _named_model, body)
             if name is None and not (name := await models.find_only(path)):
-                raise Refused(400, "MissingModel", 'The body must be a JSON object with "model", the name of a model.')
+                raise Refused(MISSING_MODEL)
             if name not in models.names:
-                raise Refused(404, UNKNOWN_MODEL, UNKNOWN)
+                raise Refused(UNKNOWN_MODEL)
             return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
             check_method(scope["method"], path)
@@ -204,7 +204,7 @@ class Routes(Application):
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
                 message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
-                raise Refused(400, "MissingModel", message)
+                raise Refused(MISSING_MODEL.saying(message))
             return await models.predict(name, "", headers, body)
         return await self._described(scope["method"], path)
 
@@ -251,7 +251,7 @@ def _in_form(path: str, answer: Answer) -> Answer:
                 return answer
     except ValueError:
         return answer
-    field = "model" if kind in ("MissingModel", UNKNOWN_MODEL) or message.startswith("model:") else None
+    field = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) or message.startswith("model:") else None
     is_v2 = path.startswith("/v2") and path not in APIS
     content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, APIS.get(path, ""))
     return document(content, answer.status, answer.headers)

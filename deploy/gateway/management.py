@@ -19,6 +19,7 @@ import aiohttp
 from yarl import URL
 
 from deploy.gateway.state import Replica
+from deploy.protocol.refusals import DRAINING
 from deploy.run.node import Node, read_tokens
 from torchserve_client.management import OVERLAP, PAGE_MODELS
 
@@ -30,7 +31,6 @@ RESPONSE_S = 15.0
 METADATA_S = 60.0
 # Bytes of the longest response: more than a thousand workers, or a model with thousands of labels.
 RESPONSE_BYTES = 8 << 20
-DRAINING = "Draining"  # the `type` in the response of a node that is about to end (deploy.container)
 RAISED = "InternalServerException"  # the `type` of TorchServe's 503 for a batch whose handler raised an exception
 CONCURRENCY = 4  # concurrent requests to a node
 NAME_BYTES = 1024  # percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line
@@ -140,7 +140,7 @@ async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> di
 async def _get(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
     """Return a document of the management API; None for a 404."""
     status, document = await ask(session, node, path)
-    if status == 503 and _get_type(document) == DRAINING:
+    if status == 503 and _get_type(document) == DRAINING.type:
         raise NodeDraining
     if status not in (200, 404):
         raise NodeFailed(f"GET {path.partition('?')[0]}: {status}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deploy.protocol.errors import RequestError
+from deploy.protocol.refusals import UNKNOWN_MODEL
 
 NAME = "torchserve-batching"
 SERVICE = "inference.GRPCInferenceService"
@@ -20,8 +21,6 @@ APIS = {
 # Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the tasks of each.
 _EMBEDDING = ("sentence_embedding", "image_text_embedding")
 NAMELESS = {**dict.fromkeys(("/embed", "/v1/embed"), _EMBEDDING), "/rerank": ("reranking",)}
-# The error of an unknown model.
-UNKNOWN_MODEL, UNKNOWN = "model_not_found", "Unknown model; GET /v1/models lists the models."
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 UNKNOWN_PLATFORM = "torchserve"  # the platform of a handler without metadata
@@ -122,7 +121,7 @@ def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any]
         return {"object": "list", "data": [*found.values()]}, 200
     if name in found:
         return found[name], 200
-    return error_document(404, UNKNOWN_MODEL, UNKNOWN, "model"), 404
+    return error_document(*UNKNOWN_MODEL[:3], "model"), UNKNOWN_MODEL.status
 
 
 def _describe_tensor(tensor: Mapping[str, Any], first: int) -> dict[str, Any]:

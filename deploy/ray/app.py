@@ -14,9 +14,10 @@ from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
-from deploy.frontend.http import GRPC_METHODS, RETRY, Answer, refusal
+from deploy.frontend.http import GRPC_METHODS, Answer, refuse
 from deploy.frontend.replica import Metrics, Replica
 from deploy.protocol.description import SERVICE
+from deploy.protocol.refusals import BUSY
 
 
 def bind_grpc() -> list[Any]:
@@ -99,7 +100,7 @@ async def _predict(name: str, handle: Any, *request: Any) -> Answer | None:
     try:
         return await handle.predict.remote(*request)  # type: ignore[no-any-return]
     except (RayError, RayServeException):
-        return refusal(503, "ServiceUnavailableException", f"Model {name} has no replica that answers.", RETRY)
+        return refuse(BUSY.saying(f"Model {name} has no replica that answers."))
 
 
 def add_servicer(_: object, server: Any) -> None:

@@ -13,14 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploy.frontend.http import RETRY, Answer, Message, Receive, document, no_version, refusal
+from deploy.frontend.http import Answer, Message, Receive, document, no_version, refuse
 from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
+from deploy.protocol.refusals import BUSY, DRAINING, Refusal
 from deploy.serve.connection import RUNNING
 from deploy.serve.limits import Limits
 from handlers.protocol.metadata import METADATA_HEADER
-
-DRAINING = "Draining"  # the `type` of the answer of a node that ends (deploy.gateway.management)
 
 
 class Host(Routes):
@@ -56,7 +55,7 @@ class Host(Routes):
 
     async def _predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
         if self._running >= self._most and METADATA_HEADER not in headers:
-            return refusal(503, "ServiceUnavailableException", "The server has too many requests.", RETRY)
+            return refuse(BUSY.saying("The server has too many requests."))
         self._running += 1
         try:
             return await self._replica.answer(version, headers, body, path)
@@ -67,13 +66,14 @@ class Host(Routes):
         """Answer TorchServe's read-only management API."""
         name, version = self._replica.name, str(self._replica.version)
         if self.models.is_draining:
-            return refusal(503, DRAINING, "This process is about to end.", RETRY)
+            return refuse(DRAINING)
         if method != "GET":
-            return refusal(405, "MethodNotAllowedException", "This host serves one archive; start another for another.")
+            words = "This host serves one archive; start another for another."
+            return refuse(Refusal(405, "MethodNotAllowedException", words))
         if not names:
             return document({"models": [{"modelName": name, "modelUrl": self._archive.name}]})
         if names[0] != name:
-            return refusal(404, "ModelNotFoundException", f"Model not found: {names[0]}")
+            return refuse(Refusal(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
         if len(names) > 2 or names[1:] not in ([], ["all"], [version]):
             return no_version(name, "/".join(names[1:]))
         return document([self._document(name, version)])

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from deploy.frontend import http
-from deploy.frontend.http import Answer, refusal
+from deploy.frontend.http import Answer, refuse
 from deploy.frontend.memory import Hold, Memory
+from deploy.protocol import refusals
 from deploy.serve.limits import Limits
 
 RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
@@ -22,8 +22,8 @@ MOST_PIPELINED = 64  # requests of a connection that wait for its first
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
 FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
-BAD_REQUEST = refusal(*http.BAD_REQUEST, CLOSE)
-NO_TUNNEL = refusal(501, "NotImplemented", "CONNECT is not supported.", CLOSE)
+BAD_REQUEST = refuse(refusals.BAD_REQUEST._replace(headers=CLOSE))
+NO_TUNNEL = refuse(refusals.Refusal(501, "NotImplemented", "CONNECT is not supported.", CLOSE))
 
 
 def _to_bytes(answer: Answer) -> bytes:

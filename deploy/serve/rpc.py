@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import grpc
 
 from deploy.frontend.grpc import CODES, Service
-from deploy.frontend.http import BUSY, GRPC_METHODS
+from deploy.frontend.http import GRPC_METHODS
 from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
 from deploy.protocol.description import SERVICE
+from deploy.protocol.refusals import BUSY, LATE, Refusal
 from deploy.serve.limits import Limits
-from handlers.protocol.responses import DEADLINE_EXCEEDED, INVALID_ARGUMENT, code_of
+from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 MOST_STREAMS = 100  # calls at once of a connection
@@ -51,13 +52,13 @@ class Calls:
             try:
                 message = await self._read(hold, context)
             except TimeoutError:
-                late = f"The message was not complete after {self._body_s:g} s."
-                return _failed(context, *((code_of(503), BUSY[2]) if hold.is_given_up else (DEADLINE_EXCEEDED, late)))
+                late = LATE.saying(f"The message was not complete after {self._body_s:g} s.")
+                return _refused(context, BUSY if hold.is_given_up else late)
             if message is grpc.aio.EOF:
                 return _failed(context, INVALID_ARGUMENT, "The call has no message.")
             answer: bytes = await method(message, context)
             if not hold.take(len(answer)):
-                return _failed(context, code_of(503), BUSY[2])
+                return _refused(context, BUSY)
             return answer
 
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
@@ -116,6 +117,10 @@ async def start(models: Models, address: str, limits: Limits) -> Any:
     await server.start()
     server.watching = asyncio.create_task(calls.watch())  # lives as long
     return server
+
+
+def _refused(context: Any, refusal: Refusal) -> bytes:
+    return _failed(context, meaning_of(refusal.status).grpc, refusal.message)
 
 
 def _failed(context: Any, code: int, message: str) -> bytes:

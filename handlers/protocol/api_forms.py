@@ -16,11 +16,8 @@ from handlers.errors import ItemError, WrongOutput
 from handlers.probabilities import sigmoid
 from handlers.protocol.quantization import quantize
 from handlers.protocol.responses import Reply, encode_padded
+from handlers.protocol.statuses import meaning_of
 
-# OpenAI's types of errors, by status.
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-INVALID_REQUEST = "invalid_request_error"  # the type of all other errors below 500
-SERVER_ERROR = "server_error"  # the type of all other errors from 500 on
 # With the value "false", OpenAI's clients do not retry a request that failed with 500 or more.
 RETRY_HEADER = "X-Should-Retry"
 BUSY = 503  # the status of an overload, which clients may retry
@@ -31,8 +28,7 @@ def error_document(status: int, code: str, message: str, param: str | None, api:
     """Return an error in OpenAI's form, or in Cohere's."""
     if api.startswith("cohere"):
         return {"message": message}
-    kind = ERROR_TYPES.get(status, INVALID_REQUEST if status < 500 else SERVER_ERROR)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": meaning_of(status).openai, "param": param, "code": code}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ one item                  -> OneItem    -> the result, or the error
 {"inputs": [tensor, ...]} -> handlers.protocol.open_inference.Inference
 a gRPC call that failed   -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, which Envoy turns into a gRPC status
 
-https://github.com/grpc/grpc/blob/master/doc/statuscodes.md lists gRPC's codes; PROTOCOL-HTTP2.md in that folder has the
-encoding of a message.
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md has the encoding of a message.
 """
 
 import json
@@ -20,6 +19,7 @@ import numpy as np
 import orjson
 
 from handlers.errors import ItemError, WrongOutput
+from handlers.protocol.statuses import meaning_of
 
 # The media type of requests that Envoy's bridge makes of gRPC calls, and of their answers.
 PROTOBUF = "application/x-protobuf"
@@ -28,32 +28,6 @@ MESSAGE_HEADER = "X-Grpc-Message"
 # The header of answers by TorchServe's own gRPC. TorchServe 0.12.0 ends a worker whose answer to StreamPredictions does
 # not have it. Predictions accepts it, and a worker cannot distinguish the two. Over HTTP it would start a stream.
 GRPC_HEADERS = {"ts_stream_next": "false"}
-
-# gRPC's codes.
-INVALID_ARGUMENT = 3
-DEADLINE_EXCEEDED = 4
-NOT_FOUND = 5
-PERMISSION_DENIED = 7
-RESOURCE_EXHAUSTED = 8
-UNIMPLEMENTED = 12
-INTERNAL = 13
-UNAVAILABLE = 14
-UNAUTHENTICATED = 16
-# The codes of HTTP statuses; Triton's, if Triton has such an error.
-_CODES = {
-    401: UNAUTHENTICATED,
-    403: PERMISSION_DENIED,
-    404: NOT_FOUND,
-    405: UNIMPLEMENTED,
-    413: RESOURCE_EXHAUSTED,
-    429: UNAVAILABLE,
-    500: INTERNAL,
-    501: UNIMPLEMENTED,
-    502: UNAVAILABLE,
-    503: UNAVAILABLE,
-    504: DEADLINE_EXCEEDED,
-    507: RESOURCE_EXHAUSTED,
-}
 
 # The most characters of a message: gRPC's clients accept 8 KiB of headers, and a character outside ASCII takes up to
 # twelve bytes.
@@ -145,18 +119,13 @@ class GrpcErrors:
 
     def pack(self, results: Sequence[Any]) -> Reply:
         first, *_ = results
-        return Reply(first.code, b"", PROTOBUF, error_headers(first.code, first.message))
+        return Reply(first.code, b"", PROTOBUF, error_headers(meaning_of(first.code).grpc, first.message))
 
 
-def code_of(status: int) -> int:
-    """Return gRPC's code of an HTTP status from 400 on."""
-    return _CODES.get(status, INVALID_ARGUMENT if status < 500 else INTERNAL)
-
-
-def error_headers(status: int, message: str) -> dict[str, str]:
-    """Return an error's headers for Envoy; the message is cut to MOST_CHARACTERS."""
+def error_headers(code: int, message: str) -> dict[str, str]:
+    """Return the headers of gRPC's code for Envoy; the message is cut to MOST_CHARACTERS."""
     text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
-    return {STATUS_HEADER: str(code_of(status)), MESSAGE_HEADER: text}
+    return {STATUS_HEADER: str(code), MESSAGE_HEADER: text}
 
 
 def status_of(results: Sequence[Any]) -> int:

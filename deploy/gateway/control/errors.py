@@ -4,7 +4,7 @@
 400  UNIMPLEMENTED       not supported; tools would retry a 5xx
 403  PERMISSION_DENIED   from a page of another site
 404  NOT_FOUND           unknown model, version or route
-502  INTERNAL            some nodes failed; the message names them
+502  UNAVAILABLE         some nodes failed; the message names them
 503  UNAVAILABLE         no READY worker
 """
 
@@ -12,14 +12,14 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.protocol.errors import RequestError
 from deploy.settings_file import describe_problems
-from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.responses import PROTOBUF, error_headers
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def answer(request: web.Request, error: RequestError) -> web.Response:
     """Return an error as JSON, or for gRPC as an empty message with headers that Envoy converts to trailers."""
     if request.content_type == PROTOBUF:
-        message = quote(str(error), safe=" ,.:;'()/=<>[]{}")
-        headers = {"X-Grpc-Status": str(error.grpc_status), "X-Grpc-Message": message}
+        headers = error_headers(error.grpc_status, str(error))
         return web.Response(status=error.status, headers=headers, content_type=PROTOBUF)
     return web.json_response({"error": str(error)}, status=error.status)
 

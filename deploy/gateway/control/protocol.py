@@ -19,8 +19,9 @@ from deploy.gateway.control.gateway import GATEWAY, Gateway
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
 from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
-from deploy.protocol.errors import UNIMPLEMENTED, RequestError, not_ready, unknown_model, unknown_version
+from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
 from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.statuses import UNIMPLEMENTED
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"

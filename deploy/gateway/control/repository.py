@@ -11,8 +11,9 @@ from urllib.parse import quote, urlencode
 from deploy.gateway.control.gateway import Gateway
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Replica
-from deploy.protocol.errors import UNIMPLEMENTED, RequestError
+from deploy.protocol.errors import RequestError
 from deploy.run.node import Node
+from handlers.protocol.statuses import UNIMPLEMENTED
 from torchserve_client.archives import check_name
 
 CALL_S = 30.0  # seconds for one call

@@ -6,7 +6,7 @@ in the settings.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.gateway.envoy.clusters import DISCOVERY
@@ -24,8 +24,10 @@ from deploy.gateway.envoy.resources import (
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
 from deploy.protocol.description import APIS
+from deploy.protocol.refusals import OF_NODES
 from deploy.settings_file import read_file
 from handlers.errors import InvalidConfig
+from handlers.protocol.statuses import meaning_of
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"
@@ -64,8 +66,16 @@ def make_listeners(settings: GatewaySettings, authority: str = "") -> list[Resou
     return [*(_listener(settings, name, port, authority) for name, port in clients), probe]
 
 
+def _meanings() -> Iterator[str]:
+    """Write what a node's own statuses mean, for Lua."""
+    for own, (status, message) in OF_NODES.items():
+        code, openai = meaning_of(status)
+        yield f'["{own}"] = {{status = "{status}", grpc = "{code}", openai = "{openai}", message = "{message}"}}'
+
+
 def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -> Resource:
     limits, tls = settings.limits, settings.tls
+    nodes = f"local NODES = {{{', '.join(_meanings())}}}\n"
     compressed_bytes = max(1024, limits.body_bytes // PACKED_SHARE)
     filters = fill_template(
         "listener",
@@ -79,12 +89,12 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         http_request=make_lua_filter(
             "http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"
         ),
-        http_response=make_lua_filter("http_response"),
+        http_response=make_lua_filter("http_response", nodes),
         model=make_lua_filter("model", name="gateway.model"),
         api_paths=rf"({'|'.join(APIS)})(\?.*)?",
         grpc_unpack=make_lua_filter("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
         grpc_outer=make_lua_filter("grpc_outer"),
-        grpc_inner=make_lua_filter("grpc_inner"),
+        grpc_inner=make_lua_filter("grpc_inner", nodes),
         passed_headers=filter_headers(settings.forward_headers, "node", "control"),
     )
     listener: Resource = fill_template(

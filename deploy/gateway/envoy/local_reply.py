@@ -1,4 +1,4 @@
-"""Envoy's own responses (local_reply.yaml), in the error format of each API.
+"""Envoy's own responses (deploy.protocol.refusals), in the error format of each API.
 
 /predictions   {"code": 404, "type": "NotFound", "message": "..."}
 /v2            {"error": "..."}
@@ -12,29 +12,40 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from deploy.gateway.envoy.resources import Resource, fill_template
+from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
 from deploy.gateway.settings import GatewaySettings, Key
+from deploy.protocol.refusals import (
+    BAD_REQUEST,
+    MALFORMED_FORM,
+    MISSING_MODEL,
+    OF_APIS,
+    OF_ENVOY,
+    UNKNOWN_MODEL,
+    Refusal,
+)
 from handlers.protocol.api_forms import error_document
+from handlers.protocol.statuses import meaning_of
 
+TOO_MANY = 429
 # In a message, the reason why a node will not restore the model, if it will not (routes.py).
 LOST, LOSS = "<lost>", "%METADATA(ROUTE:gateway.route:lost)%"
 
 
 def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
-    answers = fill_template("local_reply")
     make = _grpc_mappers if is_grpc else _http_mappers
     limits = {**asdict(settings.limits), "lost": LOST}
-    mappers: list[Resource] = []
-    for key in settings.keys:
-        if (seconds := compute_retry_after_s(key)) > 1:
-            own = {**answers[429], "headers": {"Retry-After": str(seconds)}}
-            mappers += make([_status(429), _header("x-client", "exact", key.client)], 429, own, limits)
-    for name, answer in answers.items():
-        status = answer.get("status", name)
-        mappers += make([_status(status), *answer.get("filters", [])], status, answer, limits)
-    return {"mappers": mappers}
+    replies: list[tuple[list[Resource], Refusal]] = [([_noted("gateway", "form", "400")], MALFORMED_FORM)]
+    for refusal in OF_ENVOY:
+        if refusal.status == TOO_MANY:
+            for key in settings.keys:
+                if (seconds := compute_retry_after_s(key)) > 1:
+                    is_client = _header("x-client", "exact", key.client)
+                    replies.append(([is_client], refusal.saying(refusal.message, **{"Retry-After": str(seconds)})))
+        replies.append(([], refusal))
+    mappers = [make([_status(refusal.status), *filters], refusal, limits) for filters, refusal in replies]
+    return {"mappers": [each for made in mappers for each in made]}
 
 
 def compute_retry_after_s(key: Key) -> int:
@@ -42,12 +53,12 @@ def compute_retry_after_s(key: Key) -> int:
     return math.ceil(1 / key.requests_per_second) if key.requests_per_second else 1
 
 
-def _grpc_mappers(filters: list[Resource], _: int, answer: Resource, limits: Resource) -> Iterator[Resource]:
-    headers = {**answer.get("headers", {}), "grpc-status": str(answer["grpc"])}
-    yield _mapper(filters, answer["message"].format(**limits), "text/plain", headers)
+def _grpc_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -> Iterator[Resource]:
+    headers = {**refusal.headers, "grpc-status": str(meaning_of(refusal.status).grpc)}
+    yield _mapper(filters, refusal.message.format(**limits), "text/plain", headers)
 
 
-def _http_mappers(filters: list[Resource], status: int, answer: Resource, limits: Resource) -> Iterator[Resource]:
+def _http_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -> Iterator[Resource]:
     is_api, is_v2, is_cohere = (
         {"or_filter": {"filters": [_header(name, how, value) for name in (":path", "x-envoy-original-path")]}}
         for how, value in (
@@ -56,22 +67,20 @@ def _http_mappers(filters: list[Resource], status: int, answer: Resource, limits
             ("safe_regex", {"regex": r"/v[12]/embed(\?.*)?"}),
         )
     )
-    api = {**answer, "param": None, **answer.get("api", {})}
-    api_mappers = [([*filters, is_api], api)]
-    if "no_model" in answer:
+    status = refusal.status
+    api_replies = [([*filters, is_api], refusal._replace(**OF_APIS.get(status, {})))]
+    if refusal is BAD_REQUEST:
         # For a body in which the Lua filter found no model.
-        matcher = {"filter": API_MODEL, "path": [{"key": "model"}], "value": {"string_match": {"exact": ""}}}
-        is_nameless = {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
-        api_mappers.insert(0, ([*filters, is_api, is_nameless], {**api, **answer["no_model"]}))
-    for matched, each in api_mappers:
-        words = (status, each["type"], each["message"].format(**limits), each["param"])
+        api_replies.insert(0, ([*filters, is_api, _noted(API_MODEL, "model", "")], MISSING_MODEL))
+    for matched, (_, kind, words, headers) in api_replies:
+        param = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) else None
         for more, form in (([is_cohere], "cohere"), ([], "")):
-            document = error_document(*words, form)
-            yield _mapper([*matched, *more], json.dumps(document), "application/json", each.get("headers", {}))
-    message, headers = answer["message"].format(**limits), answer.get("headers", {})
-    yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", headers)
-    plain = {"code": status, "type": answer["type"], "message": message}
-    yield _mapper(filters, json.dumps(plain), "application/json", headers)
+            document = error_document(status, kind, words.format(**limits), param, form)
+            yield _mapper([*matched, *more], json.dumps(document), "application/json", headers)
+    message = refusal.message.format(**limits)
+    yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", refusal.headers)
+    plain = {"code": status, "type": refusal.type, "message": message}
+    yield _mapper(filters, json.dumps(plain), "application/json", refusal.headers)
 
 
 def _mapper(filters: list[Resource], body: str, content_type: str, headers: Mapping[str, str]) -> Resource:
@@ -97,3 +106,9 @@ def _status(status: int) -> Resource:
 
 def _header(name: str, how: str, value: Any) -> Resource:
     return {"header_filter": {"header": {"name": name, "string_match": {how: value}}}}
+
+
+def _noted(filter_name: str, key: str, value: str) -> Resource:
+    """Match what a Lua filter has noted about the request."""
+    matcher = {"filter": filter_name, "path": [{"key": key}], "value": {"string_match": {"exact": value}}}
+    return {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}

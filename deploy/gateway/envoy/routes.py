@@ -163,7 +163,7 @@ def _route(
 
 
 def _describe_loss(model: ServedModel, version: str | None) -> dict[str, str]:
-    """Return why a request for a lost version, or a model without others, gets 503: local_reply.yaml adds it."""
+    """Return why a request for a lost version, or a model without others, gets 503; its message has it."""
     reasons = [each.lost for each in model.versions.values() if version in (None, each.version)]
     # It becomes a part of a JSON string.
     return {"lost": f" {json.dumps(reasons[0])[1:-1]}."} if all(reasons) else {}

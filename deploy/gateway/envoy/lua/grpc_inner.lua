@@ -1,20 +1,8 @@
 -- gRPC, behind the bridge: the bridge accepts only application/x-protobuf, so any other response becomes an empty
 -- message of that type, with its status and message.
 
+-- A header of this script defines NODES: status of TorchServe or a node's Envoy -> meaning.
 local ABOUT = "gateway"
--- HTTP status of TorchServe or a node's Envoy -> gRPC status and message.
-local MEANING = {
-  ["400"] = {"3", "the request is invalid"},
-  -- The gateway knows the model, and the node no longer has it, or does not have it yet.
-  ["404"] = {"14", "the node does not serve this model at the moment"},
-  ["413"] = {"8", "the request is too large"},
-  ["429"] = {"14", "too many requests"},
-  ["500"] = {"13", "the worker died, or did not answer in time"},
-  ["502"] = {"14", "the node gave no valid answer"},
-  ["503"] = {"14", "no worker can take the request now"},
-  ["507"] = {"13", "the worker ran out of memory"},
-}
-local OTHER = {"13", "the node gave no valid answer"}
 
 function envoy_on_request(handle)
   handle:streamInfo():dynamicMetadata():set(ABOUT, "is_bridged", true)
@@ -38,9 +26,9 @@ function envoy_on_response(handle)
     headers:remove("grpc-status")
     headers:remove("grpc-message")
   elseif not headers:get("x-grpc-status") then
-    local meaning = MEANING[status] or OTHER
-    headers:replace("x-grpc-status", meaning[1])
-    headers:replace("x-grpc-message", meaning[2])
+    local meaning = NODES[status] or NODES["502"]
+    headers:replace("x-grpc-status", meaning.grpc)
+    headers:replace("x-grpc-message", meaning.message)
   end
   headers:replace("content-type", "application/x-protobuf")
   local body = handle:body()
