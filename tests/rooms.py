@@ -70,11 +70,6 @@ ROOMS = {
     ),
     "scoring": Room(("deploy/scoring/", "docs/how-to/bulk-scoring.md")),
     "migrate": Room(("deploy/migrate/", "docs/how-to/move.md"), (("deploy/rooms.py", line('"migrate"')),)),
-    "precision": Room(
-        ("deploy/archives/precision/", "docs/explanation/precision.md"),
-        (("deploy/rooms.py", line('"precision"')),),
-        ("int8",),
-    ),
     "int8": Room(
         (
             *("deploy/archives/precision/int8.py", "deploy/archives/precision/quantise.py"),
@@ -90,13 +85,14 @@ ROOMS = {
     "object detection": Room(
         (
             *("handlers/tasks/object_detection.py", "handlers/vision/boxes.py", "handlers/vision/pixel_detector.py"),
-            *("handlers/vision/pixel_ssd.py", "deploy/archives/stagers/detection.py", "examples/object-detection/"),
+            *(
+                "handlers/vision/pixel_ssd.py",
+                "deploy/archives/tasks/object_detection.py",
+                "examples/object-detection/",
+            ),
             "docs/reference/tasks/object-detection.md",
         ),
-        (
-            ("deploy/archives/tasks.py", line('"object_detection"')),
-            ("examples/models.yaml", r"object-detection:\n(?: .*\n)+"),
-        ),
+        (("examples/models.yaml", r"object-detection:\n(?: .*\n)+"),),
     ),
 }
 

@@ -13,7 +13,7 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from deploy.archives.sources import source
-from deploy.archives.stagers.tensors import stage
+from deploy.archives.tasks.tensors import stage
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.engines import Engine as RunningEngine

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from deploy.archives.stagers.text import read_head
+from deploy.archives.encoders import read_head
 from deploy.models import Engine
 from tests import exports
 

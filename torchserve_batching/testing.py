@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.archives import custom
 from deploy.archives.sources import source
-from deploy.archives.stagers import custom
 from deploy.loader import NoMetrics, PlainContext
 from deploy.models import ModelEntry, models
 

@@ -33,14 +33,9 @@ FOREIGN = {
 }
 # Weights of PyTorch, beside which `training_args.bin` and openvino_model.bin have others.
 PICKLED = ("pytorch_model*.bin", "model*.bin")
-ZERO_SHOT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
-NAMED_CLASSES = "it finds objects that a request names, and this task has fixed classes; use a detector such as DETR"
-PLACES = "its tokens are characters without places in the text, which this task returns; use another model"
-# Kinds of models that transformers has and a task cannot serve, by `model_type`: tasks, and the reason.
-UNSERVED = {
-    "tapas": ((), "it answers questions about tables, which no task accepts; write a task for it"),
-    **dict.fromkeys(ZERO_SHOT, (("object_detection",), NAMED_CLASSES)),
-    "canine": (("token_classification", "question_answering"), PLACES),
+# Kinds of models that transformers has and no task serves, by `model_type`.
+UNSERVED: Mapping[tuple[str, ...], str] = {
+    ("tapas",): "it answers questions about tables, which no task accepts; write a task for it"
 }
 
 
@@ -67,9 +62,9 @@ def _find_problems(task: str, config: Any, source: Path, *, with_code: bool) -> 
     if names is not None and not (isinstance(names, dict) and all(map(str.isdecimal, names))):
         yield 'config.json: id2label needs names by number: {"0": "NAME", "1": "NAME", ...}'
     kind, codes = config.get("model_type"), {**_find_code(config), **_find_code(read_json(source / CONFIG))}
-    tasks, why = UNSERVED.get(str(kind), ((), ""))
-    if why and (not tasks or task in tasks):
-        yield f"{kind}: {why}"
+    for kinds, why in {**UNSERVED, **BUILT_IN[task].unserved}.items():
+        if kind in kinds:
+            yield f"{kind}: {why}"
     yield from _check_code(str(kind), codes, source, with_code=with_code)
     if config and kind is None and not codes and "architecture" not in config:  # as timm names it
         yield "config.json has no model_type; add that of the model's architecture, such as bert"

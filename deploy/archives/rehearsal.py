@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.archives.stagers.custom import describe_error, import_task
+from deploy.archives.custom import describe_error, import_task
 from deploy.archives.tasks import Task
 from deploy.models import ModelEntry
 from deploy.progress import step

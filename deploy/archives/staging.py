@@ -13,7 +13,7 @@ from deploy.archives.fingerprint import export_fingerprint
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.task_file import is_hidden
 from deploy.archives.tasks import BUILT_IN, import_quietly, task_of
-from deploy.models import STOCK, TENSORS, Engine, ModelEntry
+from deploy.models import TENSORS, Engine, ModelEntry
 from deploy.progress import step
 from deploy.rooms import open_room
 from handlers.archive_files import BUILD, CONFIG
@@ -94,10 +94,9 @@ def _stage(
     else:
         exports.take(key, convert, folder)
 
-    # The builders of the other tasks compare rows or texts; an old archive's code does not run here.
     if model.handler not in BUILT_IN:
         import_quietly("deploy.archives.rehearsal").rehearse(model, task, folder)
-    elif plan is not None and model.handler not in (STOCK, TENSORS, "translation"):
+    elif plan is not None and task.compares:
         plan.make(model, origin, engine, folder, exports=exports, key=key)
 
 

@@ -1,7 +1,7 @@
 """A user's file with their own task, and the modules beside it, read as text.
 
 The check whether an archive is up to date imports no code.
-`deploy.archives.stagers.custom` imports the file and checks its class.
+`deploy.archives.custom` imports the file and checks its class.
 """
 
 import ast

@@ -4,40 +4,36 @@ OldArchive -> find_move -> Move, by its handler: TorchServe's vision handlers, t
 """
 
 import ast
+import importlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torchvision
 import yaml
 
 from deploy.archives.labels import LABELS
 from deploy.archives.old_archives import OldArchive
 from deploy.archives.state_dicts import StateDict
 from deploy.archives.tasks import BUILT_IN, import_quietly
-from deploy.archives.weights import count_classes
 from deploy.migrate.custom import draft_task, find_problems
 from deploy.migrate.weights import find_arch, read_weights
 from deploy.models import STOCK, ModelEntry
 from handlers.config import FRONTEND_NAMES
 from handlers.errors import InvalidConfig
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD
-from handlers.vision.pixel_classifier import WITHOUT_HEADS
 
 # Settings whose answers equal those of TorchServe's handlers, which compute and decode in full.
 EXACT = {"precision": "fp32", "scaled_decode": False}
 STATISTICS = {"mean": [*IMAGENET_MEAN], "std": [*IMAGENET_STD]}
-# As ts.torch_handler.image_classifier and image_segmenter transform images.
-CROPPED = {"resize_size": 256, "crop_size": 224, **STATISTICS}
-# The transformers example's modes, with the tasks that serve them.
-MODES = {
-    "sequence_classification": "text_classification",
-    "token_classification": "token_classification",
-    "question_answering": "question_answering",
-}
+# The tasks that replace handlers of TorchServe, and modes of its transformers example.
+REPLACED = {task.replaces[0]: name for name, task in BUILT_IN.items() if task.replaces[0]}
+MODES = {task.mode_before: name for name, task in BUILT_IN.items() if task.mode_before}
+NO_TEXT = (
+    "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads only the "
+    "first request of a batch; train a model of transformers for task: text_classification"
+)
 CHECKPOINT = "checkpoint"
 WAY_OUT = "add --stock to run it as it is"
 
@@ -67,8 +63,10 @@ def find_move(name: str, archive: OldArchive, *, is_stock: bool) -> Move:
     if is_stock:
         move = Move(STOCK, "old")
         move.files = {f"old/{each}": archive.folder / each for each in [*archive.files(), "MAR-INF/MANIFEST.json"]}
-    elif handler in MOVES and source is None:
-        move = MOVES[handler](name, archive)
+    elif handler in REPLACED and source is None:
+        move = _move_vision(name, archive, REPLACED[handler])
+    elif handler == "text_classifier" and source is None:
+        raise InvalidConfig(NO_TEXT)
     elif (archive.folder / "setup_config.json").is_file() and source and "AutoTokenizer" in source:
         move = _move_transformers(archive)
     elif source is not None:
@@ -137,36 +135,23 @@ def _network(name: str, archive: OldArchive, package: Any) -> tuple[str, StateDi
     return arch, state
 
 
-def _vision(handler: str, package: Any, settings: dict[str, Any]) -> Callable[[str, OldArchive], Move]:
-    def move_vision(name: str, archive: OldArchive) -> Move:
-        arch, state = _network(name, archive, package)
-        old = archive.manifest["handler"]
-        if package is torchvision.models.detection:
-            classes = import_quietly(BUILT_IN[handler].builder).count_classes(arch, state, WAY_OUT)
-        else:
-            options = WITHOUT_HEADS.get(arch, {}) if package is torchvision.models else {"weights_backbone": None}
-            classes = count_classes(ModelEntry(name, "", "", Path()), arch, state, **options)
-        move = Move(handler, "model.pt", state=state)
-        move.add({"arch": arch}, "names and shapes of the weights")
-        move.add(settings, f"TorchServe's {old}")
-        move.add(EXACT, "equal answers; leave it out for speed")
-        if (archive.folder / LABELS).is_file():
-            move.files[LABELS] = archive.folder / LABELS
-            move.sources.append(("labels", LABELS, LABELS))
-        else:
-            numbers = map(str, range(classes))
-            move.files[LABELS] = json.dumps({number: number for number in numbers})
-            move.notes.append(f"fill in {LABELS}: the archive has no names, so classes are numbers as before")
-        return move
-
-    return move_vision
-
-
-def _refuse_text(name: str, archive: OldArchive) -> Move:  # noqa: ARG001 - the answer is the same for all
-    raise InvalidConfig(
-        "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads only the "
-        "first request of a batch; train a model of transformers for task: text_classification"
-    )
+def _move_vision(name: str, archive: OldArchive, handler: str) -> Move:
+    task = BUILT_IN[handler]
+    old, package = task.replaces
+    arch, state = _network(name, archive, importlib.import_module(package))
+    classes = import_quietly(task.builder).count_classes(arch, state, WAY_OUT)
+    move = Move(handler, "model.pt", state=state)
+    move.add({"arch": arch}, "names and shapes of the weights")
+    move.add({**(STATISTICS if "crop_size" in task.as_before else {}), **task.as_before}, f"TorchServe's {old}")
+    move.add(EXACT, "equal answers; leave it out for speed")
+    if (archive.folder / LABELS).is_file():
+        move.files[LABELS] = archive.folder / LABELS
+        move.sources.append(("labels", LABELS, LABELS))
+    else:
+        numbers = map(str, range(classes))
+        move.files[LABELS] = json.dumps({number: number for number in numbers})
+        move.notes.append(f"fill in {LABELS}: the archive has no names, so classes are numbers as before")
+    return move
 
 
 def _move_transformers(archive: OldArchive) -> Move:
@@ -201,8 +186,8 @@ def _move_transformers(archive: OldArchive) -> Move:
         known = archive.read_json("tokenizer_config.json") | {"do_lower_case": bool(setup["do_lower_case"])}
         move.files[f"{CHECKPOINT}/tokenizer_config.json"] = json.dumps(known)
         move.sources.append(("do_lower_case", str(setup["do_lower_case"]), "setup_config.json"))
-    if mode == "token_classification":
-        move.add({"aggregation": "none", "ignore_labels": []}, "the example labels every token")
+    if own := BUILT_IN[MODES[mode]].as_before:
+        move.add(dict(own), "answers as the example's")
     move.notes.append(
         f"answers are objects with scores, not text: see docs/reference/tasks/{move.handler.replace('_', '-')}.md"
     )
@@ -215,17 +200,3 @@ def _labels(names: dict[str, Any]) -> list[str]:
     if isinstance(listed, str):
         return [each.strip() for each in listed.strip("][").split(",")]
     return [str(names.get(str(index), index)) for index in range(len(names))]
-
-
-MOVES = {
-    "image_classifier": _vision(
-        "image_classification", torchvision.models, {**CROPPED, "interpolation": "bilinear", "top_k": 5}
-    ),
-    "object_detector": _vision(
-        "object_detection", torchvision.models.detection, {"threshold": 0.5, "answer": "torchserve"}
-    ),
-    "image_segmenter": _vision(
-        "image_segmentation", torchvision.models.segmentation, {**CROPPED, "answer": "torchserve"}
-    ),
-    "text_classifier": _refuse_text,
-}

@@ -1,4 +1,4 @@
-"""What hosts refuse by themselves: Envoy, one process and Ray have the same statuses, types and words. Pure."""
+"""Refusals by hosts themselves: Envoy, one process and Ray have the same statuses, types and words. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

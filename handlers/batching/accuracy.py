@@ -14,7 +14,7 @@ from handlers.batching import measurements
 from handlers.engines import Engine
 from handlers.errors import InvalidConfig, reason
 from handlers.pipeline.task import Task
-from handlers.precision.answers import KINDS, answer_items, make_proof
+from handlers.precision.answers import answer_items, kind_of, make_proof
 from handlers.precision.samples import Samples, name_place, read_samples
 from handlers.proofs import Proof, read_proofs
 from handlers.warm_up import decode_items
@@ -34,7 +34,7 @@ def find_proofs(task: Task, precisions: Sequence[str], engine_in: EngineIn) -> d
     if not lower:
         return {}
     try:
-        samples = read_samples(task.model_dir)
+        samples = read_samples(task.model_dir, kind_of(task))
     except Exception as error:
         logger.warning("Samples for the accuracy check cannot be read: %s", reason(error))
         return {}
@@ -94,11 +94,12 @@ def _compare_once(task: Task, samples: Samples, lower: Sequence[str], engine_in:
 
 def _compare(task: Task, samples: Samples, engine: Engine, longest_s: float) -> Proof:
     own: Any = copy(task)
-    own.config = replace(task.config, **KINDS[samples.kind].settings)
+    kind = kind_of(task)
+    own.config = replace(task.config, **kind.settings)
     items = decode_items(own, samples.payloads)
     if len(items) != len(samples.answers):
         raise ValueError("the task rejects its samples")
-    answers = answer_items(own, items, engine, longest_s, samples.kind)
+    answers = answer_items(own, items, engine, longest_s, kind)
     if len(answers) < FEWEST:
         raise ValueError(f"only {len(answers)} of {FEWEST} samples in {longest_s:g} s")  # the next start tries again
-    return make_proof(samples.kind, samples.answers[: len(answers)], answers, samples.least)
+    return make_proof(kind, samples.answers[: len(answers)], answers, samples.least)

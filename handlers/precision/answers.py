@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from handlers.probabilities import sigmoid, softmax
 from handlers.proofs import Measure, Proof
 
 BATCH = 16  # items of a micro-batch: enough for speed, and in fp32 little memory
-FOUND = 0.25  # the least score of a box
-SIDE = 10_000  # the side of an image in pixels, large since boxes are whole pixels
-REGRESSION = "regression"  # the kind of a classifier whose answers are numbers
+REGRESSION = "regression"
 
 
 class Kind(NamedTuple):
+    """How the answers of a task in two precisions are compared; a task's class states its own as `answer_kind`."""
+
     measure: Measure
     least: float  # the default of the least agreement
     # The loaded task, its outputs and its items -> an answer for each item.
@@ -33,13 +33,14 @@ class Kind(NamedTuple):
     compare: Callable[[Sequence[Any], Sequence[Any]], Comparison]  # the answers in fp32, and the others
     settings: Mapping[str, Any] = {}  # settings that replace the archive's
     form: Callable[..., Any] = lambda part: part  # the arrays of an answer -> the answer
+    has_classes: bool = False  # whether one class is right for an item, so that labels can tell the accuracy
 
 
 def answer_items(
-    task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf, kind_name: str | None = None
+    task: Any, items: Sequence[Any], engine: Engine, longest_s: float = math.inf, kind: Kind | None = None
 ) -> list[Any]:
     """Answer items in order on an engine: the first, in which it prepares itself, and what ends within `longest_s`."""
-    kind = KINDS[kind_name or name_kind(task)]
+    kind = kind or kind_of(task)
     task.engine = engine
     answers = run_items(task, items[:1], kind.read, BATCH, task.config.max_batch_tokens)
     started_s, item_s, size = time.perf_counter(), 0.0, 1
@@ -68,25 +69,24 @@ def run_items(
     return [answers[index] for index in range(len(items))]
 
 
-def name_kind(task: Any) -> str:
-    """Return the key of KINDS for a loaded task."""
-    handler = type(task).__module__.rpartition(".")[2]
+def kind_of(task: Any) -> Kind:
+    """Return the kind of a loaded task."""
     # A text's client can ask for raw scores; an image classifier has them only as a regression.
     problem = getattr(getattr(task, "model_config", None), "problem_type", REGRESSION)
     if getattr(task, "function", None) == "none" and (problem == REGRESSION or len(task.labels) == 1):
-        return REGRESSION
-    return str(handler)
+        return NUMBERS
+    kind: Any = getattr(task, "answer_kind", None)  # a task without one has no samples
+    return cast(Kind, kind)
 
 
 def make_proof(
-    kind_name: str,
+    kind: Kind,
     exact: Sequence[Any],
     answers: Sequence[Any],
     least: float | None = None,
     truths: Sequence[int] | None = None,
 ) -> Proof:
     """Compare answers with those of the same items in fp32."""
-    kind = KINDS[kind_name]
     compared = kind.compare(exact, answers) if truths is None else comparisons.compare_accuracy(exact, answers, truths)
     measure: Measure = kind.measure if truths is None else "accuracy"
     # NaN, such as the correlation of one pair, is no agreement; nor is it JSON.
@@ -102,77 +102,27 @@ def _is_finite(answer: Any) -> bool:
     return all(np.isfinite(part).all() for part in parts if part.dtype.kind == "f")
 
 
-def _read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+def read_labels(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
     if task.function != "sigmoid":
         # Raw scores, which an archive may return, have the order of their probabilities.
         return [row[None] for row in softmax(outputs["logits"])]
     return [np.stack([1 - row, row], axis=1) for row in sigmoid(outputs["logits"])]
 
 
-def _read_tokens(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
-    rows = iter(softmax(outputs["logits"]))
-    return [
-        np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
-        for item in items
-    ]
-
-
-def _read_spans(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Span]:
-    if not all(np.isfinite(array).all() for array in outputs.values()):
-        return [Span(-1, -1, math.nan, 0.0)] * len(items)  # without numbers there is no answer
-    return [_read_span(each if isinstance(each, list) else [each]) for each in task.split(outputs, items)]
-
-
-def _read_span(answers: Sequence[Mapping[str, Any]]) -> Span:
-    first, *others = answers
-    lead = first["score"] - (others[0]["score"] if others else 0.0)
-    return Span(first["start"], first["end"], first["score"], lead)
-
-
-def _read_vectors(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
+def read_vectors(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:
     return [np.asarray(vector) for vector in task.split(outputs, items)]
 
 
-def _read_boxes(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Boxes]:
-    answers = task.split(outputs, [replace(item, size=(SIDE, SIDE)) for item in items])
-    return [
-        Boxes(
-            np.array([each["label"] for each in found], object),
-            np.array([each["score"] for each in found]),
-            np.array([[*each["box"].values()] for each in found], np.float64).reshape(-1, 4),
-        )
-        for found in answers
-    ]
-
-
-def _read_maps(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
-    return list(outputs["classes"] if "classes" in outputs else outputs["map_logits"].argmax(1))
-
-
-def _read_values(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+def read_numbers(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
     return list(outputs["logits"])
 
 
-def _read_scores(task: Any, outputs: Mapping[str, Any], items: Sequence[Any]) -> list[float]:  # noqa: ARG001
-    return [float(score) for score in outputs["logits"][:, 0]]
+# The kinds of several tasks: the labels of a classifier, vectors, and the numbers of a regression.
+LABELS = Kind("labels", 0.99, read_labels, comparisons.compare_rows, has_classes=True)
+VECTORS = Kind("vectors", 0.98, read_vectors, comparisons.compare_vectors)
+NUMBERS = Kind("values", 0.98, read_numbers, comparisons.compare_values)
 
 
-KINDS: Mapping[str, Kind] = {
-    "image_classification": Kind("top-1", 0.99, _read_labels, comparisons.compare_rows),
-    "object_detection": Kind(
-        "map", 0.98, _read_boxes, comparisons.compare_boxes, {"threshold": FOUND, "answer": "boxes"}, Boxes
-    ),
-    "image_segmentation": Kind("miou", 0.98, _read_maps, comparisons.compare_maps),
-    "image_text_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
-    "text_classification": Kind("labels", 0.99, _read_labels, comparisons.compare_rows),
-    "token_classification": Kind("labels", 0.99, _read_tokens, comparisons.compare_rows),
-    "question_answering": Kind("labels", 0.99, _read_spans, comparisons.compare_spans, {"top_k": 2}, Span),
-    "sentence_embedding": Kind("vectors", 0.98, _read_vectors, comparisons.compare_vectors),
-    "reranking": Kind("ranks", 0.98, _read_scores, comparisons.compare_ranks),
-    REGRESSION: Kind("values", 0.98, _read_values, comparisons.compare_values),
-}
-
-
-def exact_settings(handler: str, config: Any) -> Any:
+def exact_settings(kind: Kind, config: Any) -> Any:
     """Return the settings for comparisons: the archive's, in fp32 on OpenVINO."""
-    return replace(config, engine="openvino", precision="fp32", **KINDS[handler].settings)
+    return replace(config, engine="openvino", precision="fp32", **kind.settings)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines.cores import read_processor
-from handlers.precision.answers import KINDS
+from handlers.precision.answers import Kind
 from handlers.protocol.requests import Payload
 
 SAMPLES = "precision-samples.npz"  # the file in an archive
@@ -26,7 +26,6 @@ MOST_BYTES = 2 << 20  # the most bytes of it
 @dataclass(frozen=True, slots=True)
 class Samples:
     place: str  # where the archive's proofs were made; see `name_place`
-    kind: str  # the key of KINDS
     least: float | None  # the required agreement; None for the kind's default
     payloads: Sequence[Payload]
     answers: Sequence[Any]  # in fp32
@@ -41,7 +40,7 @@ class Samples:
     def _pack(self, count: int) -> bytes:
         values = [payload.value for payload in self.payloads[:count]]
         texts = [None if isinstance(value, bytes) else value for value in values]
-        about = {"place": self.place, "kind": self.kind, "least": self.least, "texts": texts}
+        about = {"place": self.place, "least": self.least, "texts": texts}
         arrays = {"about": np.array(json.dumps(about))}
         images = {f"image/{at}": each for at, each in enumerate(values) if isinstance(each, bytes)}
         arrays |= {name: np.frombuffer(each, np.uint8) for name, each in images.items()}
@@ -60,18 +59,18 @@ def _make_plain(part: Any) -> Any:
     return array.astype(kinds.get(array.dtype.kind, array.dtype))
 
 
-def read_samples(folder: Path) -> Samples | None:
-    """Read an archive's samples; None if it has none."""
+def read_samples(folder: Path, kind: Kind) -> Samples | None:
+    """Read an archive's samples, whose answers are of a kind; None if it has none."""
     if not (folder / SAMPLES).is_file():
         return None
     with np.load(folder / SAMPLES) as arrays:
         about = json.loads(str(arrays["about"]))
-        texts, form = about.pop("texts"), KINDS[about["kind"]].form
+        texts = about.pop("texts")
         values = [arrays[f"image/{at}"].tobytes() if text is None else text for at, text in enumerate(texts)]
         answers = []
         for at in range(len(texts)):
             names = [name for name in arrays.files if name.startswith(f"answer/{at}/")]
-            answers.append(form(*(arrays[name] for name in names)))
+            answers.append(kind.form(*(arrays[name] for name in names)))
     return Samples(**about, payloads=[Payload(value) for value in values], answers=answers)
 
 

@@ -1,4 +1,4 @@
-"""What each status of HTTP means in gRPC and in OpenAI's API: the one table, which every host and Envoy read. Pure.
+"""The meaning of each HTTP status in gRPC and in OpenAI's API, for every host and Envoy. Pure.
 
 https://github.com/grpc/grpc/blob/master/doc/statuscodes.md has gRPC's codes. Where Triton has such an error, its code
 counts.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from handlers.engines import Engine, Outputs
+from handlers.precision import answers
 from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, Record, rankings
 from handlers.protocol.responses import Piped
@@ -22,6 +23,7 @@ def _to_records(result: Mapping[str, float]) -> Sequence[Record]:
 class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
     """The network is a PixelClassifier: pixels -> logits. Labels are unique."""
 
+    answer_kind = answers.LABELS._replace(measure="top-1")
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
     output_tensors = rankings(LABELS, _to_records)

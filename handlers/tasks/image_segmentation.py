@@ -11,6 +11,8 @@ from handlers.config import parse_options
 from handlers.engines import Outputs
 from handlers.errors import ImageTooLarge
 from handlers.pipeline.micro_batches import Cost
+from handlers.precision.answers import Kind
+from handlers.precision.comparisons import Array, compare_maps
 from handlers.protocol.requests import Payload
 from handlers.protocol.responses import Piped
 from handlers.vision.class_maps import find_classes
@@ -22,9 +24,14 @@ from handlers.vision.images import open_image
 PIXELS_PER_TOKEN = 256  # pixels of a token: a square of 16 x 16
 
 
+def read_maps(task: Any, outputs: Outputs, items: Sequence[Any]) -> list[Array]:  # noqa: ARG001
+    return list(outputs["classes"] if "classes" in outputs else outputs["map_logits"].argmax(1))
+
+
 class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     """The network is a PixelSegmenter or a PixelSegformer, of checkpoint/ or of model.pt."""
 
+    answer_kind = Kind("miou", 0.98, read_maps, compare_maps)
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
     piped = Piped(options={"masks": "png"})

@@ -13,6 +13,7 @@ from handlers.image_text.config import ImageTextEmbeddingConfig, ImageTextEmbedd
 from handlers.image_text.engines import TowerEngines, TowerGraphs
 from handlers.image_text.families import TEXT_GRAPH, UNMASKED, read_family
 from handlers.pipeline.micro_batches import Cost
+from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
@@ -33,6 +34,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     text.xml, .bin       TextTower as an OpenVINO graph, if the model accepts texts
     """
 
+    answer_kind = answers.VECTORS
     config_class = ImageTextEmbeddingConfig
     options_class = ImageTextEmbeddingOptions
     inputs = frozenset({"b64", "text"})

@@ -1,23 +1,41 @@
 """Object detection: an image becomes the objects in it, each with label, score and box."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from handlers.engines import Engine, Outputs
+from handlers.precision.answers import Kind
+from handlers.precision.comparisons import Boxes, compare_boxes
 from handlers.probabilities import sigmoid, softmax
 from handlers.vision.boxes import RULES, select_boxes
 from handlers.vision.config import ObjectDetectionConfig, ObjectDetectionOptions
 from handlers.vision.handler import DecodedImage, ImageHandler
 
+# Of comparisons: the least score of a box, and the side of an image in pixels, large since boxes are whole pixels.
+FOUND, SIDE = 0.25, 10_000
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def read_boxes(task: Any, outputs: Outputs, items: Sequence[DecodedImage]) -> list[Boxes]:
+    answers = task.split(outputs, [replace(item, size=(SIDE, SIDE)) for item in items])
+    return [
+        Boxes(
+            np.array([each["label"] for each in found], object),
+            np.array([each["score"] for each in found]),
+            np.array([[*each["box"].values()] for each in found], np.float64).reshape(-1, 4),
+        )
+        for found in answers
+    ]
 
 
 class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     """The network is a PixelDetector or a PixelSsd: pixels -> logits, boxes. Answers are transformers' pipeline's."""
 
+    answer_kind = Kind("map", 0.98, read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}, Boxes)
     config_class = ObjectDetectionConfig
     options_class = ObjectDetectionOptions
 

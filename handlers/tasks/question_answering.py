@@ -1,5 +1,6 @@
 """Extractive question answering: a question and a context become the parts of the context that answer it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -9,6 +10,8 @@ import numpy as np
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidInput, ItemError, ResponseTooLarge, TextTooLong
+from handlers.precision.answers import Kind
+from handlers.precision.comparisons import Span, compare_spans
 from handlers.protocol.output_tensors import Record, rankings
 from handlers.protocol.requests import Payload
 from handlers.text.answer_spans import (
@@ -31,9 +34,22 @@ def _records(result: Record | Sequence[Record]) -> Sequence[Record]:
     return [result] if isinstance(result, Mapping) else result
 
 
+def read_spans(task: Any, outputs: Outputs, items: Sequence[Passage]) -> list[Span]:
+    if not all(np.isfinite(array).all() for array in outputs.values()):
+        return [Span(-1, -1, math.nan, 0.0)] * len(items)  # without numbers there is no answer
+    return [_read_span(each if isinstance(each, list) else [each]) for each in task.split(outputs, items)]
+
+
+def _read_span(answers: Sequence[Mapping[str, Any]]) -> Span:
+    first, *others = answers
+    lead = first["score"] - (others[0]["score"] if others else 0.0)
+    return Span(first["start"], first["end"], first["score"], lead)
+
+
 class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage]):
     """A long context runs in windows."""
 
+    answer_kind = Kind("labels", 0.99, read_spans, compare_spans, {"top_k": 2}, Span)
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
     media_types = ()

@@ -7,6 +7,8 @@ import numpy as np
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidConfig, InvalidOption
+from handlers.precision.answers import Kind
+from handlers.precision.comparisons import compare_ranks
 from handlers.probabilities import sigmoid
 from handlers.protocol.output_tensors import columns
 from handlers.protocol.requests import Payload
@@ -20,9 +22,14 @@ from handlers.text.sentence_modules import check_reranker
 Pair = Text[RerankingOptions]
 
 
+def read_scores(task: Any, outputs: Outputs, items: Sequence[Pair]) -> list[float]:  # noqa: ARG001
+    return [float(score) for score in outputs["logits"][:, 0]]
+
+
 class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     """Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
 
+    answer_kind = Kind("ranks", 0.98, read_scores, compare_ranks)
     config_class = RerankingConfig
     inputs = frozenset({"query", "document"})
     media_types = ()

@@ -8,6 +8,7 @@ from tokenizers import normalizers
 
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidBody, InvalidOption, ItemError
+from handlers.precision import answers
 from handlers.protocol.output_tensors import vectors
 from handlers.protocol.quantization import read_ranges
 from handlers.protocol.requests import Payload
@@ -27,6 +28,7 @@ LANGCHAIN = "LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_l
 class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     """Prompts precede texts as in sentence-transformers."""
 
+    answer_kind = answers.VECTORS
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
     options_class = SentenceEmbeddingOptions

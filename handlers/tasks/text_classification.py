@@ -9,6 +9,7 @@ import numpy as np
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidOption
+from handlers.precision import answers
 from handlers.probabilities import function_of, scores_of_rows
 from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
@@ -22,6 +23,7 @@ from handlers.text.inputs import Text, read_text
 class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextClassificationOptions]]):
     """Answers are those of transformers' pipeline of that name, always as a list."""
 
+    answer_kind = answers.LABELS
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidInput, ItemError, TextTooLong
+from handlers.precision.answers import Kind
+from handlers.precision.comparisons import Array, compare_rows
 from handlers.probabilities import softmax
 from handlers.protocol.requests import Payload
 from handlers.text.config import TokenClassificationConfig, TokenClassificationOptions
@@ -23,9 +25,18 @@ from handlers.text.windows import Window, Windowed, cut_window, split_encoding
 Item = Windowed[TokenClassificationOptions]
 
 
+def read_tokens(task: Any, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
+    rows = iter(softmax(outputs["logits"]))
+    return [
+        np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
+        for item in items
+    ]
+
+
 class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]):
     """Answers are those of transformers' pipeline of that name; a long text runs in windows, as with its `stride`."""
 
+    answer_kind = Kind("labels", 0.99, read_tokens, compare_rows)
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
     options_class = TokenClassificationOptions

@@ -11,6 +11,7 @@ from handlers.archive_files import BUILD, Build
 from handlers.errors import InvalidConfig
 from handlers.precision.answers import make_proof
 from handlers.proofs import Proof, read_proofs
+from handlers.tasks.image_classification import ImageClassificationHandler
 from handlers.tasks.question_answering import QuestionAnsweringHandler
 from tests import tiny_models
 from tests.handlers.cpu_graphs import GPU
@@ -104,7 +105,7 @@ def test_proof_says_that_it_compared_nothing_how_weak_it_is_and_what_is_broken()
     assert "show 0.85 at most; --validate with 300 or more" in Proof("top-1", 1.0, 0.01, 20, 0.99).weakness
     assert not Proof("top-1", 1.0, 0.01, 300, 0.99).weakness
     rows = [np.array([[0.9, 0.1]])] * 2
-    broken = make_proof("image_classification", rows, [rows[0], rows[1] * np.nan], least=0.0)
+    broken = make_proof(ImageClassificationHandler.answer_kind, rows, [rows[0], rows[1] * np.nan], least=0.0)
     assert (broken.holds, broken.is_enough, broken.broken) == (False, False, 1)
     for wrong in ({"agreement": "1"}, {"agreement": math.nan}, {"samples": None}, {"largest_change": "x"}, {"x": 1}):
         with pytest.raises(ValueError, match=r"other (fields|values)|format code"):

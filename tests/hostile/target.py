@@ -15,7 +15,7 @@ from openvino import opset13 as opset
 from ts.service import Service
 
 from deploy.archives.sources import source
-from deploy.archives.stagers import language_id
+from deploy.archives.tasks import language_id
 from deploy.models import model
 from handlers.base import BatchHandler
 from handlers.tasks.image_classification import ImageClassificationHandler

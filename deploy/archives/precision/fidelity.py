@@ -8,7 +8,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.archives.precision.inputs import IMAGES, TASKS
 from deploy.archives.sources import Source
 from deploy.archives.tasks import import_quietly, load_task, task_of
 from deploy.models import Engine, ModelEntry
@@ -21,7 +20,7 @@ from handlers.warm_up import decode_items, run
 def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: Path) -> None:
     """Compare an archive's answers; write the words, the error and the settings that it needs to fidelity.json."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
-    is_compared = model.handler in TASKS
+    is_compared = task_of(model).samples is not None
     runs: Engine = "torch" if engine == "torch" else "openvino"
     settings = replace(config, engine=runs if is_compared else engine, precision="fp32" if is_compared else "auto")
     name = "PyTorch" if engine == "torch" else "OpenVINO" if is_compared else "its engine"
@@ -36,7 +35,7 @@ def check(model: ModelEntry, origin: Source, engine: Engine, folder: Path, out: 
     if not is_compared:
         (out / FIDELITY).write_text("{}")
         return
-    kind = "image_fidelity" if model.handler in IMAGES else "text_fidelity"
+    kind = "image_fidelity" if task_of(model).samples == "images" else "text_fidelity"
     words, largest = import_quietly(f"deploy.archives.precision.{kind}").check(model, origin, config, task, name)
     padding = getattr(task.config, "padding", None)
     needed = {} if padding == getattr(config, "padding", None) else {"padding": padding}

@@ -16,19 +16,17 @@ import torchvision
 import transformers
 from PIL import Image
 from torch.overrides import TorchFunctionMode
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
-from deploy.archives.differences import TOLERANCE, Array, Sample, compare_samples, relative_error
+from deploy.archives.differences import Array, Sample, compare_samples, relative_error
 from deploy.archives.hub import open_checkpoint
-from deploy.archives.preprocessing import MOST_LEVELS, complete_settings, load_processors, make_picture, run_processors
+from deploy.archives.preprocessing import MOST_LEVELS, load_processors, make_picture, run_processors
 from deploy.archives.sources import Source
+from deploy.archives.tasks import import_quietly, task_of
 from deploy.archives.weights import load_weights
 from deploy.models import ModelEntry
 from handlers.errors import InvalidConfig, InvalidInput, Unfaithful, reason
 from handlers.protocol.requests import Payload
 from handlers.vision.encoding import encode_image
-from handlers.vision.pixel_classifier import network_options
 from handlers.vision.pixel_network import load_state
 from handlers.vision.preprocessing import Pixels
 
@@ -52,8 +50,8 @@ class Owner(NamedTuple):
 
 def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str) -> tuple[str, float]:
     """Compare the pixels and the answers of pictures; return the comparison in words, and the largest error."""
-    samples = {}
-    with torch.no_grad(), _open_owner(model, origin, config, task) as owner:
+    samples, own = {}, import_quietly(task_of(model).builder)
+    with torch.no_grad(), _open_owner(model, origin, config, task, own) as owner:
         for width, height in SIZES:
             picture = make_picture(width, height)
             try:
@@ -62,7 +60,7 @@ def check(model: ModelEntry, origin: Source, config: Any, task: Any, engine: str
                 continue  # a limit of the task's own, such as the most pixels of a long picture
             _check_pixels(owner, picture, item.pixels)
             answers = _answer(owner, (width, height), item.pixels)
-            measures = [partial(MEASURES[model.handler], exact=answer) for answer in answers]
+            measures = [partial(own.measure, exact=answer) for answer in answers]
             samples[width, height] = Sample(f"{width}x{height}", item, measures)
     together = [[SIZES[at] for at in group if SIZES[at] in samples] for group in TOGETHER]
     groups = [*([size] for size in samples), *together]
@@ -125,145 +123,26 @@ def _answer(owner: Owner, size: tuple[int, int], pixels: Pixels) -> list[list[Ar
 
 
 @contextmanager
-def _open_owner(model: ModelEntry, origin: Source, config: Any, task: Any) -> Iterator[Owner]:
+def _open_owner(model: ModelEntry, origin: Source, config: Any, task: Any, own: Any) -> Iterator[Owner]:
     if getattr(config, "arch", None) is not None:
-        yield ARCHS[model.handler](model, origin, config, task)
+        yield own.open_owner(model, origin, config, task)
         return
     with open_checkpoint(model, origin, lists_others=False) as source:
         processors = load_processors(source)[:1]
         bare = {"do_resize": False, "do_center_crop": False}
-        network = getattr(transformers, AUTO[model.handler]).from_pretrained(source, dtype=torch.float32).eval()
+        network = getattr(transformers, own.AUTO).from_pretrained(source, dtype=torch.float32).eval()
         yield Owner(
             lambda picture: torch.from_numpy(run_processors(processors, picture)[0]),
             lambda picture: torch.from_numpy(run_processors(processors, picture, **bare)[0]),
-            lambda values: ANSWERS[model.handler](network, values),
+            lambda values: own.answer(network, values),
         )
 
 
-def _load_network(model: ModelEntry, origin: Source, config: Any, task: Any, **known: Any) -> Any:
+def load_network(model: ModelEntry, origin: Source, config: Any, task: Any, **known: Any) -> Any:
     state = load_weights(model, config.arch, origin, **known)
     empty = torchvision.models.get_model(config.arch, weights=None, num_classes=len(task.labels), **known)
     return load_state(empty, state, config.arch)
 
 
-def _own_classifier(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    known, chosen = network_options(config.arch, task.preprocessing), complete_settings(config, origin)
-    if chosen["transform_input"]:
-        known["transform_input"] = True
-    network = _load_network(model, origin, config, task, **known)
-    crop = chosen["crop_size"]
-    statistics = {"mean": chosen["mean"], "std": chosen["std"]}
-    statistics["interpolation"] = InterpolationMode(chosen["interpolation"])
-    return Owner(
-        ImageClassification(crop_size=crop, resize_size=chosen["resize_size"], **statistics),
-        ImageClassification(crop_size=crop, resize_size=crop, **statistics),
-        lambda values: [network(values)[0]],
-    )
-
-
-def _own_segmenter(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    network = _load_network(model, origin, config, task, weights_backbone=None)
-    statistics = {"mean": config.mean, "std": config.std}
-    transform: Any = SemanticSegmentation(resize_size=config.resize_size, **statistics)
-    if config.crop_size is not None:
-        # A classifier's transform is TorchServe's own, of its image_segmenter too.
-        transform = ImageClassification(crop_size=config.crop_size, resize_size=config.resize_size, **statistics)
-    return Owner(
-        transform, SemanticSegmentation(resize_size=None, **statistics), lambda values: [network(values)["out"][0]]
-    )
-
-
-def _own_ssd(model: ModelEntry, origin: Source, config: Any, task: Any) -> Owner:
-    network = _load_network(model, origin, config, task, weights_backbone=None)
-    side = task.preprocessing.least_side
-    found: dict[str, Any] = {}
-    network.head.register_forward_hook(lambda *arguments: found.update(arguments[2]))
-    network.anchor_generator.register_forward_hook(lambda *arguments: found.update(anchors=arguments[2][0]))
-
-    def answer(values: torch.Tensor) -> list[torch.Tensor]:
-        network(list(values))
-        boxes = network.box_coder.decode_single(found["bbox_regression"][0], found["anchors"]) / side
-        return [found["cls_logits"][0], boxes.clamp(0, 1)]
-
-    def transform(picture: Image.Image) -> torch.Tensor:
-        resized = torch.nn.functional.interpolate(ObjectDetection()(picture)[None], (side, side), mode="bilinear")
-        return resized[0]
-
-    return Owner(transform, ObjectDetection(), answer)
-
-
-ARCHS = {"image_classification": _own_classifier, "image_segmentation": _own_segmenter, "object_detection": _own_ssd}
-
-
-def _read_logits(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
-    return [network(pixel_values=values).logits[0]]
-
-
-def _read_boxes(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
-    found = network(pixel_values=values)
-    centres, halves = found.pred_boxes[0, :, :2], found.pred_boxes[0, :, 2:] / 2
-    return [found.logits[0], torch.cat([centres - halves, centres + halves], 1)]
-
-
-def _read_vector(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
-    if hasattr(network, "get_image_features"):
-        vector = network.get_image_features(pixel_values=values).pooler_output[0]
-    else:
-        vector = network(pixel_values=values).last_hidden_state[0, 0]
-    return [torch.nn.functional.normalize(vector, dim=-1)]
-
-
-AUTO = {
-    "image_classification": "AutoModelForImageClassification",
-    "image_segmentation": "AutoModelForSemanticSegmentation",
-    "object_detection": "AutoModelForObjectDetection",
-    "image_text_embedding": "AutoModel",
-}
-ANSWERS: dict[str, Callable[[Any, torch.Tensor], list[torch.Tensor]]] = {
-    "image_classification": _read_logits,
-    "image_segmentation": _read_logits,
-    "object_detection": _read_boxes,
-    "image_text_embedding": _read_vector,
-}
-
-
-def _measure_numbers(got: Sequence[Array], exact: Sequence[Array]) -> float:
+def measure_numbers(got: Sequence[Array], exact: Sequence[Array]) -> float:
     return max(map(relative_error, got, exact))
-
-
-def _measure_maps(got: Sequence[Array], exact: Sequence[Array]) -> float:
-    """Compare maps: a class may be another one whose logit is as large."""
-    (logits,) = exact
-    if len(got) == 1:
-        return _measure_numbers(got, exact)
-    classes, probabilities = got
-    best = logits.max(0)
-    chosen = np.take_along_axis(logits, classes.astype(np.intp)[None], 0)[0]
-    likeliest = 1 / np.exp(logits - best).sum(0)
-    largest = float(np.abs(logits).max())
-    # A small error of large logits is a large one of a probability, and of its logarithm a small one.
-    rounded = relative_error(np.log(probabilities), np.log(likeliest), largest)
-    return max(relative_error(chosen, best, largest), min(rounded, relative_error(probabilities, likeliest, 1.0)))
-
-
-def _measure_sets(got: Sequence[Array], exact: Sequence[Array]) -> float:
-    """Compare boxes as sets: equally likely ones may change places."""
-    if any(one.shape != other.shape or not np.isfinite(one).all() for one, other in zip(got, exact, strict=True)):
-        return math.inf
-    scales = [max(1e-9, float(np.abs(each).max())) for each in exact]
-    ours, theirs = (
-        np.concatenate([each / scale for each, scale in zip(every, scales, strict=True)], 1) for every in (got, exact)
-    )
-    if np.abs(ours - theirs).max() <= TOLERANCE:
-        return float(np.abs(ours - theirs).max())
-    nearest = [float(np.abs(theirs - row).max(1).min()) for row in ours]
-    nearest += [float(np.abs(ours - row).max(1).min()) for row in theirs]
-    return max(nearest)
-
-
-MEASURES = {
-    "image_classification": _measure_numbers,
-    "image_segmentation": _measure_maps,
-    "object_detection": _measure_sets,
-    "image_text_embedding": _measure_numbers,
-}

@@ -20,20 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 from PIL import Image
 
 from deploy.archives.sources import list_requests
+from deploy.archives.tasks import task_of
 from deploy.models import ModelEntry
 from deploy.places import EXAMPLES
 from handlers.errors import InvalidConfig, InvalidInput, ItemError
 from handlers.protocol.requests import Payload
 from torchserve_client.errors import InvalidPayload
 from torchserve_client.inputs import Input, read_inputs
-
-# Tasks whose answers can be compared with fp32's, by kind of input. Tasks of two graphs have no int8.
-TWO_GRAPHS = ("image_text_embedding",)
-IMAGES = ("image_classification", "object_detection", "image_segmentation", *TWO_GRAPHS)
-TEXTS = ("text_classification", "token_classification", "sentence_embedding")
-QUESTIONS = ("question_answering",)
-PAIRS = ("reranking",)
-TASKS = (*IMAGES, *TEXTS, *QUESTIONS, *PAIRS)
 
 SEED = 0
 FEWEST = 10  # the fewest inputs that can both calibrate and validate: a quarter of ten is two or three
@@ -153,7 +146,7 @@ def describe_refusals(path: Path, count: int, refused: Sequence[str]) -> str | N
 
 
 def find_sample_files(model: ModelEntry) -> list[Path]:
-    if model.handler in IMAGES:
+    if task_of(model).samples == "images":
         return _find_images(model.folder) or [
             path for folder in sorted(EXAMPLES.iterdir()) for path in _find_images(folder)
         ]
@@ -164,15 +157,15 @@ def make_sample_payloads(model: ModelEntry, fields: Set[str]) -> list[Payload]:
     """Make samples for a model whose inputs have these names."""
     lines = (line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines())
     texts = [line for line in lines if line and not line.startswith("#")]
-    if model.handler in IMAGES:
+    if task_of(model).samples == "images":
         images = [Payload(body) for body in cut_crops(find_sample_files(model))]
         return [*images, *(Payload({"text": text}) for text in texts if "text" in fields)]
     own = [each for path in list_requests(model.folder) for each in _read_instances(path)]
-    if model.handler in QUESTIONS:
+    if task_of(model).samples == "questions":
         asked = [{"question": QUESTION, "context": text} for text in texts]
         own = [each for each in own if isinstance(each, dict) and {"question", "context"} <= each.keys()]
         return [Payload(each) for each in (*own, *asked)]
-    if model.handler in PAIRS:
+    if task_of(model).samples == "pairs":
         return [Payload({"query": QUESTION, "document": text}) for text in texts]
     return [Payload(text) for text in (*(each for each in map(_read_text, own) if each), *texts)]
 

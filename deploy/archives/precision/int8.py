@@ -16,13 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.archives.precision.inputs import FEWEST, IMAGES, PAIRS, QUESTIONS, TASKS, TWO_GRAPHS
+from deploy.archives.precision.inputs import FEWEST
 from deploy.archives.precision.request import PrecisionRequest
+from deploy.archives.tasks import BUILT_IN, task_of
 from deploy.models import ROOT, Engine, ModelEntry
 from deploy.places import INSTALL_INT8
 from handlers.errors import InvalidConfig
 from handlers.proofs import FEWEST_SAMPLES, Proof
 
+INPUTS = {
+    "images": "FOLDER, of images",
+    "questions": 'FILE, of lines {"question": ..., "context": ...}',
+    "pairs": 'FILE, of lines {"query": ..., "document": ...}',
+    "texts": "FILE, of texts, one a line, or FOLDER, of texts",
+}
 EXTRA = ROOT / ".extras" / "int8"
 # The most seconds of NNCF: a build takes five minutes at most, of which export and archive have one.
 QUANTISE_S = 240.0
@@ -30,12 +37,11 @@ QUANTISE_S = 240.0
 
 def check(request: PrecisionRequest, model: ModelEntry, engine: Engine) -> None:
     """Raise InvalidConfig if the model cannot have int8, or no inputs calibrate it."""
-    if model.handler == "translation":
-        raise InvalidConfig(
-            f"{model.name}: translation runs in int8 by itself: `precision` of its model-config.yaml, --min-chrf"
-        )
-    tasks = [task for task in TASKS if task not in TWO_GRAPHS]
-    if model.handler not in tasks:
+    task = task_of(model)
+    if task.int8:
+        raise InvalidConfig(f"{model.name}: {task.int8}")
+    if task.samples is None or task.graphs > 1:
+        tasks = [name for name, each in BUILT_IN.items() if each.samples is not None and each.graphs == 1]
         raise InvalidConfig(f"{model.name}: --precision int8 is for {', '.join(tasks)}; this is {model.handler}")
     if engine == "torch":
         raise InvalidConfig(f"{model.name}: --precision int8 needs OpenVINO: leave out --engine torch")
@@ -47,13 +53,7 @@ def check(request: PrecisionRequest, model: ModelEntry, engine: Engine) -> None:
 
 
 def _describe_inputs(model: ModelEntry) -> str:
-    if model.handler in IMAGES:
-        return "FOLDER, of images"
-    if model.handler in QUESTIONS:
-        return 'FILE, of lines {"question": ..., "context": ...}'
-    if model.handler in PAIRS:
-        return 'FILE, of lines {"query": ..., "document": ...}'
-    return "FILE, of texts, one a line, or FOLDER, of texts"
+    return INPUTS[task_of(model).samples or "texts"]
 
 
 def make(
@@ -69,7 +69,7 @@ def make(
         inputs = Path(work) / "inputs.npz"
         numbered = {f"{number:05d}/{name}": array for number, each in enumerate(arrays) for name, array in each.items()}
         np.savez(inputs, **numbered)  # type: ignore[arg-type]
-        quantise(graph, inputs, out, "cnn" if model.handler in IMAGES else "transformer")
+        quantise(graph, inputs, out, "cnn" if task_of(model).samples == "images" else "transformer")
     proof, seconds = prove(out), time.perf_counter() - started
     # Flushed, since the next line may be a minute away.
     print(f"{model.name}: int8: {proof}; calibrated on {len(arrays)} inputs, {seconds:.0f} s", flush=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.archives.precision import inputs
-from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, MOST_VALIDATING, DecodedInput, fit_sample
+from deploy.archives.precision.inputs import FEWEST, MOST, MOST_VALIDATING, DecodedInput, fit_sample
 from deploy.archives.precision.request import PrecisionRequest
-from deploy.archives.tasks import load_task, task_of
+from deploy.archives.tasks import load_task, task_class, task_of
 from deploy.models import ModelEntry
 from deploy.rooms import open_room
 from handlers.archive_files import GRAPH, INT8_GRAPH, LABEL, PROOFS
@@ -22,11 +22,9 @@ from handlers.config import parse
 from handlers.engines import Arrays, Engine
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
-from handlers.precision.answers import answer_items, exact_settings, make_proof, name_kind
+from handlers.precision.answers import answer_items, exact_settings, kind_of, make_proof
 from handlers.precision.samples import SAMPLES, Samples, name_place
 from handlers.proofs import Proof
-
-CLASSIFIERS = ("image_classification", "text_classification")  # tasks with one right class for an input
 
 EXACT_S = 120.0  # the most seconds of answers in fp32 that validate; the first micro-batch is always answered
 STATISTICS_S = 60.0  # the most seconds of the inputs that calibrate
@@ -40,7 +38,8 @@ TIMED = 8  # inputs that time an answer in fp32
 def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, *, is_trained: bool) -> None:
     """Write proofs.json, samples for other processors, and on request the int8 graph and label.json, into `out`."""
     config = parse(task_of(model).settings_class(), model.config().get("handler"))
-    task = load_task(model.handler, folder, exact_settings(model.handler, config))
+    kind = task_class(model.handler).answer_kind
+    task = load_task(model.handler, folder, exact_settings(kind, config))
     calibration, validation = _read_inputs(model, request, task)
     engine = task.engine  # in fp32; `prove` gives the task other engines
     arrays = _collate_calibration(task, calibration) if calibration else []
@@ -49,7 +48,7 @@ def make(model: ModelEntry, request: PrecisionRequest, folder: Path, out: Path, 
     items, right = items[: len(exact)], _match_labels(model, validation[: len(exact)], task)
 
     def prove(other: Engine) -> Proof:
-        return make_proof(name_kind(task), exact, answer_items(task, items, other), request.least, right)
+        return make_proof(kind_of(task), exact, answer_items(task, items, other), request.least, right)
 
     proofs: dict[str, Proof] = {}
     is_tried = is_trained and config.precision in ("auto", "bf16")
@@ -91,13 +90,13 @@ def _keep_samples(model: ModelEntry, task: Any, engine: Engine, least: float | N
     """Write samples and their answers in fp32, for workers on another kind of processor."""
     samples = [sample for each in inputs.make_kept_payloads(model, task.inputs) if (sample := fit_sample(task, each))]
     answers = answer_items(task, [item for item, _ in samples], engine, KEPT_S)
-    kind, payloads = name_kind(task), [payload for _, payload in samples[: len(answers)]]
-    Samples(name_place(), kind, least, payloads, answers).write(out / SAMPLES)
+    payloads = [payload for _, payload in samples[: len(answers)]]
+    Samples(name_place(), least, payloads, answers).write(out / SAMPLES)
 
 
 def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: Any) -> list[int] | None:
     """Return the numbers of the right classes, if an input of the task has one and all inputs have labels."""
-    if name_kind(task) not in CLASSIFIERS or getattr(task, "function", None) == "sigmoid":
+    if not kind_of(task).has_classes or getattr(task, "function", None) == "sigmoid":
         return None
     names = task.labels.values() if isinstance(task.labels, Mapping) else task.labels
     try:
@@ -109,7 +108,7 @@ def _match_labels(model: ModelEntry, validation: Sequence[DecodedInput], task: A
 def _read(model: ModelEntry, path: Path, task: Any) -> list[DecodedInput]:
     """Decode a folder's files or a file's lines, in an order by a seed."""
     given = inputs.draw(inputs.list_inputs(path))
-    items, refused = inputs.decode_inputs(task, given, is_text=model.handler not in IMAGES)
+    items, refused = inputs.decode_inputs(task, given, is_text=task_of(model).samples != "images")
     if line := inputs.describe_refusals(path, len(given), refused):
         _print(model, line)
     return items

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from deploy.archives.exports import Exports, link_files
 from deploy.archives.fingerprint import digest, find_modules
-from deploy.archives.precision.inputs import FEWEST, IMAGES, MOST, TASKS, find_sample_files, list_inputs
+from deploy.archives.precision.inputs import FEWEST, MOST, find_sample_files, list_inputs
 from deploy.archives.sources import Source
-from deploy.archives.tasks import import_quietly
+from deploy.archives.tasks import import_quietly, task_of
 from deploy.models import ROOT, Engine, ModelEntry
 from deploy.places import INSTALL_INT8
 from deploy.progress import step
@@ -39,7 +39,7 @@ class PrecisionRequest:
     def check(self, model: ModelEntry, engine: Engine) -> None:
         if self.precision is not None:
             open_room("int8").check(self, model, engine)
-        elif self.validate is not None and (model.handler not in TASKS or engine == "torch"):
+        elif self.validate is not None and (task_of(model).samples is None or engine == "torch"):
             raise InvalidConfig(f"{model.name}: --validate: this archive has no precision to prove")
         self._check_paths(model)
 
@@ -47,7 +47,7 @@ class PrecisionRequest:
         given = {"--calibrate": self.calibrate, "--validate": self.validate}
         paths = {option: path for option, path in given.items() if path is not None}
         for option, path in paths.items():
-            if model.handler in IMAGES and path.is_file():
+            if task_of(model).samples == "images" and path.is_file():
                 raise InvalidConfig(f"{model.name}: {option} {path}: expected a folder of images, received a file")
         if len(paths) == 2 and len({path.resolve() for path in paths.values()}) == 1:
             raise InvalidConfig(
@@ -69,7 +69,7 @@ class PrecisionRequest:
         def compare(empty: Path) -> None:
             with step(f"{model.name}: comparing with the original model"):
                 import_quietly("deploy.archives.precision.fidelity").check(model, origin, engine, folder, empty)
-            has_graph = (folder / GRAPH).is_file() and model.handler in TASKS
+            has_graph = (folder / GRAPH).is_file() and task_of(model).samples is not None
             if has_graph and (origin.is_trained or self.precision):
                 with step(f"{model.name}: comparing precisions"):
                     prove = import_quietly("deploy.archives.precision.prove")
@@ -131,7 +131,9 @@ def precision_fingerprint(
     """Hash all inputs of an archive's precisions and their proofs."""
     settings = {name: value for name, value in model.settings().items() if name != "scheduling"}
     programs = (*PROGRAMS, *(ROOMS[name] for name in ROOMS if name == "int8"))
-    return digest({**find_modules(root, *programs, *DECODING), **samples}, export, facts, settings)
+    return digest(
+        {**find_modules(root, *programs, *DECODING, task_of(model).builder), **samples}, export, facts, settings
+    )
 
 
 def _identify(path: Path) -> list[tuple[str, int, int]]:

@@ -14,8 +14,8 @@ import torchvision
 import transformers
 
 from deploy.archives.__main__ import main
+from deploy.archives.networks import read_labels
 from deploy.archives.sources import WeightsUnavailable
-from deploy.archives.stagers.vision import read_labels
 from deploy.archives.tasks import load_task
 from deploy.models import ModelEntry
 from handlers.checkpoints import load_tokenizer

@@ -108,7 +108,7 @@ def is_changed(copy: Path, name: str, file: str, text: str, before: dict[str, Ha
     # The code that builds: what the builder imports, and no other builder.
     (IMAGES, "deploy/archives/archive.py", ARCHIVE),
     (IMAGES, "deploy/archives/weights.py", BOTH),
-    (IMAGES, "deploy/archives/stagers/text.py", NEITHER),
+    (IMAGES, "deploy/archives/encoders.py", NEITHER),
     # The model's files.
     (IMAGES, CONFIG, ARCHIVE),
     (IMAGES, f"examples/{IMAGES}/index_to_name.json", BOTH),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.archives.sources import source
-from deploy.archives.stagers.translation import convert
+from deploy.archives.tasks.translation import convert
 from deploy.models import model
 from handlers.archive_files import check
 from handlers.text.config import TranslationConfig

@@ -18,10 +18,10 @@ import torchvision
 import transformers
 from PIL import Image
 
+from deploy.archives.encoders import read_head
 from deploy.archives.hub import open_checkpoint
 from deploy.archives.preprocessing import follow_processor, read_transform
 from deploy.archives.sources import Source, WeightsUnavailable, source
-from deploy.archives.stagers.text import read_head
 from deploy.archives.state_dicts import read_state
 from deploy.archives.weights import count_classes, read_shapes
 from deploy.models import MODEL_LIST, ModelEntry

@@ -13,7 +13,7 @@ import torchvision
 import yaml
 
 from deploy.archives.__main__ import main
-from deploy.archives.stagers.custom import import_task
+from deploy.archives.custom import import_task
 from deploy.archives.state_dicts import read_state
 from deploy.migrate.custom import find_problems
 from deploy.migrate.entry import write_entry

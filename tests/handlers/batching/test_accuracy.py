@@ -16,11 +16,18 @@ from handlers.batching import accuracy, measurements
 from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.cores import read_processor
 from handlers.errors import InvalidConfig
-from handlers.precision.answers import KINDS, answer_items, make_proof
+from handlers.precision.answers import NUMBERS as REGRESSION
+from handlers.precision.answers import answer_items, make_proof
 from handlers.precision.comparisons import Boxes, Span
 from handlers.precision.samples import MOST_BYTES, SAMPLES, Samples, name_place, read_samples
 from handlers.proofs import Proof
 from handlers.protocol.requests import Payload
+from handlers.tasks.image_segmentation import ImageSegmentationHandler
+from handlers.tasks.object_detection import ObjectDetectionHandler
+from handlers.tasks.question_answering import QuestionAnsweringHandler
+from handlers.tasks.reranking import RerankingHandler
+from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
+from handlers.tasks.token_classification import TokenClassificationHandler
 from tests.handlers.serving import DoublingHandler, Log, Patch, started
 from tests.tables import table
 
@@ -52,6 +59,8 @@ class Doubler:
 
 
 class Doubling(DoublingHandler):
+    answer_kind = REGRESSION
+
     def __init__(self, bf16: float, int8: float = 1.0) -> None:
         super().__init__()
         self.factors, self.ran = {"bf16": bf16, "fp32": 1.0, "int8": int8}, list[str]()
@@ -66,7 +75,7 @@ def stage(folder: Path, place: str | None = ELSEWHERE, **agreements: float) -> P
     if place is not None:
         answers = [np.array([2.0 * number], np.float32) for number in NUMBERS]
         payloads = [Payload(str(number)) for number in NUMBERS]
-        Samples(place, "regression", None, payloads, answers).write(folder / SAMPLES)
+        Samples(place, None, payloads, answers).write(folder / SAMPLES)
     files = {SAMPLES: folder / SAMPLES} if place else {}
     proofs = {name: Proof("values", each, 0.0, 30, 0.98).to_json() for name, each in agreements.items()}
     (folder / BUILD).write_text(Build("f1", "weights", False, hash_files(files), proofs=proofs).to_json())
@@ -145,7 +154,7 @@ def test_samples_that_cannot_be_read_or_answered_mean_fp32(tmp_path: Path, caplo
     for part, words in ((b"", "cannot be read"), (None, "bf16: not compared with fp32: ")):
         folder = stage(tmp_path / str(words[:4]))
         if part is None:
-            Samples(ELSEWHERE, "regression", None, [Payload("no number")], [np.zeros(1)]).write(folder / SAMPLES)
+            Samples(ELSEWHERE, None, [Payload("no number")], [np.zeros(1)]).write(folder / SAMPLES)
         else:
             (folder / SAMPLES).write_bytes(part)
         (folder / BUILD).write_text(Build("f1", "weights", False, hash_files({SAMPLES: folder / SAMPLES})).to_json())
@@ -165,10 +174,10 @@ def test_comparison_ends_before_its_time_is_over() -> None:
     task.config = task.config_class()
     engine = Doubler({"bf16": RIGHT}, [])
     with patch("handlers.precision.answers.time.perf_counter", lambda: clock[0]):
-        answers = answer_items(task, [float(number) for number in NUMBERS], engine, 2.0, "regression")
+        answers = answer_items(task, [float(number) for number in NUMBERS], engine, 2.0, REGRESSION)
     # The first run, in which an engine prepares itself, then as many as end within two seconds.
     assert 15 <= len(answers) <= 21 and clock[0] <= 2.1 + 1e-6
-    assert make_proof("regression", [np.array([2.0 * number]) for number in NUMBERS][: len(answers)], answers).holds
+    assert make_proof(REGRESSION, [np.array([2.0 * number]) for number in NUMBERS][: len(answers)], answers).holds
 
 
 def test_too_few_comparisons_decide_nothing_and_are_made_again(tmp_path: Path, caplog: Log) -> None:
@@ -180,7 +189,9 @@ def test_too_few_comparisons_decide_nothing_and_are_made_again(tmp_path: Path, c
 
 def test_what_has_no_measure_is_no_agreement_and_no_nan() -> None:
     nan = np.full(4, np.nan)
-    for kind, exact in (("reranking", [1.0]), ("sentence_embedding", [nan] * 8), ("regression", [nan] * 8)):
+    kinds = (RerankingHandler.answer_kind, SentenceEmbeddingHandler.answer_kind, REGRESSION)
+    values: list[list[Any]] = [[1.0], [nan] * 8, [nan] * 8]
+    for kind, exact in zip(kinds, values, strict=True):
         proof = make_proof(kind, exact, exact)
         json.dumps(proof.to_json(), allow_nan=False)
         assert not proof.is_enough
@@ -206,16 +217,17 @@ NO_BOXES = Boxes(*(each[:0] for each in BOXES))
 
 
 @table(
-    *(("question_answering", Span(3, 9, 0.7, 0.4)), ("object_detection", BOXES), ("object_detection", NO_BOXES)),
-    *(("reranking", -1.25), ("token_classification", np.eye(3)), ("image_segmentation", np.ones((4, 5), np.int64))),
+    *((QuestionAnsweringHandler, Span(3, 9, 0.7, 0.4)), (ObjectDetectionHandler, BOXES), (RerankingHandler, -1.25)),
+    *((ObjectDetectionHandler, NO_BOXES), (TokenClassificationHandler, np.eye(3))),
+    (ImageSegmentationHandler, np.ones((4, 5), np.int64)),
 )
-def test_kept_answers_agree_with_themselves(kind: str, answer: Any, tmp_path: Path) -> None:
+def test_kept_answers_agree_with_themselves(handler: Any, answer: Any, tmp_path: Path) -> None:
     payloads = [Payload(value) for value in (b"\xff\xd8", "text", {"question": "Who?", "context": "She."})]
-    Samples("here", kind, 0.9, payloads, [answer] * 3).write(tmp_path / SAMPLES)
-    found = read_samples(tmp_path)
+    Samples("here", 0.9, payloads, [answer] * 3).write(tmp_path / SAMPLES)
+    found = read_samples(tmp_path, handler.answer_kind)
     assert found is not None
-    assert (found.place, found.kind, found.least, list(found.payloads)) == ("here", kind, 0.9, payloads)
-    same = KINDS[kind].compare([answer] * 3, found.answers)
+    assert (found.place, found.least, list(found.payloads)) == ("here", 0.9, payloads)
+    same = handler.answer_kind.compare([answer] * 3, found.answers)
     # Nothing surely found is no agreement.
     assert same.agreement == (0.0 if answer is NO_BOXES else 1.0) and same.largest_change == 0.0
 
@@ -223,8 +235,8 @@ def test_kept_answers_agree_with_themselves(kind: str, answer: Any, tmp_path: Pa
 def test_samples_are_bounded_in_bytes(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     payloads = [Payload(noise.bytes(400_000)) for _ in range(8)]
-    Samples("here", "reranking", None, payloads, [0.0] * 8).write(tmp_path / SAMPLES)
-    found = read_samples(tmp_path)
+    Samples("here", None, payloads, [0.0] * 8).write(tmp_path / SAMPLES)
+    found = read_samples(tmp_path, REGRESSION)
     assert found is not None and 3 <= len(found.answers) == len(found.payloads) <= 5
     assert (tmp_path / SAMPLES).stat().st_size <= MOST_BYTES
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from deploy.archives.stagers.translation import convert
+from deploy.archives.tasks.translation import convert
 from handlers.checkpoints import load_tokenizer
 from handlers.engines import Divisible, Outputs
 from handlers.engines.ctranslate2 import CUBLAS, CTranslate2Engine, _load_cublas, compute_type

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from deploy.archives.sources import Source, WeightsUnavailable
-from deploy.archives.stagers.language_id import stage
+from deploy.archives.tasks.language_id import stage
 from deploy.models import model
 from handlers.archive_files import CHECKPOINT
 from handlers.errors import InvalidConfig

@@ -11,7 +11,7 @@ import torch
 import transformers
 from sentence_transformers.sentence_transformer import modules
 
-from deploy.archives.stagers.text import read_head
+from deploy.archives.encoders import read_head
 from handlers.errors import InvalidConfig
 from handlers.text.encoder_modules import load_encoder
 from handlers.text.encoders import ROBERTA_LIKE, find_token_limit

@@ -17,7 +17,7 @@ from handlers.config import parse
 from handlers.engines.openvino import OpenVinoEngine
 from handlers.errors import InvalidConfig
 from handlers.precision import comparisons as comps
-from handlers.precision.answers import KINDS, answer_items, exact_settings, make_proof, name_kind
+from handlers.precision.answers import NUMBERS, answer_items, exact_settings, kind_of, make_proof
 from handlers.text.windows import Window
 from handlers.vision.config import IMAGENET_MEAN, IMAGENET_STD, ImageClassificationConfig
 from handlers.vision.preprocessing import Preprocessing
@@ -42,12 +42,13 @@ def broken(folder: Path) -> Path:
 
 def test_labels_must_agree_at_99_percent_and_tokens_are_compared_without_special_ones() -> None:
     labelled = {"image_classification", "text_classification", "token_classification", "question_answering"}
-    assert {name for name, kind in KINDS.items() if kind.least == 0.99} == labelled
-    assert {kind.least for kind in KINDS.values()} == {0.98, 0.99}
+    kinds = {name: task_class(name).answer_kind for name, task in BUILT_IN.items() if task.samples is not None}
+    assert {name for name, kind in kinds.items() if kind.least == 0.99} == labelled
+    assert {kind.least for kind in kinds.values()} == {0.98, 0.99}
     windows = [Window([2, 7, 8, 3], [0] * 4, 0, 1, 2), Window([2, 8, 3], [0] * 3, 1, 1, 1)]
     logits = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     items = [SimpleNamespace(windows=windows), SimpleNamespace(windows=windows[1:])]
-    found = KINDS["token_classification"].read(None, {"logits": logits}, items)
+    found = kinds["token_classification"].read(None, {"logits": logits}, items)
     assert [rows.shape for rows in found] == [(3, 2), (1, 2)]
 
 
@@ -56,17 +57,18 @@ def test_labels_must_agree_at_99_percent_and_tokens_are_compared_without_special
 def test_answers_of_the_same_graph_agree_and_of_a_broken_one_do_not(handler: str, measure: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"labels": ("relevance",)} if handler == "reranking" else {}
     folder = tiny_models.staged(tmp_path, "bert", handler, **more)
-    task = load_task(handler, folder, exact_settings(handler, parse(BUILT_IN[handler].settings_class(), {})))
-    assert name_kind(task) == handler
+    kind = task_class(handler).answer_kind
+    task = load_task(handler, folder, exact_settings(kind, parse(BUILT_IN[handler].settings_class(), {})))
+    assert kind_of(task) is kind
     payloads = inputs.make_sample_payloads(model(handler.replace("_", "-")), task.inputs)
     items = task.prepare([task.decode(each) for each in payloads])
     assert 20 <= len(items) <= 40
     exact = answer_items(task, items, task.engine)
-    same = make_proof(handler, exact, answer_items(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")))
+    same = make_proof(kind, exact, answer_items(task, items, OpenVinoEngine(folder / GRAPH, precision="fp32")))
     # Of random weights, whole tasks may have near ties alone.
     assert same.measure == measure and same.agreement == pytest.approx(float(same.samples > 0))
     assert (same.largest_change or 0) < 1e-4
-    other = make_proof(handler, exact, answer_items(task, items, OpenVinoEngine(broken(folder), precision="fp32")))
+    other = make_proof(kind, exact, answer_items(task, items, OpenVinoEngine(broken(folder), precision="fp32")))
     assert (other.largest_change or 0) > 0.01 and (measure == "labels" or not other.is_enough)
 
 
@@ -77,18 +79,18 @@ def test_near_ties_and_what_is_no_number_are_no_agreement_and_regressions_are_co
     assert found[:3] == pytest.approx((1 / 3, 1.0, 3))
     assert found.detail == "1 near ties left out, mean change of the first label's 0.4250"
     # Against known labels, ties are answers like others: fp32 has three of four right, and int8 two.
-    by_label = make_proof("image_classification", ours, theirs, truths=[0, 0, 1, 0])
+    by_label = make_proof(task_class("image_classification").answer_kind, ours, theirs, truths=[0, 0, 1, 0])
     assert by_label.agreement == pytest.approx(2 / 3, abs=1e-5)
     assert (by_label.measure, by_label.samples, by_label.is_enough) == ("accuracy", 4, False)
-    assert name_kind(SimpleNamespace(function="none", labels=["stars"])) == "regression"
+    assert kind_of(SimpleNamespace(function="none", labels=["stars"])) is NUMBERS
     exact = [np.array([number], np.float32) for number in np.random.default_rng(0).normal(size=30)]
     changed = [each.copy() for each in exact]
     changed[3] += np.float32(0.03) * np.array(exact).std()
     for others, agreement, holds in ((exact, 1.0, True), (changed, 0.97, False)):
-        proof = make_proof("regression", exact, others)
+        proof = make_proof(NUMBERS, exact, others)
         assert (proof.measure, proof.samples, proof.holds) == ("values", 30, holds)
         assert proof.agreement == pytest.approx(agreement, abs=1e-3)
-    lost = make_proof("regression", exact, [exact[0] * np.nan, *exact[1:]])
+    lost = make_proof(NUMBERS, exact, [exact[0] * np.nan, *exact[1:]])
     assert (lost.agreement, lost.broken, lost.is_enough) == (0.0, 1, False)
 
 

@@ -18,13 +18,12 @@ from openvino import opset13 as opset
 from deploy.archives.precision import fidelity, int8
 from deploy.archives.precision.quantise import samples
 from deploy.archives.sources import source
-from deploy.archives.stagers import detection, vision
-from deploy.archives.tasks import load_task
+from deploy.archives.tasks import image_classification, load_task, object_detection
 from deploy.models import MODEL_LIST, ModelEntry
 from handlers.batching import accuracy
 from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful
-from handlers.precision.answers import run_items
+from handlers.precision.answers import VECTORS, run_items
 from handlers.precision.samples import SAMPLES, read_samples
 from handlers.protocol.requests import Payload
 from handlers.tasks.sentence_embedding import SentenceEmbeddingHandler
@@ -105,7 +104,7 @@ def test_int8_from_another_processor_is_compared_by_the_worker_with_samples_of_t
     (archive_sh.folder / "tiny" / "request.json").write_text(json.dumps({"text": own}))
     archive_sh(*arguments)
     folder, build = archive_sh.store / "tiny", archive_sh.build("tiny")
-    kept = read_samples(folder)
+    kept = read_samples(folder, VECTORS)
     assert SAMPLES in build["files"] and kept is not None and len(kept.answers) >= 20
     assert not {own, *TEXTS} & {each.value for each in kept.payloads}
     monkeypatch.setenv("CACHE_DIR", str(archive_sh.folder / "cache"))
@@ -281,7 +280,7 @@ def test_only_an_archives_own_weights_and_pixels_agree(tmp_path: Path) -> None:
     (own / "model-config.yaml").write_text(json.dumps({"handler": settings}))
     (own / "index_to_name.json").write_text(json.dumps(dict(enumerate("abc"))))
     entry = ModelEntry("tiny", "image_classification", "1.0", own)
-    vision.stage(entry, source(entry, str(weights)), "openvino", folder)
+    image_classification.stage(entry, source(entry, str(weights)), "openvino", folder)
     state = torch.load(weights)
     torch.save({**state, "fc.bias": state["fc.bias"] + torch.tensor([0, 0.1, 0])}, tmp_path / "other.pt")
     assert_faithful(entry, weights, tmp_path / "other.pt", folder, tmp_path)
@@ -305,7 +304,7 @@ def test_detector_whose_scores_tie_agrees_as_a_set_and_one_with_other_weights_do
     network.save_pretrained(other)
     transformers.AutoImageProcessor.from_pretrained(weights).save_pretrained(other)
     entry = ModelEntry("tiny", "object_detection", "1.0", tmp_path)
-    detection.stage(entry, source(entry, str(weights)), "openvino", folder)
+    object_detection.stage(entry, source(entry, str(weights)), "openvino", folder)
     assert_faithful(entry, weights, other, folder, tmp_path)
 
 

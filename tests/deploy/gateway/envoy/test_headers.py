@@ -243,4 +243,4 @@ def test_handlers_own_errors_are_left_as_they_are(gateway: Gateway) -> None:
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "corrupt"})
     assert (answer.status_code, answer.content) == (422, body)
     assert gateway.refused("ModelInfer", INFER, x_do="own") == (3, "broken")
-    assert [gateway.refused("ModelInfer", INFER, x_do=do)[0] for do in ("no-status", "limited")] == [13, 14]
+    assert [gateway.refused("ModelInfer", INFER, x_do=do)[0] for do in ("no-status", "limited")] == [8, 8]

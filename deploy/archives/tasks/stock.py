@@ -1,4 +1,4 @@
-"""Stages an old archive as it is; its own code is not run before it serves.
+"""Builds an old archive as it is; its own code is not run before it serves.
 
 .mar, .tar.gz or a folder -> original/
 """
@@ -11,6 +11,8 @@ from deploy.models import Engine, ModelEntry
 from handlers.config import parse
 from handlers.errors import InvalidConfig
 from handlers.original_archive import ORIGINAL, StockConfig
+
+FACTS = {"settings": "original_archive:StockConfig", "mode": "classic", "compares": False}
 
 TAKEN = ("handlers", "stock")  # modules that the worker has imported under these names before it loads the old handler
 

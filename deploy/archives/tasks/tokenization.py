@@ -1,4 +1,4 @@
-"""Stages tokenization: the tokenizer's files of a Hugging Face folder or hub id."""
+"""Builds tokenization: the tokenizer's files of a Hugging Face folder or hub id."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +11,8 @@ from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.text.config import TokenizationConfig
 from handlers.text.encoders import prepare_tokenizer
+
+FACTS = {"settings": "text.config:TokenizationConfig", "takes_hub_ids": True, "mode": "classic"}
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:  # noqa: ARG001 - no engine runs

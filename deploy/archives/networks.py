@@ -1,7 +1,4 @@
-"""Stages image classification: torchvision's state dict or transformers' checkpoint -> the files of an archive.
-
-Other tasks on images export and write their files with the functions below.
-"""
+"""The files of a network on images: its labels, its preprocessing, and its graph."""
 
 import json
 import os
@@ -16,79 +13,16 @@ import torchvision
 import transformers
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-from deploy.archives.hub import open_checkpoint, pack
 from deploy.archives.labels import FORM, LABELS, read_label_file
-from deploy.archives.preprocessing import follow_processor, read_transform
-from deploy.archives.sources import Source, WeightsUnavailable
-from deploy.archives.weights import count_classes, load_weights
-from deploy.models import TENSORS, Engine, ModelEntry
+from deploy.archives.sources import WeightsUnavailable
+from deploy.models import Engine, ModelEntry
 from deploy.progress import printable
 from handlers.archive_files import GRAPH
 from handlers.checkpoints import check_labels
-from handlers.config import parse
 from handlers.errors import InvalidConfig, Unfaithful, reason
-from handlers.vision.config import ImageClassificationConfig
-from handlers.vision.pixel_classifier import build_torchvision, load_classifier, network_options
 from handlers.vision.preprocessing import Preprocessing
 
 MOST_SHOWN = 4  # the most changed labels that a message names
-
-
-def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
-    """Write labels, preprocessing, the graph except for `torch`, and the weights except for `openvino`."""
-    config = parse(ImageClassificationConfig, model.config().get("handler"))
-    _check_source(model, config, origin)
-    if config.arch is not None:
-        seen = read_transform(model, config, origin)
-        known = network_options(config.arch, seen)
-        state = load_weights(model, config.arch, origin, **known)
-        labels = read_labels(model, config.arch, count_classes(model, config.arch, state, **known))
-        classifier = build_torchvision(state, config.arch, len(labels), seen)
-        write_state(state, engine, folder)
-    else:
-        with open_checkpoint(model, origin) as source:
-            _check_library(model, source)
-            labels = make_unique(model, [*read_checkpoint_labels(source).values()])
-            seen = follow_processor(source)
-            classifier = load_classifier(source, seen)
-            pack(source, folder, with_weights=engine != "openvino")
-    write_network(classifier, seen, ("logits",), dict(enumerate(labels)), engine=engine, folder=folder)
-
-
-def _check_source(model: ModelEntry, config: ImageClassificationConfig, origin: Source) -> None:
-    config_path = Path(origin.location).parent / "config.json"
-    if config.arch is None:
-        if (origin.kind == "file" and not config_path.is_file()) or origin.kind in ("torchvision", "random"):
-            raise InvalidConfig(
-                f"{model.name}: arch: required for weights of torchvision: the name of the network, such as resnet50"
-            )
-        return
-    way_out = "remove arch for a checkpoint of transformers, whose config.json names the network"
-    if config.arch not in torchvision.models.list_models(torchvision.models):
-        raise InvalidConfig(f"{model.name}: arch: {config.arch} is not a classifier of torchvision.models; {way_out}")
-    if origin.kind in ("folder", "hub") or (origin.kind == "file" and _names_network(config_path)):
-        raise InvalidConfig(
-            f"{model.name}: arch: only for a state dict of torchvision, and not for {origin.location}; {way_out}"
-        )
-
-
-def _names_network(path: Path) -> bool:
-    """Return whether a file is the config.json of a checkpoint; a training program may write another one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "model_type" in content
-
-
-def _check_library(model: ModelEntry, source: Path) -> None:
-    """Raise InvalidConfig for a model of timm, for which transformers has only a wrapper."""
-    content = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    if content.get("model_type") == "timm_wrapper" or "pretrained_cfg" in content:
-        raise InvalidConfig(
-            f"{model.name}: a model of timm, which is not installed here; export it with torch.onnx.export, and serve "
-            f"the file with task: {TENSORS}"
-        )
 
 
 def read_checkpoint_labels(source: Path) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Stages a task on a transformers encoder: a Hugging Face folder or hub id -> the files of an archive."""
+"""Stages a task on an encoder of transformers: a Hugging Face folder or hub id -> the files of an archive."""
 
 import io
 import logging

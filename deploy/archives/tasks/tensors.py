@@ -1,4 +1,4 @@
-"""Stages a user's model of tensors, after the proof that it batches.
+"""Builds a user's model of tensors, after the proof that it batches.
 
 .onnx, .xml -> graph                        -> model.xml, model.bin, signature.json
 .onnx       -> itself, for ONNX Runtime     -> onnx/, signature.json
@@ -52,6 +52,14 @@ from handlers.errors import InvalidConfig, Unfaithful, reason
 from handlers.protocol.tensors import datatype_of
 from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import SIGNATURE, DeclaredSignature, Signature, Tensor, merge_signature
+
+FACTS = {
+    "settings": "tensor_models.config:TensorsConfig",
+    # A model's file is checked against these.
+    "export_settings": ("inputs", "outputs", "constants", "max_batch_items", "warm_up"),
+    "mode": "classic",
+    "compares": False,
+}
 
 CPU = torch.device("cpu")
 # The engines of each kind of file; others run on OpenVINO.

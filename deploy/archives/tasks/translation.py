@@ -1,4 +1,4 @@
-"""Stages translation: a Hugging Face folder or hub id -> the files of an archive.
+"""Builds translation: a Hugging Face folder or hub id -> the files of an archive.
 
 a family that CTranslate2 has  -> converted in fp32 -> its answers equal transformers' (deploy.archives.generation)
                                -> ctranslate2/ in the archive's precision, and checkpoint/ without its weights
@@ -40,6 +40,16 @@ from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
 from handlers.text.translators import prepare_translator, read_generation
 from handlers.warm_up import decode_items
+
+FACTS = {
+    "settings": "text.config:TranslationConfig",
+    "export_settings": ("trust_remote_code", "precision", "src_lang", "tgt_lang"),
+    "named_files": ("detector",),
+    "files": ("samples.txt",),
+    "takes_hub_ids": True,
+    "compares": False,
+    "int8": "translation runs in int8 by itself: `precision` of its model-config.yaml, --min-chrf",
+}
 
 # Families that CTranslate2 runs, as `model_type` names them; NLLB's is M2M100's.
 FAMILIES = frozenset({"marian", "m2m_100", "t5", "bart", "mbart", "pegasus"})

@@ -1,4 +1,4 @@
-"""Stages language identification: one fastText model, checked."""
+"""Builds language identification: one fastText model, checked."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,8 @@ from handlers.config import parse
 from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig
 from handlers.text.config import LanguageIdConfig
+
+FACTS = {"settings": "text.config:LanguageIdConfig", "mode": "classic"}
 
 SUFFIXES = (".ftz", ".bin")
 

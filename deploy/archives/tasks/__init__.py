@@ -1,11 +1,14 @@
-"""The table of the built-in tasks, and the task that serves a model.
+"""Builds archives, a module for each task: the same name as of the module in handlers/tasks, which serves it.
 
-    task: image_classification  -> the table          -> Task
-    task: my_task.py            -> the file, checked  -> Task
+    task: image_classification  -> FACTS of image_classification.py, read and not imported -> Task
+    task: my_task.py            -> the file, checked                                       -> Task
 
-Only `load_task` imports torch: the check whether an archive is up to date takes a moment.
+FACTS are values of `Task`. `stage` writes an archive's files; a task on images has `open_owner` (the networks of
+torchvision), `AUTO` and `answer` (of transformers) and `measure` for the comparison with these libraries. Only the
+modules and `load_task` import torch: the check whether an archive is up to date takes a moment.
 """
 
+import ast
 import importlib
 import importlib.util
 import logging
@@ -17,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from deploy.archives.labels import LABELS
 from deploy.archives.task_file import check_module, find_helpers, read_staged_files
-from deploy.models import ROOT, STOCK, TENSORS, ModelEntry
+from deploy.models import ROOT, ModelEntry
 from handlers.errors import InvalidConfig
 
 Mode = Literal["classic", "adaptive"]  # TorchServe forms the batches, or the worker
+Samples = Literal["images", "texts", "questions", "pairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Task:
 
     path: Path  # the file of its one class; the archive has it at its root
     builder: str  # the module whose `stage(model, source, engine, folder)` writes the files that the class loads
-    settings: str = ""  # the class of its settings, as "module:Class"; empty if only the task's class knows it
+    settings: str = ""  # the class of its settings, as "module:Class" of handlers; empty if only its class knows it
     # The settings that decide the staged files; None if staging is as cheap as copying, so that no file is cached.
     export_settings: tuple[str, ...] | None = None
     # Names or patterns of the files beside a model's configuration that belong into its archive.
@@ -45,58 +48,30 @@ class Task:
     # The default mode. Adaptive mode serves images, encoders and translation at least as well; of items that cost next
     # to nothing, digits in ONNX with 64 clients, 0.8 times as many, since each exchange has all requests in flight.
     mode: Mode = "adaptive"
+    compares: bool = True  # whether `archive` compares it with its library; or else its own `stage` does
+    samples: Samples | None = None  # the inputs that compare precisions; None for a task of one precision
+    graphs: int = 1  # of several none becomes int8
+    int8: str = ""  # why it has no --precision int8, if not for the reasons above
+    # Kinds of transformers' models that it cannot serve, by `model_type`, with the reason.
+    unserved: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    # TorchServe's handler that it replaces, with the package of its networks; and the mode of the transformers example.
+    replaces: tuple[str, str] = ("", "")
+    mode_before: str = ""
+    as_before: Mapping[str, Any] = field(default_factory=dict)  # settings with which it answers as that handler
 
     def settings_class(self) -> Any:
         module, _, name = self.settings.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(f"handlers.{module}"), name)
 
 
-def _task(name: str, stager: str, settings: str, **more: Any) -> Task:
-    """Describe a built-in task by the module of its stager and, below handlers/, the class of its settings."""
-    path = ROOT / "handlers" / "tasks" / f"{name}.py"
-    return Task(path, f"deploy.archives.stagers.{stager}", f"handlers.{settings}", **more)
+def _read_task(path: Path) -> Task:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    (facts,) = (node.value for node in assigned if ast.unparse(node.targets[0]) == "FACTS")
+    return Task(ROOT / "handlers" / "tasks" / path.name, f"{__name__}.{path.stem}", **ast.literal_eval(facts))
 
 
-def _encoder(name: str, settings: str) -> Task:
-    more = {"export_settings": ("trust_remote_code",), "takes_hub_ids": True}
-    return _task(name, "text", f"text.config:{settings}", **more)
-
-
-def _vision(name: str, stager: str, settings: str, export_settings: tuple[str, ...]) -> Task:
-    """Describe a task on images with names of classes."""
-    more = {"export_settings": export_settings, "files": (LABELS,), "takes_hub_ids": True}
-    return _task(name, stager, f"vision.config:{settings}", **more)
-
-
-SEGMENTED = ("arch", "resize_size", "crop_size", "mean", "std")
-CLASSIFIED = (*SEGMENTED, "interpolation", "transform_input")
-TRANSLATED: dict[str, Any] = {
-    "export_settings": ("trust_remote_code", "precision", "src_lang", "tgt_lang"),
-    "named_files": ("detector",),
-    "files": ("samples.txt",),
-    "takes_hub_ids": True,
-}
-IMAGE_TEXT = "image_text.config:ImageTextEmbeddingConfig"
-CHECKED = ("inputs", "outputs", "constants", "max_batch_items", "warm_up")  # a model's file is checked against these
-
-# To remove a task, remove its line.
-TABLE = (
-    _vision("image_classification", "vision", "ImageClassificationConfig", CLASSIFIED),
-    _vision("object_detection", "detection", "ObjectDetectionConfig", ("arch",)),
-    _vision("image_segmentation", "segmentation", "ImageSegmentationConfig", SEGMENTED),
-    _task("image_text_embedding", "image_text", IMAGE_TEXT, export_settings=(), takes_hub_ids=True),
-    _encoder("text_classification", "TextClassificationConfig"),
-    _encoder("token_classification", "TokenClassificationConfig"),
-    _encoder("question_answering", "QuestionAnsweringConfig"),
-    _encoder("sentence_embedding", "SentenceEmbeddingConfig"),
-    _encoder("reranking", "RerankingConfig"),
-    _task("tokenization", "tokenization", "text.config:TokenizationConfig", takes_hub_ids=True, mode="classic"),
-    _task("translation", "translation", "text.config:TranslationConfig", **TRANSLATED),
-    _task("language_id", "language_id", "text.config:LanguageIdConfig", mode="classic"),
-    _task(TENSORS, "tensors", "tensor_models.config:TensorsConfig", export_settings=CHECKED, mode="classic"),
-    _task(STOCK, "stock", "original_archive:StockConfig", mode="classic"),
-)
-BUILT_IN = {task.path.stem: task for task in TABLE}
+BUILT_IN = {path.stem: _read_task(path) for path in sorted(Path(__file__).parent.glob("[!_]*.py"))}
 
 
 def task_of(model: ModelEntry) -> Task:
@@ -120,7 +95,7 @@ def task_of(model: ModelEntry) -> Task:
         raise InvalidConfig(f"{model.name}: task: {error}") from None
     return Task(
         path=path,
-        builder="deploy.archives.stagers.custom",
+        builder="deploy.archives.custom",
         files=files,
         helpers=helpers,
         takes_hub_ids=True,

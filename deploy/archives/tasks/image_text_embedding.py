@@ -1,14 +1,17 @@
-"""Stages image and text embedding: a Hugging Face folder or hub id -> the files of an archive."""
+"""Builds image and text embedding: a Hugging Face folder or hub id -> the files of an archive."""
 
 from pathlib import Path
+from typing import Any
 
 import openvino
+import torch
 
+from deploy.archives.encoders import export as export_text
 from deploy.archives.hub import open_checkpoint, pack
+from deploy.archives.networks import export as export_pixels
+from deploy.archives.precision.image_fidelity import measure_numbers
 from deploy.archives.preprocessing import follow_processor
 from deploy.archives.sources import Source
-from deploy.archives.stagers.text import export as export_text
-from deploy.archives.stagers.vision import export as export_pixels
 from deploy.archives.tokens import check_tokenizer
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT, GRAPH
@@ -17,6 +20,16 @@ from handlers.image_text.config import ImageTextEmbeddingConfig
 from handlers.image_text.families import TEXT_GRAPH
 from handlers.image_text.towers import load_towers
 from handlers.text.encoders import prepare_tokenizer
+
+FACTS = {
+    "settings": "image_text.config:ImageTextEmbeddingConfig",
+    "export_settings": (),
+    "takes_hub_ids": True,
+    "samples": "images",
+    "graphs": 2,
+}
+AUTO = "AutoModel"
+measure = measure_numbers
 
 
 def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> None:
@@ -36,3 +49,11 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
         pack(source, folder, with_weights=engine != "openvino")
         if engine != "torch":
             prepare_tokenizer(folder / CHECKPOINT, has_tokenizer=towers.text is not None)
+
+
+def answer(network: Any, values: torch.Tensor) -> list[torch.Tensor]:
+    if hasattr(network, "get_image_features"):
+        vector = network.get_image_features(pixel_values=values).pooler_output[0]
+    else:
+        vector = network(pixel_values=values).last_hidden_state[0, 0]
+    return [torch.nn.functional.normalize(vector, dim=-1)]

@@ -1,1 +1,0 @@
-"""Stagers: each writes what one kind of model serves into an empty folder."""

@@ -1,0 +1,12 @@
+"""Builds text classification: a Hugging Face folder or hub id -> the files of an archive."""
+
+from deploy.archives.encoders import stage
+
+FACTS = {
+    "settings": "text.config:TextClassificationConfig",
+    "export_settings": ("trust_remote_code",),
+    "takes_hub_ids": True,
+    "samples": "texts",
+    "mode_before": "sequence_classification",
+}
+__all__ = ["FACTS", "stage"]

@@ -1,0 +1,16 @@
+"""Builds token classification: a Hugging Face folder or hub id -> the files of an archive."""
+
+from deploy.archives.encoders import stage
+
+FACTS = {
+    "settings": "text.config:TokenClassificationConfig",
+    "export_settings": ("trust_remote_code",),
+    "takes_hub_ids": True,
+    "samples": "texts",
+    "mode_before": "token_classification",
+    "as_before": {"aggregation": "none", "ignore_labels": []},
+    "unserved": {
+        ("canine",): "its tokens are characters without places in the text, which this task returns; use another model"
+    },
+}
+__all__ = ["FACTS", "stage"]
