@@ -121,7 +121,7 @@ PRINTED = {
     '"I was bored"]}': r'"good".*"predictions":.*"bad"',
     "for team in ": r"\A\Z",
     "openssl req": r"\A\Z",
-    "CONFIG=my/gateway.yaml": "gateway: started",
+    "gateway start --config my/gateway.yaml": "gateway: started",
     "key=$(sed": r'"espresso": ?0\.',
     "torchserve-batching gateway stop": "gateway: stopped",
     "cp -r my/reviews": r"\A\Z",
