@@ -63,6 +63,8 @@ def describe(task: Task, name: str, version: str | None) -> tuple[Shape, Metadat
         max_request_items=config.max_request_items,
         options=_options(task.options_class, config),
         accepts=[*task.media_types, "application/json"],
+        api=task.api,
+        view=task.view,
         proofs={precision: proof.to_json() for precision, proof in archive_files.load_proofs(task.model_dir).items()},
         device=_device_of(task),
         fingerprint=task.fingerprint,

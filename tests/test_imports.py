@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -112,6 +113,22 @@ def test_tasks_import_no_other_task_and_two_modules_torchserve() -> None:
         if name.partition(".")[0] == "ts"
     }
     assert importers == {"torchserve.py", "original_archive.py"}
+
+
+def test_name_of_a_task_is_in_its_two_modules_alone() -> None:
+    names = {path.stem for path in modules("handlers/tasks")} - {"__init__"}
+    assert names == {path.stem for path in modules("deploy/archives/tasks")} - {"__init__"}
+    # One word may mean something else, and one name is a library's as well.
+    names -= {"tensors", "stock", "translation", "reranking", "tokenization"}
+    found = [
+        (path.name, name)
+        for package in ("handlers", "deploy", "client", "torchserve_batching")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".js", ".yaml", ".lua", ".html")
+        for name in re.findall(rf"\b({'|'.join(names)})\b", path.read_text(encoding="utf-8"))
+        if path.stem != name and (path.name, name) != ("sentence_modules.py", "sentence_embedding")
+    ]
+    assert found == []
 
 
 def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:

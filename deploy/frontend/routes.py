@@ -112,8 +112,7 @@ class Models:
         """Find the only model for a request that names none; "" without one."""
         if path not in NAMELESS:
             return ""
-        tasks = {name: document.get("task", "") for name, document in (await self._documents()).items()}
-        return description.find_only(path, tasks, self._preferred)
+        return description.find_only(path, await self._documents(), self._preferred)
 
     async def describe_embedder(self) -> dict[str, Any]:
         """Answer text-embeddings-inference's /info."""

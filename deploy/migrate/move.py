@@ -32,7 +32,7 @@ REPLACED = {task.replaces[0]: name for name, task in BUILT_IN.items() if task.re
 MODES = {task.mode_before: name for name, task in BUILT_IN.items() if task.mode_before}
 NO_TEXT = (
     "handler text_classifier: its vocabulary is a pickle of torchtext, which has ended, and it reads only the "
-    "first request of a batch; train a model of transformers for task: text_classification"
+    "first request of a batch; train a text classifier of transformers"
 )
 CHECKPOINT = "checkpoint"
 WAY_OUT = "add --stock to run it as it is"

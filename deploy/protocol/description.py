@@ -18,9 +18,8 @@ APIS = {
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
 }
-# Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the tasks of each.
-_EMBEDDING = ("sentence_embedding", "image_text_embedding")
-NAMELESS = {**dict.fromkeys(("/embed", "/v1/embed"), _EMBEDDING), "/rerank": ("reranking",)}
+# Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the API of each.
+NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank"}
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 UNKNOWN_PLATFORM = "torchserve"  # the platform of a handler without metadata
@@ -92,19 +91,18 @@ def configuration(
     }
 
 
-def find_only(path: str, tasks: Mapping[str, str], preferred: Sequence[str] = ()) -> str:
-    """Return the model for a request that names none, by each model's task: the only one, or the preferred; or ""."""
-    found = [name for name, task in tasks.items() if task in NAMELESS.get(path, ())]
+def find_only(path: str, documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str] = ()) -> str:
+    """Return the model for a request that names none, by all metadata: the only one, or the preferred; or ""."""
+    found = [name for name, document in documents.items() if document.get("api") == NAMELESS.get(path, "")]
     found = [name for name in found if name in preferred] or found
     return found[0] if len(found) == 1 else ""
 
 
 def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Sequence[str]) -> dict[str, Any]:
     """Return text-embeddings-inference's /info of the model of /embed or else of /rerank, given all metadata."""
-    tasks = {name: str(document.get("task", "")) for name, document in documents.items()}
-    if not (name := find_only("/embed", tasks, preferred) or find_only("/rerank", tasks, preferred)):
+    if not (name := find_only("/embed", documents, preferred) or find_only("/rerank", documents, preferred)):
         raise RequestError(404, "/info: one model must embed or rerank, or default_models name one")
-    kind = "reranker" if tasks[name] == "reranking" else "embedding"
+    kind = "reranker" if documents[name]["api"] == "rerank" else "embedding"
     most = documents[name].get("max_request_items")
     version = describe_server()["version"]
     return {"model_id": name, "model_type": {kind: {}}, "max_client_batch_size": most, "version": version}

@@ -46,6 +46,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
     media_types: tuple[str, ...] = ()  # of bodies other than JSON, for the metadata
     decodes_in_threads: ClassVar[bool] = True  # whether decoding an item takes longer than passing it to a thread
     api: ClassVar[retrieval.Api | None] = None  # the API whose responses contain its results
+    view: ClassVar[str] = ""  # how the gateway's page shows an answer (results.js); empty for JSON
     ranges: Any = None  # the least and the greatest value of vectors in int8, (2, D)
     staged_files: ClassVar[tuple[str, ...]] = ()  # names or patterns of files beside the model's configuration
     overhead: Overhead = OVERHEAD  # cost of one more micro-batch

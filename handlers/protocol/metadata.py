@@ -36,6 +36,8 @@ class Metadata:
     max_request_items: int
     options: Mapping[str, Any]  # by name: "type" and further words of JSON Schema, "default" and "description"
     accepts: Sequence[str]
+    api: str | None  # the API of embedding servers that it answers
+    view: str  # how a page shows an answer; empty for JSON
     # Agreement with fp32 by precision; see handlers.proofs.
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str | None = None

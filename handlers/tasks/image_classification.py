@@ -24,6 +24,7 @@ class ImageClassificationHandler(ImageHandler[ImageClassificationConfig]):
     """The network is a PixelClassifier: pixels -> logits. Labels are unique."""
 
     answer_kind = answers.LABELS._replace(measure="top-1")
+    view = "scores"
     config_class = ImageClassificationConfig
     options_class = ImageClassificationOptions
     output_tensors = rankings(LABELS, _to_records)

@@ -32,6 +32,7 @@ class ImageSegmentationHandler(ImageHandler[ImageSegmentationConfig]):
     """The network is a PixelSegmenter or a PixelSegformer, of checkpoint/ or of model.pt."""
 
     answer_kind = Kind("miou", 0.98, read_maps, compare_maps)
+    view = "segments"
     config_class = ImageSegmentationConfig
     options_class = ImageSegmentationOptions
     piped = Piped(options={"masks": "png"})

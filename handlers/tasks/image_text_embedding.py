@@ -35,6 +35,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
     """
 
     answer_kind = answers.VECTORS
+    view = "vector"
     config_class = ImageTextEmbeddingConfig
     options_class = ImageTextEmbeddingOptions
     inputs = frozenset({"b64", "text"})

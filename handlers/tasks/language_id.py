@@ -21,6 +21,7 @@ PREFIX = "__label__"
 class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]]):
     """Serves an archive with one fastText model, model.ftz or model.bin."""
 
+    view = "languages"
     config_class = LanguageIdConfig
     options_class = LanguageIdOptions
     reads_options = True

@@ -36,6 +36,7 @@ class ObjectDetectionHandler(ImageHandler[ObjectDetectionConfig]):
     """The network is a PixelDetector or a PixelSsd: pixels -> logits, boxes. Answers are transformers' pipeline's."""
 
     answer_kind = Kind("map", 0.98, read_boxes, compare_boxes, {"threshold": FOUND, "answer": "boxes"}, Boxes)
+    view = "boxes"
     config_class = ObjectDetectionConfig
     options_class = ObjectDetectionOptions
 

@@ -50,6 +50,7 @@ class QuestionAnsweringHandler(WindowsHandler[QuestionAnsweringConfig, Passage])
     """A long context runs in windows."""
 
     answer_kind = Kind("labels", 0.99, read_spans, compare_spans, {"top_k": 2}, Span)
+    view = "answers"
     config_class = QuestionAnsweringConfig
     inputs = frozenset({"question", "context"})
     media_types = ()

@@ -30,6 +30,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
     """Scores are those of sentence-transformers' CrossEncoder; each document is an item."""
 
     answer_kind = Kind("ranks", 0.98, read_scores, compare_ranks)
+    view = "ranking"
     config_class = RerankingConfig
     inputs = frozenset({"query", "document"})
     media_types = ()
@@ -43,7 +44,7 @@ class RerankingHandler(TextHandler[RerankingConfig, Pair]):
         if self.model_config.num_labels != 1:
             raise InvalidConfig(
                 f"reranking: the model has {self.model_config.num_labels} labels, and a reranker has one; use "
-                "task: text_classification, whose option text_pair is the second text"
+                "the task of text classifiers, whose option text_pair is the second text"
             )
         check_reranker(self.checkpoint_dir)
         self.activation, self.prompt = read_activation(self.checkpoint_dir), ""

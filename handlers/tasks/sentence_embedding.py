@@ -29,6 +29,7 @@ class SentenceEmbeddingHandler(TextHandler[SentenceEmbeddingConfig, Sentence]):
     """Prompts precede texts as in sentence-transformers."""
 
     answer_kind = answers.VECTORS
+    view = "vectors"
     config_class = SentenceEmbeddingConfig
     head = Head("AutoModel", ("embeddings",), is_pooled=True)
     options_class = SentenceEmbeddingOptions

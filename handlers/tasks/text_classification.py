@@ -24,6 +24,7 @@ class TextClassificationHandler(TextHandler[TextClassificationConfig, Text[TextC
     """Answers are those of transformers' pipeline of that name, always as a list."""
 
     answer_kind = answers.LABELS
+    view = "labels"
     config_class = TextClassificationConfig
     head = Head("AutoModelForSequenceClassification", ("logits",))
     options_class = TextClassificationOptions

@@ -37,6 +37,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
     """Answers are those of transformers' pipeline of that name; a long text runs in windows, as with its `stride`."""
 
     answer_kind = Kind("labels", 0.99, read_tokens, compare_rows)
+    view = "entities"
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
     options_class = TokenClassificationOptions

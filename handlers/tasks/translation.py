@@ -43,6 +43,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
          -> collate, forward: one run for items of equal options and languages -> split: its text
     """
 
+    view = "translation"
     config_class = TranslationConfig
     options_class = TranslationOptions
     reads_options = True

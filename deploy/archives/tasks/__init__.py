@@ -1,7 +1,7 @@
 """Builds archives, a module for each task: the same name as of the module in handlers/tasks, which serves it.
 
-    task: image_classification  -> FACTS of image_classification.py, read and not imported -> Task
-    task: my_task.py            -> the file, checked                                       -> Task
+    task: NAME        -> FACTS of NAME.py, read and not imported -> Task
+    task: my_task.py  -> the file, checked                       -> Task
 
 FACTS are values of `Task`. `stage` writes an archive's files; a task on images has `open_owner` (the networks of
 torchvision), `AUTO` and `answer` (of transformers) and `measure` for the comparison with these libraries. Only the

@@ -52,9 +52,9 @@ def make_routes(settings: GatewaySettings, fleet: Fleet, name: str) -> Resource:
     )
     own = fill_template("route", "methods", timeout_s=timeout_s, question_bytes=question_bytes) if name == HTTP else []
     models = fleet.models
-    tasks = {name: model.metadata.get("task", "") for name, model in models.items()}
+    documents = {name: model.metadata for name, model in models.items()}
     # The models of requests that name none, by their path.
-    nameless = {path: find_only(path, tasks, settings.default_models) for path in APIS}
+    nameless = {path: find_only(path, documents, settings.default_models) for path in APIS}
     nameless["/invocations"] = settings.invocations or ("".join(models) if len(models) == 1 else "")
     to_nodes = [route for model in models.values() for route in _to_nodes(settings, fleet, model, name, nameless)]
     replay_bytes = min(limits.body_bytes, REPLAY_BYTES)

@@ -1,21 +1,8 @@
 // A model's details: versions and workers, inputs and outputs, options.
 import { h } from "./dom.js";
 
-const NAMES = {
-  image_classification: "Image classification",
-  image_text_embedding: "Image and text embedding",
-  language_id: "Language identification",
-  question_answering: "Question answering",
-  sentence_embedding: "Sentence embedding",
-  tensors: "Tensors",
-  text_classification: "Text classification",
-  token_classification: "Token classification",
-  tokenization: "Tokenization",
-  translation: "Translation",
-};
-
 export function taskName(task) {
-  const words = NAMES[task] ?? task.replaceAll("_", " ");
+  const words = task.replaceAll("_", " ");
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 

@@ -115,28 +115,29 @@ function ranking(scores, documents) {
   return bars(scores.map((one, index) => [documents[index].document, one.score]).sort((a, b) => b[1] - a[1]));
 }
 
+// By the metadata's `view`.
 const RESULTS = {
-  image_classification: (answer) => bars(Object.entries(answer)),
-  object_detection: (answer, sent) => boxes(answer, sent, score),
-  image_segmentation: (answer, sent) => segments(answer, sent, score),
-  text_classification: (answer) => bars(answer.map((one) => [one.label, one.score])),
-  language_id: (answer) => bars(answer.map((one) => [one.label, one.score]), language),
-  token_classification: entities,
-  question_answering: answers,
-  image_text_embedding: embedding,
-  sentence_embedding: (answer) => (answer.predictions ? compared(answer.predictions) : embedding(answer)),
-  reranking: (answer, sent) => ranking(answer.predictions, sent.fields.instances),
+  scores: (answer) => bars(Object.entries(answer)),
+  boxes: (answer, sent) => boxes(answer, sent, score),
+  segments: (answer, sent) => segments(answer, sent, score),
+  labels: (answer) => bars(answer.map((one) => [one.label, one.score])),
+  languages: (answer) => bars(answer.map((one) => [one.label, one.score]), language),
+  entities,
+  answers,
+  vector: embedding,
+  vectors: (answer) => (answer.predictions ? compared(answer.predictions) : embedding(answer)),
+  ranking: (answer, sent) => ranking(answer.predictions, sent.fields.instances),
   translation: (answer, sent) => h("p", { class: "translation", lang: sent.options.tgt_lang ?? "" }, answer.translation_text),
 };
 
-/** A response of a task, as nodes; an unknown form is shown as JSON. */
-export function resultOf(task, answer, sent) {
+/** A response, as nodes; an unknown form is shown as JSON. */
+export function resultOf(view, answer, sent) {
   if (typeof answer?.message === "string" && answer.code >= 400) return [errorOf(answer)];
   try {
-    const nodes = RESULTS[task]?.(answer, sent);
+    const nodes = RESULTS[view]?.(answer, sent);
     if (nodes) return [nodes].flat();
   } catch {
-    // The response does not have this task's form.
+    // The response does not have this form.
   }
   // Lists of numbers are on one line, which wraps.
   const text = typeof answer === "string" ? answer : pretty(answer);

@@ -5,26 +5,19 @@ import { errorOf, resultOf, timingOf } from "./results.js";
 import { isFile } from "./snippets.js";
 import { example, pretty } from "./tensors.js";
 
-const EXAMPLES = {
-  text_classification: "A warm, funny film that I would gladly see again.",
-  token_classification: "Ada Lovelace met Charles Babbage in London.",
-  image_text_embedding: "A photograph of a cat.",
-  sentence_embedding: "The river rose by a metre after the storm.",
-  language_id: "Il fait beau aujourd'hui.",
-  translation: "Where is the train station?",
-};
+const TEXT = "Ada Lovelace met Charles Babbage in London.";
 const SEARCH = "When does the last ferry leave?";
 const DOCUMENTS = ["Plum cake is sold on Sundays.", "The last ferry leaves at seven in the evening.", "The wall is of stone."];
 const QUESTION = "Who met Babbage?";
 const CONTEXT = "In June 1833 Ada Lovelace met Charles Babbage at a party in London.";
 
-// The inputs of these tasks are more than one text.
-const OWN_KINDS = { question_answering: "question", sentence_embedding: "texts", reranking: "documents" };
-
 /** The inputs that a model accepts: a question, an image, a text, any JSON; all of them if it declares none. */
 function kindsOf(metadata) {
   const accepts = metadata?.accepts ?? [];
-  if (metadata?.task in OWN_KINDS) return [OWN_KINDS[metadata.task]];
+  const names = (metadata?.inputs ?? []).map((input) => input.name);
+  if (names.includes("question")) return ["question"];
+  if (metadata?.api === "rerank") return ["documents"];
+  if (metadata?.view === "vectors") return ["texts"];
   const kinds = ["image", "text"].filter((kind) => accepts.some((type) => type.startsWith(`${kind}/`)));
   if (kinds.length) return kinds;
   return accepts.length ? ["json"] : ["text", "image", "json"];
@@ -114,15 +107,15 @@ const FIELDS = {
     const say = () => ({ kind: "image", file: file()?.name ?? "photograph.jpg", blob: file(), problem: file() ? null : "Choose a photograph first." });
     return { nodes: [zone], say };
   },
-  text({ task }) {
+  text() {
     const text = h("textarea", { dir: "auto" });
-    text.value = EXAMPLES[task] ?? "Hello, world.";
+    text.value = TEXT;
     const say = () => ({ kind: "text", text: text.value, problem: text.value.trim() ? null : "Type a text first." });
     return { nodes: [field("Text", text, { class: "grow" })], say };
   },
-  texts({ task }) {
+  texts() {
     const [text, other] = [h("textarea", { dir: "auto" }), h("input", { dir: "auto", autocomplete: "off" })];
-    text.value = EXAMPLES[task];
+    text.value = TEXT;
     const say = () => {
       const problem = text.value.trim() ? null : "Type a text first.";
       if (!other.value.trim()) return { kind: "text", text: text.value, problem };
@@ -152,9 +145,9 @@ const FIELDS = {
     };
     return { nodes: [field("Question", question), field("Context", context, { class: "grow" })], say };
   },
-  json({ task, inputs }) {
+  json({ inputs }) {
     const text = h("textarea", { class: "mono", spellcheck: "false" });
-    text.value = task === "tensors" ? pretty(example(inputs) ?? {}) : "{}";
+    text.value = pretty(example(inputs ?? []) ?? {});
     const say = () => {
       try {
         const fields = JSON.parse(text.value);
@@ -190,7 +183,7 @@ function requestOf(sent) {
  * `changed` is called when the request may have changed; `where` returns the requested {model, version}.
  */
 export function panel(metadata, where, changed) {
-  const task = metadata?.task ?? "";
+  const view = metadata?.view ?? "";
   const kinds = kindsOf(metadata);
   const made = kinds.map((kind) => FIELDS[kind](metadata ?? {}, () => changed()));
   let fields = made[0];
@@ -245,7 +238,7 @@ export function panel(metadata, where, changed) {
     try {
       const path = [model, ...(version ? [version] : [])].map(encodeURIComponent).join("/");
       const response = await request(`/predictions/${path}`, { ...requestOf(sent), signal: mine.signal });
-      show(...resultOf(task, await read(response), sent));
+      show(...resultOf(view, await read(response), sent));
       timing.textContent = timingOf(performance.now() - begin, response.headers.get("Server-Timing"));
     } catch (error) {
       if (error.name === "AbortError") return;

@@ -32,7 +32,7 @@ from tests.tables import table
 
 METADATA = {
     "name": "texts", "version": "1.0", "platform": "torchserve_openvino", "task": "sentence_embedding",
-    "max_batch_size": 64, "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
+    "api": "embeddings", "max_batch_size": 64, "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}],
     "outputs": [{"name": "label", "datatype": "BYTES", "shape": [-1, 1]}],
 }  # fmt: skip
 PATHS = (
@@ -318,7 +318,7 @@ def test_body_names_one_model_however_it_is_written(body: bytes, status: int) ->
 
 def test_one_of_several_models_answers_clients_that_name_none() -> None:
     async def reranks(version: str, headers: Mapping[str, str], *_: object) -> Answer | None:
-        return Answer(200, json.dumps({"task": "reranking", "max_request_items": 7}).encode())
+        return Answer(200, json.dumps({"api": "rerank", "max_request_items": 7}).encode())
 
     def found(path: str, replicas: Any, *preferred: str) -> tuple[str, Any]:
         models = Models(replicas, None, 1000, preferred)

@@ -49,7 +49,7 @@ def test_request_arrives_at_its_model_with_the_api_that_its_path_means(aliased: 
 def test_request_of_a_client_without_models_goes_to_the_only_model_of_its_task(aliased: Gateway) -> None:
     fleet, settings, body = aliased.fleet(), aliased.settings, b'{"query": "x", "texts": ["x"]}'
     served = fleet.registered["m"].versions
-    versions = {name: replace(each, metadata={"task": "reranking"}) for name, each in served.items()}
+    versions = {name: replace(each, metadata={"api": "rerank"}) for name, each in served.items()}
 
     def serve(status: int, *names: str, preferred: tuple[str, ...] = ()) -> None:
         aliased.settings = replace(settings, default_models=preferred)
