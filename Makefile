@@ -110,8 +110,8 @@ resolve = .uv/bin/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 # The second lock, for images, omits the packages of tests. Both locks have equal versions.
 lock: ## resolve requirements.lock and requirements-server.lock
-	@$(resolve) --extra dev --group weights -o requirements.lock pyproject.toml
-	@$(resolve) --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
+	@$(resolve) --extra all --extra dev --group weights -o requirements.lock pyproject.toml
+	@$(resolve) --extra all --group weights --constraints requirements.lock -o requirements-server.lock pyproject.toml
 	@sed -n 's/ .*//; /^uv==/p' deploy/uv.lock | $(resolve) -o deploy/uv.lock -
 
 .PHONY: lock-extras

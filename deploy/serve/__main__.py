@@ -65,7 +65,8 @@ def _serve(options: Any, process: Process) -> None:
         raise NotServed(str(error)) from None
     except ModuleNotFoundError as error:
         needs = ", ".join(build_of(options.archive).get("requirements", ()))
-        fix = f"install its requirements: {needs}" if needs else "use the environment of requirements.lock"
+        extra = "torchserve" if error.name in ("ts", "torch_model_archiver") else "build"
+        fix = f"install its requirements: {needs}" if needs else f"pip install 'torchserve-batching[{extra}]'"
         raise NotServed(f"{options.archive.name} needs the package {error.name}: {fix}") from None
     except Exception as error:
         raise NotServed(f"{options.archive.name} does not load: {type(error).__name__}: {error}") from None

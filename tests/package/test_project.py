@@ -110,7 +110,7 @@ def test_task_runs_without_an_archive_or_a_server() -> None:
 def test_workflow_pins_the_version(tmp_path: Path) -> None:
     assert main([str(tmp_path / "demo")]) == 0
     text = (tmp_path / "demo" / ".github" / "workflows" / "models.yml").read_text()
-    assert re.search(r"torchserve-batching==\d+\.\d+\.\d+ pytest", text)
+    assert re.search(r"\"torchserve-batching\[all\]==\d+\.\d+\.\d+\" pytest", text)
 
 
 @pytest.mark.parametrize("name", ["init", "archive", "serve", "start", "status", "gateway", "ray", "describe", "load"])

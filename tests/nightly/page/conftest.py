@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deploy import sandbox
+from deploy.archives.tasks import task_class
 from deploy.models import ROOT
 from handlers.vision.encoding import encode_map
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
@@ -154,8 +155,13 @@ def behind() -> Iterator[tuple[StandIn, str]]:
     texts = "text-classification"
     node.models[texts] = [described(texts), described(texts, "2.0", ready=0)]
     for name, (task, accepts, options, _) in MODELS.items():
-        said = {"task": task, "accepts": accepts, "options": options, "inputs": INPUTS.get(name, METADATA["inputs"])}
-        node.metadata[name] = {**METADATA, **said}
+        own = task_class(task)
+        texts_in = [
+            {"name": each, "datatype": "BYTES", "shape": [-1, 1]} for each in sorted(getattr(own, "inputs", ()))
+        ]
+        inputs = INPUTS.get(name) or (METADATA["inputs"] if accepts == IMAGES else texts_in)
+        said = {"task": task, "accepts": accepts, "options": options, "inputs": inputs}
+        node.metadata[name] = {**METADATA, **said, "api": own.api, "view": own.view}
     node.metadata["colours"] = None
     keys, canaries = [{"client": "page", "key": KEY}], {"resnet-152": {"version": "2.0", "percent": 5}}
     with sandbox.run_gateway([node.node], keys=keys, canaries=canaries) as gateway:
