@@ -18,8 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,6 +39,7 @@ from tests.e2e.clients import capacity_per_s
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.machine import BODIES, QUEUE, READY_S, SHARE, Machine, control_of
 from tests.waiting import until
+from torchserve_client.errors import Unreachable
 
 # Requests of a batch, and workers: the same on every node.
 REGISTRATION = {"batch_size": 8, "max_batch_delay_ms": 5, "workers": 1}
@@ -206,9 +209,17 @@ def test_failure_of_a_process_leaves_no_request_unanswered_and_crosses_none(
         assert statuses == {200}, (summary.statuses, summary.errors)
     if failure == "killed":
         for node in fleet.nodes:
+            # The gateway is ready with the other node, before this one is again.
+            until(partial(is_answering, node), READY_S)
             described = node.server.management.describe(MOBILENET)
             assert len([*(node.server.temporary / "models").iterdir()]) == 1
             assert (described["batchSize"], described["maxBatchDelay"], described["minWorkers"]) == (8, 5, 1)
+
+
+def is_answering(node: Any) -> bool:
+    with suppress(Unreachable):
+        return bool(node.server.management.describe(MOBILENET))
+    return False
 
 
 def folder_is_read_only(fleet: Fleet) -> None:
