@@ -103,6 +103,7 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         header_s=format_seconds(limits.header_s),
         body_s=format_seconds(limits.body_s),
         idle_s=format_seconds(limits.idle_s),
+        stream_s=format_seconds(limits.body_s + limits.response_s),
     )
     return listener
 
