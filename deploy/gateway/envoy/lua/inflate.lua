@@ -3,10 +3,10 @@
 
 local ABOUT = "gateway"
 
--- zlib's header: method 8 in the low half, and the two bytes a multiple of 31.
+-- zlib's header: method 8 in the low half, a window of at most 32 KiB, no dictionary, and the two bytes a multiple of 31.
 local function is_zlib_head(head)
   local a, b = head:byte(1, 2)
-  return b ~= nil and a % 16 == 8 and (a * 256 + b) % 31 == 0
+  return b ~= nil and a % 16 == 8 and a < 128 and b % 64 < 32 and (a * 256 + b) % 31 == 0
 end
 
 function envoy_on_request(handle)

@@ -82,8 +82,10 @@ def test_paths_with_dots_and_escaped_slashes_http_1_0_and_bodies_that_are_cut_of
         answer = gateway.raw(f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/{version} {status} "), path
     packed = gzip.compress(random.Random(1).randbytes(100_000))
-    for cut in (packed[:-9], packed[:1000], b"nothing compressed"):
-        refused = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": "gzip"})
+    # The last two name a dictionary, and a window of 64 KiB.
+    heads = (("deflate", head + zlib.compress(packed)[2:]) for head in (b"\x78\xbb", b"\x88\x1c"))
+    for coding, cut in (*(("gzip", each) for each in (packed[:-9], packed[:1000], b"nothing compressed")), *heads):
+        refused = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": coding})
         assert (refused.status_code, refused.json()["type"]) == (400, "BadRequest")
     # Envoy alone would inflate the last of several codings, and pass on what it does not know.
     for coding in ("br", "gzip, gzip", "deflate, gzip"):
