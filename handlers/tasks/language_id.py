@@ -12,6 +12,7 @@ from handlers.engines.fasttext import FastTextEngine
 from handlers.errors import InvalidConfig
 from handlers.protocol.output_tensors import LABELS, rankings
 from handlers.protocol.requests import Payload
+from handlers.protocol.responses import Piped
 from handlers.text.config import LanguageIdConfig, LanguageIdOptions
 from handlers.text.inputs import Text, read_payload
 
@@ -28,6 +29,7 @@ class LanguageIdHandler(BatchHandler[LanguageIdConfig, Text[LanguageIdOptions]])
     inputs = frozenset({"text"})
     media_types = ("text/plain",)
     output_tensors = rankings(LABELS)
+    piped = Piped(is_nested=True)
     decodes_in_threads = False
 
     def load(self) -> Engine:

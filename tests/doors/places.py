@@ -38,7 +38,7 @@ def one_process(folder: Path) -> Iterator[Door]:
 
 def torchserve(server: Server) -> Door:
     """Return the door of a TorchServe that serves the model."""
-    return Door("TorchServe", server.settings.inference_url, ())
+    return Door("TorchServe", server.settings.inference_url, (), queue=server.settings.job_queue_size)
 
 
 @contextmanager
@@ -49,7 +49,8 @@ def gateway(server: Server, tls: dict[str, str] | None = None, ca: str | None = 
     with sandbox.run_gateway([sandbox.make_node(server)], limits=limits, **more) as running:
         envoy = int((running.state_dir / "envoy.pid").read_text())
         # Half of Envoy's heap, and a part that it does not count.
-        door = Door("gateway", running.http, (envoy,), running.grpc, ca, most_mib=1300)
+        queue = server.settings.job_queue_size
+        door = Door("gateway", running.http, (envoy,), running.grpc, ca, most_mib=1300, queue=queue)
         until(lambda: is_kept_by(door, ask) and is_kept_by(door, ask_grpc))
         yield door
 

@@ -85,16 +85,16 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         body_bytes=limits.body_bytes,
         inflate_ratio=PACKED_RATIO if name == GRPC else INFLATE_RATIO,
         path=make_lua_filter("path", name="gateway.path"),
-        inflate=make_lua_filter("inflate", name="gateway.inflate"),
+        inflate=make_lua_filter("sums", "inflate", name="gateway.inflate"),
         http_request=make_lua_filter(
-            "http_request", f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"
+            "sums", "http_request", header=f"local FORM_BYTES, FORM_PARTS = {limits.form_bytes}, {limits.form_parts}\n"
         ),
-        http_response=make_lua_filter("http_response", nodes),
+        http_response=make_lua_filter("http_response", header=nodes),
         model=make_lua_filter("model", name="gateway.model"),
         api_paths=rf"({'|'.join(APIS)})(\?.*)?",
-        grpc_unpack=make_lua_filter("grpc_unpack", f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
-        grpc_outer=make_lua_filter("grpc_outer"),
-        grpc_inner=make_lua_filter("grpc_inner", nodes),
+        grpc_unpack=make_lua_filter("sums", "grpc_unpack", header=f"local COMPRESSED_BYTES = {compressed_bytes}\n"),
+        grpc_outer=make_lua_filter("sums", "grpc_outer"),
+        grpc_inner=make_lua_filter("grpc_inner", header=nodes),
         passed_headers=filter_headers(settings.forward_headers, "node", "control"),
     )
     listener: Resource = fill_template(
@@ -113,6 +113,7 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
         header_s=format_seconds(limits.header_s),
         body_s=format_seconds(limits.body_s),
         idle_s=format_seconds(limits.idle_s),
+        stream_s=format_seconds(limits.body_s + limits.response_s),
     )
     return listener
 
@@ -139,7 +140,9 @@ def _keys(settings: GatewaySettings, authorities: Sequence[str]) -> Resource | N
     clients = ", ".join(f"[{_quote(key.key)}] = {_quote(key.client)}" for key in settings.keys)
     allowed = ", ".join(f"[{_quote(each)}] = true" for each in authorities)
     tables = (f"{{{each}}}" if each else "nil" for each in (clients, allowed))
-    made: Resource = make_lua_filter("keys", f"local CLIENTS, AUTHORITIES = {', '.join(tables)}\n")["typed_config"]
+    made: Resource = make_lua_filter("keys", header=f"local CLIENTS, AUTHORITIES = {', '.join(tables)}\n")[
+        "typed_config"
+    ]
     return made
 
 

@@ -31,9 +31,9 @@ def make_address(host: str, port: int) -> Resource:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def make_lua_filter(script: str, header: str = "", name: str = "envoy.filters.http.lua") -> Resource:
-    """Make a filter from a file of lua/, below a header of constants."""
-    source = (LUA / f"{script}.lua").read_text(encoding="utf-8")
+def make_lua_filter(*scripts: str, header: str = "", name: str = "envoy.filters.http.lua") -> Resource:
+    """Make a filter from files of lua/, below a header of constants."""
+    source = "".join((LUA / f"{script}.lua").read_text(encoding="utf-8") for script in scripts)
     kind = TYPE + "envoy.extensions.filters.http.lua.v3.Lua"
     return {"name": name, "typed_config": {"@type": kind, "default_source_code": {"inline_string": header + source}}}
 

@@ -9,6 +9,7 @@ import fasttext
 import numpy as np
 import pytest
 import transformers
+from huggingface_hub import TextClassificationOutputElement
 
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.archives.tasks.language_id import stage
@@ -83,6 +84,10 @@ def test_batch_names_each_language_with_fasttexts_own_score_and_bad_items_fail_a
     assert_own_answers(identifier, good, BAD)
     (every,) = serve(identifier, [b'{"text": "a", "top_k": 10000}'])
     assert every.status == 200
+    # As Hugging Face's client reads the labels of one text.
+    (three,) = serve(identifier, [{"body": {"inputs": SENTENCES["fr"], "parameters": {"top_k": 3}}}])
+    labels = TextClassificationOutputElement.parse_obj_as_list(three.body)[0]
+    assert ([type(each) for each in labels], labels[0].label) == ([TextClassificationOutputElement] * 3, "fr")
 
 
 def test_anything_but_a_fasttext_model_is_refused(tmp_path: Path) -> None:

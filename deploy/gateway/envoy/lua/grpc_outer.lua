@@ -1,5 +1,5 @@
 -- gRPC, before the bridge: converts the model of a ModelInferRequest to a path, and sets the status of a response from
--- its X-Grpc-Status.
+-- its X-Grpc-Status. Below sums.lua.
 
 local ABOUT = "gateway"
 local INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -79,6 +79,10 @@ function envoy_on_request(handle)
   end
   local body = handle:body()
   if is_unpacked then
+    if not is_whole(handle, body) then
+      fail(handle, INVALID_ARGUMENT, "the compressed message is damaged, or was compressed to less than a hundredth")
+      return
+    end
     -- A frame again; the bridge removes its flag and length without reading them.
     body:setBytes(("\0"):rep(HEAD) .. body:getBytes(0, body:length()))
   end
@@ -87,7 +91,7 @@ function envoy_on_request(handle)
   end
   local name, version = find_model(body)
   if not name then
-    fail(handle, INVALID_ARGUMENT, "the message is not a valid ModelInferRequest, or was compressed to less than a hundredth")
+    fail(handle, INVALID_ARGUMENT, "the message is not a valid ModelInferRequest")
   elseif name == "" then
     fail(handle, INVALID_ARGUMENT, "model_name is empty")
   else

@@ -1,11 +1,10 @@
 -- gRPC, before all filters that read the message: requires one complete message, and removes the frame of a compressed
--- message for the decompressor. A header of this script defines COMPRESSED_BYTES.
+-- message for the decompressor. Below sums.lua; a header of this script defines COMPRESSED_BYTES.
 
 local ABOUT = "gateway"
 local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = "3", "8", "12"
 -- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
-local GZIP_HEAD = "\31\139\8\0\0\0\0\0\0\255"
 local SERVICE, HEALTH = "^/inference%.GRPCInferenceService/(%w+)$", "^/grpc%.health%.v1%.Health/(Check)$"
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
@@ -18,15 +17,16 @@ local function unpack_message(handle, body, length)
     fail(handle, UNIMPLEMENTED, "this compression is not supported: gzip and deflate are")
   elseif length > COMPRESSED_BYTES then
     fail(handle, RESOURCE_EXHAUSTED, "a compressed message may have " .. COMPRESSED_BYTES .. " bytes")
-  elseif length > HEAD + 2 then
-    local bytes = body:getBytes(HEAD, length - HEAD)
-    body:setBytes(encoding == "gzip" and bytes or GZIP_HEAD .. bytes:sub(3))
+  elseif length >= HEAD + END_BYTES then
+    local bytes, is_zlib = body:getBytes(HEAD, length - HEAD), encoding == "deflate"
+    keep_sum(handle, bytes:sub(-END_BYTES), is_zlib)
+    body:setBytes(is_zlib and GZIP_HEAD .. bytes:sub(ZLIB_HEAD_BYTES + 1) or bytes)
     local headers = handle:headers()
     headers:remove("grpc-encoding")
     headers:replace("content-encoding", "gzip")
     handle:streamInfo():dynamicMetadata():set(ABOUT, "is_unpacked", true)
   else
-    fail(handle, INVALID_ARGUMENT, "the compressed message is empty")
+    fail(handle, INVALID_ARGUMENT, "the compressed message is empty or cut short")
   end
 end
 

@@ -1,6 +1,7 @@
 -- For forms, long paths, queries with several fields and inflated bodies (the matcher in listener.yaml skips all other
 -- requests). It bounds forms, refuses duplicate field names, of which TorchServe would drop the first, and refuses a
--- body whose header or end is not valid. A header of this script defines FORM_BYTES and FORM_PARTS.
+-- compressed body whose header, end or sum is not valid. Below sums.lua; a header of this script defines FORM_BYTES and
+-- FORM_PARTS.
 
 local ABOUT = "gateway"
 -- TorchServe's HTTP library accepts a request line of 4096 bytes; a rewritten path may be longer by a model's name.
@@ -82,8 +83,7 @@ function envoy_on_request(handle)
   if noted["is_inflated"] then
     local body = handle:body()
     local length = body and body:length() or 0
-    -- gzip stores the length modulo 2^32; no body is as long.
-    if length == 0 or (noted["inflated_bytes"] or length) ~= length then
+    if length == 0 or not is_whole(handle, body) then
       handle:respond({[":status"] = "400"}, "")
       return
     end

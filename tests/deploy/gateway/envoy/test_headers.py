@@ -5,6 +5,7 @@ import json
 import random
 import re
 import subprocess
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from tests.deploy.gateway.envoy.stand_ins import models_of
 from tests.tables import table
 
 INFER, JSON = b"\x0a\x01m", {"Content-Type": "application/json"}
+PACKED = {"gzip": gzip.compress(INFER), "deflate": zlib.compress(INFER)}
 NAMES = [
     "n" * 200,
     "모" * 200,
@@ -80,8 +82,10 @@ def test_paths_with_dots_and_escaped_slashes_http_1_0_and_bodies_that_are_cut_of
         answer = gateway.raw(f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/{version} {status} "), path
     packed = gzip.compress(random.Random(1).randbytes(100_000))
-    for cut in (packed[:-9], packed[:1000], b"nothing compressed"):
-        refused = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": "gzip"})
+    # The last two name a dictionary, and a window of 64 KiB.
+    heads = (("deflate", head + zlib.compress(packed)[2:]) for head in (b"\x78\xbb", b"\x88\x1c"))
+    for coding, cut in (*(("gzip", each) for each in (packed[:-9], packed[:1000], b"nothing compressed")), *heads):
+        refused = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": coding})
         assert (refused.status_code, refused.json()["type"]) == (400, "BadRequest")
     # Envoy alone would inflate the last of several codings, and pass on what it does not know.
     for coding in ("br", "gzip, gzip", "deflate, gzip"):
@@ -119,6 +123,21 @@ def test_grpc_call_arrives_as_a_post(method: str, message: bytes, arrives: str, 
 def test_wrong_grpc_call_is_refused(method: str, message: bytes, status: int, text: str, gateway: Gateway) -> None:
     code, details = gateway.refused(method, message)
     assert (code, text in details) == (status, True), details
+
+
+@table(
+    *((coding, packed, "x-received: ") for coding, packed in PACKED.items()),
+    *((coding, packed[:-1], "grpc-status: 3") for coding, packed in PACKED.items()),
+    *((coding, packed[:-8] + b"\0" * 8, "grpc-status: 3") for coding, packed in PACKED.items()),
+)
+def test_compressed_message_is_whole_and_has_its_sum(coding: str, packed: bytes, sees: str, gateway: Gateway) -> None:
+    named = ("content-type: application/grpc", "te: trailers", f"grpc-encoding: {coding}")
+    words = [word for each in named for word in ("-H", each)]
+    curl = ["curl", "--silent", "--http2-prior-knowledge", *words, "--data-binary", "@-", "-D-", "-o", "/dev/null"]
+    url = f"http://127.0.0.1:{gateway.settings.ports.grpc}/inference.GRPCInferenceService/ModelInfer"
+    sent = b"\1" + len(packed).to_bytes(4) + packed
+    done = subprocess.run([*curl, url], input=sent, capture_output=True, check=True)
+    assert sees in done.stdout.decode()
 
 
 def test_every_name_is_served_under_every_path_that_clients_write_and_versions_without_zeros(gateway: Gateway) -> None:
