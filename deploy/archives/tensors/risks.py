@@ -50,6 +50,8 @@ def find_unchecked(
                 return f"values of a request decide a position, length or count ({kind}), which OpenVINO does not check"
         if not has_owner or not any(value.is_sent for value in step.inputs):
             continue
+        if kind == "Power" and step.inputs[1].is_sent and not step.inputs[1].is_within(-MOST_EXACT, MOST_EXACT):
+            return "OpenVINO raises to powers in floats, in which a large exponent is even (Power)"
         if _is_limited(step):
             return f"OpenVINO rounds quotients of bytes and limits larger numbers to their range, which {kind} may have"
         if _is_cut_off(step):
