@@ -1,7 +1,7 @@
 """The options of `archive` with which a model was built last, for a later build by `serve` or `start`.
 
 archive -> build.json: paths below the folder of the state, and of others only their names, since an archive ships
-        -> model_store/.options/NAME.json: other paths, too, and the archive's fingerprint
+        -> .nodes/.options/NAME.json: other paths, too, and the archive's fingerprint
 serve   -> the record if it is of this archive, or else build.json -> options, or the one that cannot be followed here
 """
 
@@ -19,7 +19,7 @@ from deploy.places import ARCHIVE, HOME, STORE
 REMEMBERED = ("weights", "engine", "precision", "calibrate", "validate", "min_agreement", "min_chrf")
 OPTIONS = tuple(f"--{name.replace('_', '-')}" for name in REMEMBERED)
 PATHS = ("--weights", "--calibrate", "--validate")
-FOLDER = ".options"  # in the model store; hidden, so that no server reads it
+RECORDS = HOME / ".nodes" / ".options"  # beside logs and keys: whoever copies the store leaves it here
 
 
 def name_place(option: str, value: str) -> str:
@@ -41,26 +41,28 @@ def hide_places(words: Sequence[str]) -> list[str]:
 
 
 def keep(archive: Path, fingerprint: str, words: Sequence[str]) -> None:
-    """Keep options beside an archive; in a store that this user cannot write to, build.json's hold."""
-    record = archive.parent / FOLDER / f"{archive.stem}.json"
+    """Keep the options of an archive of the store; in a folder that this user cannot write to, build.json's hold."""
+    if archive.parent.resolve() != STORE.resolve():
+        return  # of no archive that `recall` asks for
+    record = RECORDS / f"{archive.stem}.json"
     text = json.dumps({"fingerprint": fingerprint, "options": [*words]})
     with suppress(OSError):
         if record.is_file() and record.read_text(encoding="utf-8") == text:
             return
-        record.parent.mkdir(mode=0o700, exist_ok=True)
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         number, new = tempfile.mkstemp(dir=record.parent)  # for its owner only
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
         Path(new).replace(record)
 
 
-def recall(name: str, store: Path = STORE) -> tuple[list[str], str]:
+def recall(name: str) -> tuple[list[str], str]:
     """Return the options of a model's last build, or none and the one that this machine lacks; print them."""
-    if (build := read_build(store / f"{name}.mar")) is None:
+    if (build := read_build(STORE / f"{name}.mar")) is None:
         return [], ""
     words, is_record = build.options, False
     with suppress(OSError, ValueError, TypeError, KeyError):
-        record = json.loads((store / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
         if record["fingerprint"] == build.fingerprint:
             words, is_record = record["options"], True
     found: list[str] = []

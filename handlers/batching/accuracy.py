@@ -1,12 +1,14 @@
 """The accuracy check of a worker: a precision is used if it was compared with fp32 on this kind of processor.
 
 the build's proofs, if made here | an earlier start's | the archive's samples, run now -> Proof -> used or left out
+too few samples in CHECK_S -> left out, at later starts without a run
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from handlers import archive_files
@@ -26,6 +28,10 @@ FEWEST = 8  # the fewest compared samples that decide for the starts to come
 CHECK_S = 2.0  # the most seconds of runs with all lower precisions together, without their first
 
 EngineIn = Callable[[str], Engine]
+
+
+class TooSlow(Exception):
+    """Too few samples run in a precision within the time of a start."""
 
 
 def find_proofs(task: Task, precisions: Sequence[str], engine_in: EngineIn) -> dict[str, Proof]:
@@ -76,20 +82,32 @@ def _compare_once(task: Task, samples: Samples, lower: Sequence[str], engine_in:
     """Compare precisions, unless an earlier start has stored their proofs; workers of one archive take turns."""
     path = measurements.path_for(task, f"proofs {name_place()}") if task.fingerprint else None
     with measurements.lock(path):
-        try:
-            stored = read_proofs(measurements.load(path) or {})
-        except ValueError:
-            stored = {}
-        if missing := [each for each in lower if each not in stored]:
+        stored, slow = _read_stored(path)
+        for each in slow:
+            logger.warning("%s: at an earlier start, %s; remove %s to compare again", each, slow[each], path)
+        if missing := [each for each in lower if each not in {*stored, *slow}]:
             for each in missing:
                 try:
                     stored[each] = _compare(task, samples, engine_in(each), CHECK_S / len(missing))
                     logger.info("Compared %s with fp32 on this processor: %s", each, stored[each])
+                except TooSlow as error:
+                    slow[each] = str(error)
+                    logger.warning("%s: not compared with fp32: %s", each, error)
                 except Exception as error:
                     logger.warning("%s: not compared with fp32: %s", each, reason(error))
             if path:
-                measurements.write(path, {name: proof.to_json() for name, proof in stored.items()})
+                proofs = {name: proof.to_json() for name, proof in stored.items()}
+                measurements.write(path, {"proofs": proofs, "slow": slow})
     return {each: stored[each] for each in lower if each in stored}
+
+
+def _read_stored(path: Path | None) -> tuple[dict[str, Proof], dict[str, str]]:
+    """Return the proofs of earlier starts, and for each precision that was too slow to compare a reason."""
+    try:
+        stored = measurements.load(path) or {}
+        return read_proofs(stored.get("proofs", {})), {str(name): str(why) for name, why in stored["slow"].items()}
+    except (ValueError, AttributeError, KeyError):
+        return {}, {}
 
 
 def _compare(task: Task, samples: Samples, engine: Engine, longest_s: float) -> Proof:
@@ -101,5 +119,5 @@ def _compare(task: Task, samples: Samples, engine: Engine, longest_s: float) -> 
         raise ValueError("the task rejects its samples")
     answers = answer_items(own, items, engine, longest_s, kind)
     if len(answers) < FEWEST:
-        raise ValueError(f"only {len(answers)} of {FEWEST} samples in {longest_s:g} s")  # the next start tries again
+        raise TooSlow(f"only {len(answers)} of {FEWEST} samples in {longest_s:g} s")
     return make_proof(kind, samples.answers[: len(answers)], answers, samples.least)

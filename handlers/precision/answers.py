@@ -42,11 +42,17 @@ def answer_items(
     """Answer items in order on an engine: the first, in which it prepares itself, and what ends within `longest_s`."""
     kind = kind or kind_of(task)
     task.engine = engine
+    begun_s = time.perf_counter()
     answers = run_items(task, items[:1], kind.read, BATCH, task.config.max_batch_tokens)
     started_s, item_s, size = time.perf_counter(), 0.0, 1
-    while some := items[len(answers) : len(answers) + size]:
+    if started_s - begun_s > longest_s:
+        return answers
+    while len(answers) < len(items):
         begun_s = time.perf_counter()
-        if begun_s - started_s + len(some) * item_s > longest_s:
+        left_s = longest_s - (begun_s - started_s)
+        if size * item_s > left_s:
+            size = max(0, int(left_s / item_s))
+        if not (some := items[len(answers) : len(answers) + size]):
             break
         answers += run_items(task, some, kind.read, BATCH, task.config.max_batch_tokens)
         item_s, size = max(item_s, (time.perf_counter() - begun_s) / len(some)), min(2 * size, BATCH)

@@ -3,10 +3,13 @@
 a graph -> for each input of whole numbers, the operations that it reaches -> (least, most)
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openvino
+
+FROM_ZERO = ["inputs_from_zero"]  # where a graph of a PyTorch program notes the inputs whose negatives PyTorch refuses
 
 # On a CPU OpenVINO 2026.4 computes these on whole numbers in float32.
 INEXACT = {"Divide", "Mod", "FloorMod", "Equal", "NotEqual", "ReduceSum", "ReduceMean", "ReduceProd", "Power"}
@@ -20,7 +23,14 @@ UNCHANGED = frozenset(
 def integer_bounds(model: openvino.Model) -> dict[str, tuple[int, int]]:
     """Find the bounds of inputs that index tables of constants, which OpenVINO does not check."""
     found = {port.any_name: _follow(port.node.output(0)) for port in model.inputs if port.element_type.is_integral()}
-    return {name: (max(least), min(most)) for name, (least, most) in found.items() if least}
+    bounds = {name: (max(least), min(most)) for name, (least, most) in found.items() if least}
+    noted = json.loads(model.get_rt_info(FROM_ZERO).astype(str)) if model.has_rt_info(FROM_ZERO) else []
+    return bounds | {name: (0, bounds[name][1]) for name in noted if name in bounds}
+
+
+def note_from_zero(model: openvino.Model, names: Sequence[str]) -> None:
+    """Keep with a graph the inputs that `integer_bounds` lets begin at zero."""
+    model.set_rt_info(json.dumps([*names]), FROM_ZERO)
 
 
 def _follow(source: Any) -> tuple[list[int], list[int]]:
@@ -33,6 +43,11 @@ def _follow(source: Any) -> tuple[list[int], list[int]]:
             if kind in INEXACT:
                 least.append(-MOST_EXACT)
                 most.append(MOST_EXACT)
+            # The smallest number of 32 bits becomes a false boolean there.
+            is_boolean = kind == "Convert" and node.get_output_element_type(0) == openvino.Type.boolean
+            if is_boolean and output.get_element_type().size >= 4:
+                least.append(1 - 2**31)
+                most.append(2**31 - 1)
             size = _read_table_size(node) if kind == "Gather" and target.get_index() == 1 and is_unchanged else None
             if size is not None:
                 least.append(-size)

@@ -66,7 +66,7 @@ TRANSFORMERS = {
     "siglip": Family({"vision_config": VISION}, "SiglipImageProcessor", {"size": SQUARE}),
     "clip": Family({"vision_config": VISION}, "CLIPImageProcessor", CROPPED),
 }
-TORCHVISION = ("efficientnet_b0", "googlenet", "inception_v3", "resnet18", "swin_t", "vit_b_16")
+TORCHVISION = ("efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "resnet18", "swin_t", "vit_b_16")
 NAMES = (*TRANSFORMERS, *TORCHVISION)
 # The heads that transformers has two of.
 HEADS = {"deit": "DeiTForImageClassification", "levit": "LevitForImageClassificationWithTeacher"}

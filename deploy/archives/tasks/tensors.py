@@ -12,7 +12,6 @@ differ.
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,10 +37,16 @@ from deploy.archives.tensors.graphs import (
     read_shape,
 )
 from deploy.archives.tensors.mixing import check_mixing, has_positions
-from deploy.archives.tensors.onnx import ZIPMAP, explain_quantized, has_random, read_onnx
+from deploy.archives.tensors.onnx import BRANCHES, ZIPMAP, explain_quantized, find_operation, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, convert_partially, read_program
-from deploy.archives.tensors.proof import Mixed, NotRun, Run, compare_runtimes, prove, prove_positions
-from deploy.archives.tensors.risks import check_division, find_unchecked, make_checked, make_checks
+from deploy.archives.tensors.proof import OTHER_AXIS, Mixed, NotRun, Run, compare_runtimes, prove, prove_positions
+from deploy.archives.tensors.risks import (
+    check_division,
+    find_unchecked,
+    make_checked,
+    make_checks,
+    refuse_negatives,
+)
 from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
@@ -101,7 +106,13 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
 
 
 def _stage_graph(
-    graph: Graph, said: DeclaredSignature, config: TensorsConfig, folder: Path, owner: str | None = None
+    graph: Graph,
+    said: DeclaredSignature,
+    config: TensorsConfig,
+    folder: Path,
+    owner: str | None = None,
+    *,
+    program: Run | None = None,
 ) -> DeclaredSignature:
     """Write a graph and its signature, after runs as in a worker; return the completed description."""
     signature = _sign(said, config)
@@ -119,8 +130,10 @@ def _stage_graph(
     if owner is not None and computes_fp64(model):
         raise InvalidConfig(f"OpenVINO computes FP64 in FP32, and {owner} in FP64")
     signature = _sign(said, config)
-    is_finite = not config.allow_non_finite
-    if unchecked := find_unchecked(model, signature, has_owner=owner is not None, is_finite=is_finite):
+    if program is not None:
+        refuse_negatives(program, model, signature, config)
+    facts = {"has_owner": owner is not None, "is_program": program is not None}
+    if unchecked := find_unchecked(model, signature, **facts, is_finite=not config.allow_non_finite):
         check_mixing(model.clone, signature, config)  # no other engine may batch it either
         raise Unreadable(unchecked + ("" if owner else UNOWNED))
     openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
@@ -132,19 +145,30 @@ def _stage_graph(
 
 
 def _prove_own(
-    run: Run, said: DeclaredSignature, config: TensorsConfig, read: Callable[[], openvino.Model], *, is_random: bool
+    run: Run,
+    said: DeclaredSignature,
+    config: TensorsConfig,
+    read: Callable[[], openvino.Model],
+    *,
+    is_random: bool,
+    has_branches: bool,
 ) -> None:
-    """Prove that the runtime of a file batches; what runs need not show, OpenVINO's graph does, if it can be made."""
+    """Prove that the runtime of a file batches; what runs need not show, what OpenVINO reads of its graph does."""
     signature = _sign(said, config)
     prove(run, signature, config, is_random=is_random)
-    model = None
-    with suppress(InvalidConfig, RuntimeError):
+    model, is_batched = None, config.max_batch_items > 1
+    try:
         model = read()
+    except (InvalidConfig, RuntimeError) as error:
+        if has_branches and is_batched:
+            raise Mixed(
+                f"OpenVINO cannot read its graph, in which one row may decide for others: {reason(error)}; "
+                f"max_batch_items: 1 serves rows one by one{OTHER_AXIS}"
+            ) from error
     if model is not None:
         check_division(model, signature)
         check_mixing(read, signature, config)
-    is_compared = config.max_batch_items > 1 and not is_random
-    if is_compared and (model is None or has_positions(read, signature, config)):
+    if is_batched and not is_random and (model is None or has_positions(read, signature, config)):
         prove_positions(run, signature, config)
 
 
@@ -228,7 +252,9 @@ def _stage_file(model: ModelEntry, path: Path, config: TensorsConfig, folder: Pa
         shutil.copyfile(file, place)
     own, said = read_onnx(folder / ONNX, config)
 
-    _prove_own(own.run, said, config, partial(read_partially, path), is_random=has_random(path))
+    has_branches = find_operation(path, BRANCHES) is not None
+    read = partial(read_partially, path)
+    _prove_own(own.run, said, config, read, is_random=has_random(path), has_branches=has_branches)
     (folder / SIGNATURE).write_text(said.to_json())
     _write_fidelity(folder, "onnxruntime", "ONNX Runtime runs the file as it is")
     if left_out := [each.name for each in own.session.get_outputs() if each.name not in _name_outputs(said)]:
@@ -244,7 +270,7 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
 
     def make() -> None:
         nonlocal said
-        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder, "PyTorch")
+        said = _stage_graph(convert(program, _sign(said, config)), said, config, folder, "PyTorch", program=run)
         _compare(run, "PyTorch", said, config, folder)
 
     if engine != "torch":
@@ -261,7 +287,7 @@ def _stage_program(model: ModelEntry, path: Path, config: TensorsConfig, engine:
             return convert_partially(program, signature)
 
     try:
-        _prove_own(run, said, config, read, is_random=False)
+        _prove_own(run, said, config, read, is_random=False, has_branches=True)
     except InvalidConfig as error:
         if engine == "torch" or isinstance(error, Mixed):
             raise

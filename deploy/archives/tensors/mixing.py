@@ -107,7 +107,7 @@ def find_mixing(
     alone = _read_constants(_walk(_set_rows(make(), signature, sizes, 1), signature))
     together = _read_constants(steps)
     for step in steps:
-        if not step.is_of_rows and (found := _mix(step, rows) or _count(step, alone, together)):
+        if not step.is_of_rows and (found := _carry(step, rows) or _mix(step, rows) or _count(step, alone, together)):
             return found
     return None
 
@@ -176,6 +176,23 @@ def _mix(step: Step, rows: int) -> str | None:
         if size and not size % rows**2:
             return f"pairs of rows are compared ({kind})"
     return None
+
+
+def _carry(step: Step, rows: int) -> str | None:
+    """Describe a loop that ends with numbers of a request, and may run over rows, since their sizes may be unknown."""
+    node, kind = step.node, step.node.get_type_name()
+    if kind not in ("Loop", "TensorIterator"):
+        return None
+    sliced = [each for each in node.get_input_descriptions() if getattr(each, "axis", None) is not None]
+    ends = [each.output_index for each in node.get_output_descriptions() if getattr(each, "axis", None) is None]
+    is_over_rows = any(_may_have_rows(node.input_value(each.input_index), each.axis, rows) for each in sliced)
+    is_sent = any(step.outputs[index].is_sent for index in ends)
+    return f"a loop over the rows keeps numbers of one for the next ({kind})" if is_over_rows and is_sent else None
+
+
+def _may_have_rows(output: Any, axis: int, rows: int) -> bool:
+    sizes = _dimensions(output)
+    return not sizes or sizes[axis].is_dynamic or has_rows(output, axis, rows)
 
 
 def _is_along(node: Any, rows: int) -> bool:

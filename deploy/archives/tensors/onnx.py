@@ -20,6 +20,7 @@ ZIPMAP = "convert the model with zipmap=False (skl2onnx: options={'zipmap': Fals
 # The tag of a node's operation in the file, and the operations with random results.
 OP_TYPE = b"\x22"
 RANDOM = (b"RandomNormal", b"RandomNormalLike", b"RandomUniform", b"RandomUniformLike", b"Multinomial", b"Bernoulli")
+BRANCHES = (b"If", b"Loop", b"Scan")
 # Those that quantize the numbers of all rows by their largest.
 DYNAMIC = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"DynamicQuantizeLSTM")
 

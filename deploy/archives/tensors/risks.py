@@ -9,13 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import openvino
 
 from deploy.archives.tensors.flow import MOVING, Step, Value, find_range, find_type_range, join, walk
 from deploy.archives.tensors.proof import Run
+from deploy.archives.tensors.samples import make_rows
 from handlers.engines import Arrays
 from handlers.errors import InvalidConfig, OutOfRange
-from handlers.tensor_models.bounds import INEXACT, MOST_EXACT, find_out_of_range, integer_bounds
+from handlers.tensor_models.bounds import INEXACT, MOST_EXACT, find_out_of_range, integer_bounds, note_from_zero
+from handlers.tensor_models.config import TensorsConfig
 from handlers.tensor_models.signature import Signature
 
 INT32 = (-(2**31), 2**31 - 1)
@@ -39,17 +42,28 @@ FROM_FIRST = frozenset({"Range", "Eye", "Loop"})  # those whose first input is a
 
 
 def find_unchecked(
-    model: openvino.Model, signature: Signature, *, has_owner: bool, is_finite: bool = True
+    model: openvino.Model,
+    signature: Signature,
+    *,
+    has_owner: bool,
+    is_finite: bool = True,
+    is_program: bool = False,
 ) -> str | None:
-    """Describe a position, length or count that OpenVINO does not check, or whole numbers that it cuts off."""
+    """Describe a position, length or count that OpenVINO does not check, or whole numbers that it cuts off.
+
+    `is_program`: PyTorch refuses some negative positions, which OpenVINO counts from the end.
+    """
     check_division(model, signature)
     for step in walk(model, _give(model, signature, is_finite=is_finite)):
         node, kind = step.node, step.node.get_type_name()
         for port, value in enumerate(step.inputs):
-            if value.is_sent and reads_positions(node, port) and not _is_inside(node, port, value):
+            is_inside = _is_inside(node, port, value, counts_back=not is_program)
+            if value.is_sent and reads_positions(node, port) and not is_inside:
                 return f"values of a request decide a position, length or count ({kind}), which OpenVINO does not check"
         if not has_owner or not any(value.is_sent for value in step.inputs):
             continue
+        if kind == "Power" and step.inputs[1].is_sent and not step.inputs[1].is_within(-MOST_EXACT, MOST_EXACT):
+            return "OpenVINO raises to powers in floats, in which a large exponent is even (Power)"
         if _is_limited(step):
             return f"OpenVINO rounds quotients of bytes and limits larger numbers to their range, which {kind} may have"
         if _is_cut_off(step):
@@ -103,13 +117,17 @@ def reads_positions(node: Any, port: int) -> bool:
     return kind in OF_FLOATS or bool(node.input_value(port).get_element_type().is_integral_number())
 
 
-def _is_inside(node: Any, port: int, value: Value) -> bool:
-    """Whether positions are proved to lie inside the table that they index."""
+def _is_inside(node: Any, port: int, value: Value, *, counts_back: bool) -> bool:
+    """Whether positions are proved to lie inside the table that they index; if counts_back, also from its end."""
     kind, table = node.get_type_name(), node.input_value(0).get_partial_shape()
     if port != 1 or table.rank.is_dynamic:
         return False
     sizes = [table[axis].get_length() if table[axis].is_static else 0 for axis in find_indexed(node)]
-    return bool(sizes) and value.is_within(-min(sizes) if kind == "Gather" else 0, min(sizes) - 1)
+    if not sizes:
+        return False
+    # A range of exactly a table's size is that of an input whose negatives the owner accepts: `refuse_negatives`.
+    is_back = kind == "Gather" and (counts_back or (value.least, value.most) == (-min(sizes), min(sizes) - 1))
+    return value.is_within(-min(sizes) if is_back else 0, min(sizes) - 1)
 
 
 def find_indexed(node: Any) -> Sequence[int]:
@@ -153,6 +171,18 @@ def _is_cut_off(step: Step) -> bool:
         and not value.is_within(*limits)
         for value, port in ports
     )
+
+
+def refuse_negatives(run: Run, model: openvino.Model, signature: Signature, config: TensorsConfig) -> None:
+    """Let the worker refuse the negative positions that a program refuses: those of an Embedding, not of `table[i]`."""
+    row, found = make_rows(signature, config)[0], []
+    for name, (least, _) in integer_bounds(model).items():
+        if least < 0:
+            try:
+                run({**row, **signature.constants, name: np.full_like(row[name], -1)})
+            except Exception:
+                found.append(name)
+    note_from_zero(model, found)
 
 
 def make_checks(model: openvino.Model) -> Callable[[Arrays], str | None]:

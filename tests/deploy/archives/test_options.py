@@ -18,7 +18,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     for path in (folder / "int8", folder / "random", tmp_path / "beside", folder / "model_store" / f"{NAME}.mar"):
         path.mkdir(parents=True)
-    monkeypatch.setattr(options, "HOME", folder)
+    for name, path in (
+        ("HOME", folder),
+        ("STORE", folder / "model_store"),
+        ("RECORDS", folder / ".nodes" / ".options"),
+    ):
+        monkeypatch.setattr(options, name, path)
     monkeypatch.chdir(folder)
     return folder
 
@@ -46,23 +51,25 @@ def write(home: Path, words: list[str], fingerprint: str = "f1") -> None:
 def test_options_are_recalled_and_no_folder_of_this_machine_ships(
     words: str, here: str, moved: str, home: Path
 ) -> None:
-    here, store = here.format(home=home, beside=home.parent / "beside"), home / "model_store"
+    here = here.format(home=home, beside=home.parent / "beside")
     write(home, words.split())
-    assert recall(NAME, store) == (here.split(), "")
-    assert str(home.parent) not in (store / f"{NAME}.mar" / BUILD).read_text()
+    assert recall(NAME) == (here.split(), "")
+    # A store is copied to images and buckets.
+    texts = [each.read_text() for each in (home / "model_store").rglob("*") if each.is_file()]
+    assert texts and str(home.parent) not in "".join(texts)
     # Another archive of that name, built elsewhere: what is recorded here is not its own.
     write(home, words.split(), "f2")
-    assert recall(NAME, store) == (([], moved) if moved else (here.split(), ""))
+    assert recall(NAME) == (([], moved) if moved else (here.split(), ""))
 
 
 def test_lost_folder_foreign_options_and_a_broken_record_are_named_or_passed_over(home: Path) -> None:
     store = home / "model_store"
     write(home, ["--weights", "../beside"])
     (home.parent / "beside").rmdir()
-    assert recall(NAME, store) == ([], f"--weights {home.parent / 'beside'}")
-    (store / ".options" / f"{NAME}.json").write_text('{"fingerprint": ["f1"]')
-    assert recall(NAME, store) == ([], "--weights beside")
+    assert recall(NAME) == ([], f"--weights {home.parent / 'beside'}")
+    (home / ".nodes" / ".options" / f"{NAME}.json").write_text('{"fingerprint": ["f1"]')
+    assert recall(NAME) == ([], "--weights beside")
     # The archive of a stranger.
     build = Build("f1", "weights", False, {}, options=["--from", "./evil.mar"])
     (store / f"{NAME}.mar" / BUILD).write_text(build.to_json())
-    assert recall(NAME, store) == ([], "--from ./evil.mar")
+    assert recall(NAME) == ([], "--from ./evil.mar")

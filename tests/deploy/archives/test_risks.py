@@ -134,17 +134,19 @@ def test_graph_whose_positions_are_proved_stays_on_openvino(graph: str, tmp_path
     (("int64", "Mul"), [100_000, 7], [100_000, 7], "OpenVINO computes whole numbers in 32 bits, and those of Mul"),
     (("int64", "Sub"), [-(2**31), 7], [2**31 - 1, 9], "OpenVINO computes whole numbers in 32 bits, and those of Sub"),
     (("uint8", "Div"), [5, 250], [3, 7], "OpenVINO rounds quotients of bytes"),
+    (("float", "Pow"), [-1, 2], [2**24 + 1, 3], "OpenVINO raises to powers in floats"),
     (("uint8", "Mul"), [200, 7], [2, 7], "OpenVINO rounds quotients of bytes and limits larger numbers"),
 )
 def test_whole_numbers_are_computed_as_the_file_says(
     operation: tuple[str, str], x: list[int], z: list[int], words: str, tmp_path: Path
 ) -> None:
     kind, name = operation
-    path = kit.write_onnx(tmp_path / "m.onnx", f"({kind}[n] x, {kind}[n] z) => ({kind}[n] y) {{ y = {name} (x, z) }}")
+    other = "int64" if name == "Pow" else kind
+    path = kit.write_onnx(tmp_path / "m.onnx", f"({kind}[n] x, {other}[n] z) => ({kind}[n] y) {{ y = {name} (x, z) }}")
     with pytest.raises(Unfaithful, match=f"^own: m.onnx: {words}|^m.onnx: {words}"):
         kit.staged(path)
     handler = loaded(kit.staged(path, engine="onnxruntime"), {})
-    given = {"x": np.array(x, kind), "z": np.array(z, kind)}
+    given = {"x": np.array(x, {"float": F32}.get(kind, kind)), "z": np.array(z, other)}
     (expected,) = ReferenceEvaluator(str(path)).run(["y"], given)
     np.testing.assert_array_equal(columns(ask(handler, *inference(given)))["y"], expected)
 
@@ -208,6 +210,9 @@ def test_rows_for_which_another_row_decides_are_not_batched_on_any_engine(
     "{ d = Det (x) m = ReduceMax <keepdims = 0> (z) c = Equal (m, k) w = Neg (d) y = Where (c, w, d) }",
     "(string[n] t, int64[n] x) => (string[n] u, int64[n] y) <int64 k = {345678}>"
     "{ u = Identity (t) m = ReduceMax <keepdims = 0> (x) c = Equal (m, k) z = Neg (x) y = Where (c, z, x) }",
+    "(float[n, 3, 3] x) => (float[n] y) <float o = {0}, float k = {1e20}>"
+    "{ f, y = Scan <num_scan_inputs = 1, body = b (float s, float[3, 3] r) => (float t, float q)"
+    "{ d = Det (r) t = Max (s, d) g = Greater (s, k) h = Cast <to = 1> (g) q = Add (d, h) }> (o, x) }",
     # The fourth number of a row is the first of the next.
     "(float[n, 3] x, int64[n] i) => (float[n] y)"
     "<int64[1] all = {-1}, int64[1] zero = {0}, int64 one = {1}, int64 o = {0}, int64 k = {3}>"
@@ -218,6 +223,17 @@ def test_rows_that_meet_where_openvino_cannot_follow_are_not_batched(graph: str,
     path = kit.write_onnx(tmp_path / "m.onnx", graph)
     with pytest.raises(InvalidConfig, match="max_batch_items: 1 serves rows one by one"):
         kit.staged(path, engine="onnxruntime")
+
+
+def test_branch_in_a_graph_that_openvino_cannot_read_is_not_batched(tmp_path: Path) -> None:
+    graph = (
+        "(float[n, 2] x) => (float[n, 2] y, seq(map(int64, float)) maps) <float k = {1e20}>"
+        "{ m = ReduceMax <keepdims = 0> (x) c = Greater (m, k) y = If (c) <"
+        "then_branch = a () => (float[n, 2] p) { p = Neg (x) }, "
+        "else_branch = b () => (float[n, 2] q) { q = Identity (x) }> maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1]> (x) }"
+    )
+    with pytest.raises(InvalidConfig, match=r"one row may decide for others: .*; max_batch_items: 1 serves rows"):
+        kit.staged(kit.write_onnx(tmp_path / "m.onnx", graph), engine="onnxruntime")
 
 
 CONDITION = "c = Greater (m, k) w = Neg (x) y = Where (c, w, x)"
@@ -240,7 +256,7 @@ OF_TWO = "(float[n, 6] x, int64[n, 1] z) => (float[n, 6] y)"
     (f"{OF_TWO} {{ s = Size (x) f = Cast <to = 1> (s) y = Div (x, f) }}", "number of rows decides"),
     (f"{OF_TWO} <float[6] o = {{0, 0, 0, 0, 0, 0}}, float k = {{5}}>"
      "{ f, y = Scan <num_scan_inputs = 1, body = b (float[6] s, float[6] r) => (float[6] t, float[6] q)"
-     "{ g = Greater (r, k) h = Cast <to = 1> (g) t = Max (s, h) q = Add (r, s) }> (o, x) }", "all rows together"),
+     "{ g = Greater (r, k) h = Cast <to = 1> (g) t = Max (s, h) q = Add (r, s) }> (o, x) }", "a loop over the rows"),
 )  # fmt: skip
 def test_rows_that_meet_anywhere_in_a_graph_are_found(graph: str, words: str, tmp_path: Path) -> None:
     path = kit.write_onnx(tmp_path / "m.onnx", graph)
@@ -323,6 +339,40 @@ def test_index_that_pytorch_refuses_is_422_for_its_row_alone(tmp_path: Path) -> 
     first, *refused, last = answer.body["predictions"]
     assert (first, last) == (5, 8)
     assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * 2
+
+
+class Looked(torch.nn.Module):
+    """An embedding at a number of a row, or at the nearest one from `least` to 9."""
+
+    def __init__(self, least: int | None = None) -> None:
+        super().__init__()
+        self.table, self.least = torch.nn.Embedding(10, 2), least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.table(x if self.least is None else x.clamp(self.least, 9))
+        return y
+
+
+@table(("openvino", Looked()), ("torch", Looked(-3)))
+def test_position_below_zero_that_pytorch_refuses_is_not_counted_from_the_end(
+    engine: str, module: torch.nn.Module, tmp_path: Path
+) -> None:
+    path = kit.exported(tmp_path / "m.pt2", module, torch.tensor([1, 2]), dynamic={"x": ROWS})
+    if engine == "torch":
+        with pytest.raises(Unfaithful, match="which OpenVINO does not check"):
+            kit.staged(path)
+    folder = kit.staged(path, engine="torch" if engine == "torch" else "auto")
+    answer = ask(loaded(folder, {"engine": engine}), instances(9, -1, -9, 0))
+    first, *refused, last = answer.body["predictions"]
+    np.testing.assert_allclose([first, last], module(torch.tensor([9, 0])).detach(), 1e-5)
+    assert [(each["error"]["code"], each["error"]["type"]) for each in refused] == [(422, "OutOfRange")] * 2
+
+
+def test_smallest_number_is_no_false_boolean(tmp_path: Path) -> None:
+    path = kit.write_onnx(tmp_path / "m.onnx", "(int32[n] x) => (bool[n] y) { y = Cast <to = 9> (x) }")
+    answer = ask(loaded(kit.staged(path), {}), instances(1, -(2**31), 0))
+    first, refused, last = answer.body["predictions"]
+    assert (first, refused["error"]["type"], last) == (True, "OutOfRange", False)
 
 
 def test_function_in_which_a_whole_number_decides_for_others_is_refused(tmp_path: Path) -> None:

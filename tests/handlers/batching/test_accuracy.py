@@ -180,10 +180,24 @@ def test_comparison_ends_before_its_time_is_over() -> None:
     assert make_proof(REGRESSION, [np.array([2.0 * number]) for number in NUMBERS][: len(answers)], answers).holds
 
 
-def test_too_few_comparisons_decide_nothing_and_are_made_again(tmp_path: Path, caplog: Log) -> None:
-    folder = stage(tmp_path)
-    with patch.object(accuracy, "answer_items", lambda *_: [np.array([2.0 * number]) for number in NUMBERS[:7]]):
-        assert load(Doubling(RIGHT), folder) == "fp32" and "only 7 of 8 samples in 1 s" in caplog.text
+def test_precision_that_is_too_slow_to_compare_is_not_used_and_not_tried_again(tmp_path: Path, caplog: Log) -> None:
+    clock = [0.0]
+
+    class Slow(Doubling):
+        def forward(self, inputs: Arrays, items: Any) -> Outputs:
+            clock[0] += 0.15 * len(items) if self.engine.description.endswith("bf16") else 0.0
+            return super().forward(inputs, items)
+
+    folder, words = stage(tmp_path), "only 7 of 8 samples in 1 s"
+    with patch("handlers.precision.answers.time.perf_counter", lambda: clock[0]):
+        assert (
+            load(Slow(RIGHT, int8=WRONG), folder) == "fp32" and f"bf16: not compared with fp32: {words}" in caplog.text
+        )
+    assert clock[0] <= 1.0 + 0.15  # the first run prepares the engine
+    assert load(again := Doubling(RIGHT, int8=RIGHT), folder) == "fp32" and {*again.ran} == {"fp32"}
+    (path,) = (folder / ".cache").glob("measured-*.json")
+    assert f"bf16: at an earlier start, {words}; remove {path} to compare again" in caplog.text
+    path.unlink()
     assert load(Doubling(RIGHT, int8=WRONG), folder) == "bf16"
 
 
