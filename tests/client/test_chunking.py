@@ -142,3 +142,11 @@ def test_answer_of_another_length_than_its_chunk_is_a_failure(answer: Response) 
     with ChunkingClient(client(Script(answer)), 2) as chunking, pytest.raises(ChunksFailed) as raised:
         chunking.infer_batch("m", ["a", "b"])
     assert list(raised.value.errors) == [range(0, 2)]
+
+
+def test_each_limit_of_a_chunk_is_at_least_1() -> None:
+    for limits in ({"max_items": 0}, {"max_bytes": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            ChunkingClient(client(Script()), **limits)
+    with ChunkingClient(client(Server(upper)), 1, max_bytes=1) as chunking:
+        assert chunking.infer_batch("m", ["a", "b"]) == ["A", "B"]

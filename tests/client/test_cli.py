@@ -15,6 +15,7 @@ from torchserve_client.cli import main, parser
 from torchserve_client.rollout import Rollout
 
 NO_SERVER = ["--url", "http://127.0.0.1:9", "--management-url", "http://127.0.0.1:9"]
+LONG = " ".join(["word"] * 40)
 AWAY = "no TorchServe answers at http://127.0.0.1:9 (NoConnection)"
 
 
@@ -62,7 +63,8 @@ def test_reader_of_the_output_may_end_before_it() -> None:
     (["embed", "m", "ab"], "[2.0]\n"),
     (["rerank", "m", "q"], "3.0000  abc\n1.0000  a\n"),
     (["rerank", "m", "q", "--top-n", "1"], "3.0000  abc\n"),
-    (["rerank", "m", "q", "ab", "abcd"], "4.0000  abcd\n2.0000  ab\n"),
+    # A line is not wrapped, however long.
+    (["rerank", "m", "q", "ab", LONG], f"199.0000  {LONG}\n2.0000  ab\n"),
 )
 def test_texts_are_those_of_the_command_or_of_its_input(
     words: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -249,6 +249,22 @@ def test_rollout_a_node_refuses_is_undone(second: FakeServer, error: type[Except
     assert names(store) == {"m"}
 
 
+def test_new_version_that_cannot_be_unregistered_again_is_named_and_the_next_rollout_goes_on_with_it(
+    store: Path,
+) -> None:
+    first, second, said = FakeServer(refused="DELETE"), FakeServer(refused="POST"), list[str]()
+    with pytest.raises(RolloutFailed, match="node-2: no room"):
+        replace(rollouts(store, first, second), report=said.append).run(MODEL, Registration(batch_size=4))
+    assert said[-1] == "node-1: m: version 1.0-r2 could not be unregistered: no room"
+    assert ([first.state, second.state], names(store)) == (
+        [("1.0", ["1.0", "1.0-r2"]), ("1.0", ["1.0"])],
+        {"m", "m@1.0-r2"},
+    )
+    first.refused = second.refused = ""
+    assert rollouts(store, first, second).run(MODEL, Registration(batch_size=4)) == "1.0-r2"
+    assert [server.state for server in (first, second)] == [("1.0-r2", ["1.0-r2"])] * 2
+
+
 def test_old_version_that_cannot_be_unregistered_is_put_back(store: Path) -> None:
     gateway = FakeGateway(FakeServer(refused="DELETE"), FakeServer())
     with pytest.raises(NodesFailed, match="node-1: no room; done: node-2"):

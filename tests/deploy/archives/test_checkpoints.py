@@ -16,7 +16,7 @@ import yaml
 
 from deploy.archives.hub import open_checkpoint
 from deploy.archives.sources import WeightsUnavailable, source
-from deploy.archives.tasks import load_task
+from deploy.archives.tasks import BUILT_IN, load_task
 from deploy.models import ModelEntry, model
 from handlers.archive_files import Build, check
 from handlers.errors import InvalidConfig
@@ -84,6 +84,16 @@ def test_pickle_of_a_module_is_packed_as_safetensors_and_no_kernel_is_fetched(tm
         assert json.loads((folder / "config.json").read_text()) == config | {"text_config": {}}
         network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert network.config._attn_implementation in ("sdpa", "eager")
+
+
+def test_weights_of_each_task_with_checkpoints_may_be_on_the_hub() -> None:
+    for name in BUILT_IN:
+        entry = replace(MODEL, handler=name)
+        if name in ("language_id", "tensors", "stock"):
+            with pytest.raises(WeightsUnavailable, match="no file somebody/something"):
+                source(entry, "somebody/something")
+        else:
+            assert source(entry, "somebody/something").kind == "hub"
 
 
 @pytest.mark.parametrize("with_weights", [False, True])

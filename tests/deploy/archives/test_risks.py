@@ -33,6 +33,12 @@ UNCHECKED: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {"i": np.array([1, -1])},
         [[0, 3], [3, 0], [-4, 0], [2**31 - 1, 0]],
     ),
+    "GatherND of a table whose sides differ": (
+        "(int64[n, 2] i) => (float[n] y) <float[2, 3] t = {0, 1, 2, 3, 4, 5}, int64 a = {0}, int64 b = {2}>"
+        "{ j = Clip (i, a, b) y = GatherND (t, j) }",
+        {"i": np.array([1, 2])},
+        [[2, 0], [10**6, 0]],
+    ),
     "GatherND of the row": (
         "(float[n, 6] x, int64[n, 1] i) => (float[n] y) { y = GatherND <batch_dims = 1> (x, i) }",
         {"x": X, "i": np.array([-6])},

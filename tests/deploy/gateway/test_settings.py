@@ -70,6 +70,11 @@ def test_missing_file_and_taken_port_are_one_line(config: Path, capsys: pytest.C
     assert str(raised.value) == f"{host}:{port}: another server listens there; set other `ports` in {config}"
 
 
+def test_file_of_the_most_bytes_is_read(config: Path) -> None:
+    config.write_text("#" * MOST_BYTES)
+    assert read_settings(config) == GatewaySettings()
+
+
 def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}) + "\n")
     for mode in (0o604, 0o602):

@@ -64,6 +64,9 @@ def test_rows_and_headers_are_read_as_torchserve_reads_them(pair: Pair, monkeypa
     for read, row, processor in zip(ours_read.values(), rows, processors, strict=True):
         assert read is not None
         assert (read.row, read.headers) == (row, processor.get_request_properties())
+    # They come again with the next message, and are passed over.
+    again = pair.exchange({**REQUESTS, "e": ({}, b"new")})
+    assert [id_ for id_, sent in again.items() if sent is not None] == ["e"]
 
 
 @pytest.mark.parametrize("name", ["{}", "same"])
