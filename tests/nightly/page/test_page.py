@@ -225,7 +225,7 @@ def test_two_texts_are_compared_and_documents_are_ranked(page: Visit, node: Stan
     page.fill("Compare with", other)
     assert page.run().startswith("Cosine 0.500")
     assert (page.curl(), page.python()) == (vectors, str(vectors["predictions"]))
-    assert sent(node) == [{"instances": ["The river rose by a metre after the storm.", other]}] * 3
+    assert sent(node) == [{"instances": [TEXT, other]}] * 3
     node.bodies.clear()
     page.show("reranking")
     best, score, second, lower = page.run().split("\n")[:4]
