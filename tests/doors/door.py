@@ -23,7 +23,7 @@ from tests.doors.lacks import is_endless, why_lacking
 from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, post
 
 MODEL = "double"
-FULL = "has no worker to serve inference request|The model's queue is full"  # what TorchServe and the gateway then say
+FULL = "no worker (to serve inference|can take the) request|The model's queue is full"  # what they then say
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
 STRIDE, ENDS = 8, {*b"\r\n"}  # a row is split at every so many bytes, and around each end of a line
