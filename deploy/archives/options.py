@@ -19,7 +19,7 @@ from deploy.places import ARCHIVE, HOME, STORE
 REMEMBERED = ("weights", "engine", "precision", "calibrate", "validate", "min_agreement", "min_chrf")
 OPTIONS = tuple(f"--{name.replace('_', '-')}" for name in REMEMBERED)
 PATHS = ("--weights", "--calibrate", "--validate")
-RECORDS = HOME / ".nodes" / ".options"  # beside logs and keys: whoever copies the store leaves it here
+RECORDS = HOME / ".nodes" / ".options"  # beside logs and keys, and not in the store, which is copied
 
 
 def name_place(option: str, value: str) -> str:

@@ -236,7 +236,8 @@ def test_branch_in_a_graph_that_openvino_cannot_read_is_not_batched(tmp_path: Pa
         "(float[n, 2] x) => (float[n, 2] y, seq(map(int64, float)) maps) <float k = {1e20}>"
         "{ m = ReduceMax <keepdims = 0> (x) c = Greater (m, k) y = If (c) <"
         "then_branch = a () => (float[n, 2] p) { p = Neg (x) }, "
-        "else_branch = b () => (float[n, 2] q) { q = Identity (x) }> maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1]> (x) }"
+        "else_branch = b () => (float[n, 2] q) { q = Identity (x) }>"
+        " maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1]> (x) }"
     )
     with pytest.raises(InvalidConfig, match=r"one row may decide for others: .*; max_batch_items: 1 serves rows"):
         kit.staged(kit.write_onnx(tmp_path / "m.onnx", graph), engine="onnxruntime")
