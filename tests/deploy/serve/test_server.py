@@ -70,6 +70,13 @@ def test_connection_waits_for_a_head_until_that_is_complete(
     assert all(timer.cancel.called for _, timer in timers)
 
 
+def test_rest_of_a_refused_body_has_the_time_of_a_head(protocol: Any, timers: list[tuple[float, Mock]]) -> None:
+    protocol.data_received(HEAD + REST + b"12345")
+    protocol.cycle.response_complete = True
+    protocol.on_response_complete()
+    assert LIMITS.head_s in [seconds for seconds, timer in timers if not timer.cancel.called]
+
+
 def test_connection_ends_with_more_waiting_requests_than_its_limit(protocol: Any) -> None:
     # One is answered, 65 wait.
     protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 66)
