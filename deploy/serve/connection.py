@@ -63,19 +63,21 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     parser: HttpRequestParser
     limits, memory = Limits(), Memory()
     is_ending = False  # whether the server ends: each answer is the last of its connection
-    silent: ClassVar[dict["Protocol", None]] = {}  # connections that wait for their clients, the longest wait first
+    # Connections that wait for their clients, the longest wait first: within a request, and after an answer.
+    silent: ClassVar[dict["Protocol", None]] = {}
+    idle: ClassVar[dict["Protocol", None]] = {}
     _is_in_head = _is_over = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first head; of too many connections the one that was silent for longest ends."""
+        """Wait for the first head; of too many connections an idle or the longest silent one ends."""
         self._open: set[asyncio.Task[Any]] = set()
         self._extra = 0  # bytes since the last message that are not a body: heads, trailers and chunks' lengths
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unread = Hold(self.memory)  # an answer that the client does not read
         super().connection_made(Joined(transport))
         if len(self.connections) > self.limits.connections:
-            oldest = next(iter(self.silent), self)
-            self.silent.pop(oldest, None)
+            oldest = next(iter(self.idle), None) or next(iter(self.silent), self)
+            oldest._forget_silence()
             oldest.transport.abort()
         self._note_silence()
         self._wait(HEAD, self.limits.head_s)
@@ -102,9 +104,14 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def _note_silence(self) -> None:
         """Begin to wait for the client again, unless one of its requests runs."""
-        self.silent.pop(self, None)
+        self._forget_silence()
         if not self.pipeline and (self.cycle is None or self.cycle.response_complete or self.cycle.more_body):
-            self.silent[self] = None
+            is_within = self.cycle is None or self.cycle.more_body or self._is_in_head
+            (self.silent if is_within else self.idle)[self] = None
+
+    def _forget_silence(self) -> None:
+        self.silent.pop(self, None)
+        self.idle.pop(self, None)
 
     def _parse(self, data: bytes) -> bytes:
         """Parse bytes; return those to go on with behind a head that asks for another protocol."""
@@ -213,7 +220,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
 
     def connection_lost(self, error: Exception | None) -> None:
         """Cancel the requests of a client that has left."""
-        self.silent.pop(self, None)
+        self._forget_silence()
         self._stop(HEAD)
         self._stop(WRITE)
         self._unread.free()

@@ -41,7 +41,7 @@ def test_options_of_archive_are_those_of_serve_and_start(tmp_path: Path) -> None
     (tmp_path / "numbers.bin").write_bytes(b"123")
     built = run("archive", "colours", "--weights", "../numbers.bin", "--engine", "torch", cwd=own)
     assert "colours.mar: built" in built.stdout
-    archive, record = own / "model_store" / "colours.mar", own / "model_store" / ".options" / "colours.json"
+    archive, record = own / "model_store" / "colours.mar", own / ".nodes" / ".options" / "colours.json"
     # Neither the archive nor another user learns the folder of a build.
     assert str(tmp_path).encode() not in archive.read_bytes() and record.stat().st_mode & 0o777 == 0o600
     # As `serve colours` and `start` call it, from any folder.

@@ -118,8 +118,17 @@ def test_requests_and_connections_are_limited(serve: Serve) -> None:
         with suppress(ConnectionResetError):
             assert others[0].recv(1) == b""
         for each in (others[1], others[20]):
-            each.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert each.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert ping(each)
+    with ExitStack() as stack:
+        first, *others = [stack.enter_context(connect(served)) for _ in range(20)]
+        assert all(map(ping, others))
+        # An idle one makes room, and not the first, whose request is on its way.
+        assert ping(stack.enter_context(connect(served))) and ping(first)
+
+
+def ping(connection: socket.socket) -> bool:
+    connection.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+    return connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_sigterm_ends_after_the_last_answer_and_a_second_one_at_once(serve: Serve) -> None:
