@@ -93,7 +93,7 @@ Keys = Annotated[tuple[Key, ...], AfterValidator(_check_keys)]
 
 
 @dataclass(frozen=True, kw_only=True, config=SETTINGS)
-class Limits:
+class GatewayLimits:
     body_bytes: Bytes = 32 << 20
     api_body_bytes: Bytes = 8 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
@@ -119,7 +119,7 @@ class GatewaySettings:
     ports: Ports = Field(default_factory=Ports)
     tls: Tls | None = None
     keys: Keys = ()
-    limits: Limits = Field(default_factory=Limits)
+    limits: GatewayLimits = Field(default_factory=GatewayLimits)
     key_file: str | None = None
     management: bool = False
     invocations: str | None = None

@@ -44,13 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(options: Any, process: Process) -> None:
     from deploy.loader import OtherRelease, build_of  # noqa: PLC0415
-    from deploy.serve.limits import Limits  # noqa: PLC0415
+    from deploy.serve.limits import HostLimits  # noqa: PLC0415
     from deploy.serve.server import load, run  # noqa: PLC0415
     from deploy.settings_file import read_settings, read_yaml  # noqa: PLC0415
 
     path = options.config
     try:
-        limits = read_settings(Limits, path, read_yaml(path) or {}) if path else Limits()
+        limits = read_settings(HostLimits, path, read_yaml(path) or {}) if path else HostLimits()
     except (OSError, ValueError) as error:
         raise NotServed(f"--config: {error}") from None
     listener = _bind(options.host, options.port)

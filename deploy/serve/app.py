@@ -18,12 +18,12 @@ from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
 from deploy.protocol.refusals import BUSY, DRAINING, Refusal
 from deploy.serve.connection import RUNNING
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from handlers.protocol.metadata import METADATA_HEADER
 
 
 class Host(Routes):
-    def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, replica: Replica, archive: Path, metrics: Metrics, limits: HostLimits) -> None:
         self._replica, self._archive, self._metrics = replica, archive, metrics
         self._most, self.most_head_bytes, self.body_s = limits.requests, limits.head_bytes, limits.body_s
         self.origins = frozenset(limits.cors)

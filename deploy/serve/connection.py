@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from deploy.frontend.http import Answer, refuse
 from deploy.frontend.memory import Hold, Memory
 from deploy.protocol import refusals
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 
 RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
 HEAD, WRITE = "head", "write"  # the states in which a connection waits
@@ -61,7 +61,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
     """A connection with limits; its requests are cancelled if it ends."""
 
     parser: HttpRequestParser
-    limits, memory = Limits(), Memory()
+    limits, memory = HostLimits(), Memory()
     is_ending = False  # whether the server ends: each answer is the last of its connection
     # Connections that wait for their clients, the longest wait first: within a request, and after an answer.
     silent: ClassVar[dict["Protocol", None]] = {}

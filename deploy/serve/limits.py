@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Limits:
+class HostLimits:
     """Limits. A body's bytes are the archive's `max_body_bytes`."""
 
     connections: Annotated[int, Field(ge=1)] = 1024  # of HTTP, and of gRPC; one more is closed

@@ -18,7 +18,7 @@ from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
 from deploy.protocol.description import SERVICE
 from deploy.protocol.refusals import BUSY, LATE, Refusal
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 class Calls:
     """The calls of a port, and the limits of their messages' bytes and seconds."""
 
-    def __init__(self, models: Models, limits: Limits) -> None:
+    def __init__(self, models: Models, limits: HostLimits) -> None:
         self._models, self._body_s = models, limits.body_s
         self.message_bytes = models.body_bytes + HEAD_BYTES
         self._waiting: dict[asyncio.Timeout, Waiting] = {}  # the oldest first
@@ -93,7 +93,7 @@ class Calls:
                         expire(deadline)
 
 
-async def start(models: Models, address: str, limits: Limits) -> Any:
+async def start(models: Models, address: str, limits: HostLimits) -> Any:
     """Start the server of gRPC; RuntimeError if the address is not free."""
     calls, service = Calls(models, limits), Service(models)
     options = {

@@ -20,7 +20,7 @@ import uvloop
 
 from deploy.frontend.replica import Metrics, Replica
 from deploy.serve.connection import Protocol
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from deploy.serve.process import NotServed, Process
 
 BACKLOG = 2048
@@ -39,7 +39,7 @@ class Series(NamedTuple):
         self.samples[tuple(labels)] = self.samples.get(tuple(labels), 0.0) + value
 
 
-def load(options: Any, limits: Limits) -> Any:
+def load(options: Any, limits: HostLimits) -> Any:
     """Load the archive of the command line; return its `deploy.serve.app.Host`."""
     logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.WARNING)
     # Its one line about a failure is the command's; uvicorn's are about clients.
@@ -53,7 +53,7 @@ def load(options: Any, limits: Limits) -> Any:
     return Host(replica, options.archive, metrics, limits)
 
 
-def run(host: Any, listener: socket.socket, options: Any, limits: Limits, process: Process) -> None:
+def run(host: Any, listener: socket.socket, options: Any, limits: HostLimits, process: Process) -> None:
     # Each connection is a file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -61,7 +61,7 @@ def run(host: Any, listener: socket.socket, options: Any, limits: Limits, proces
     uvloop.run(_run(host, listener, options, limits, process))
 
 
-async def _run(host: Any, listener: socket.socket, options: Any, limits: Limits, process: Process) -> None:
+async def _run(host: Any, listener: socket.socket, options: Any, limits: HostLimits, process: Process) -> None:
     config = uvicorn.Config(
         host, http=Protocol, ws="none", log_config=None, access_log=False, server_header=False, date_header=False,
         timeout_keep_alive=limits.keep_alive_s, backlog=BACKLOG, proxy_headers=False,
@@ -102,7 +102,7 @@ def _stop_connecting(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
-async def _start_grpc(host: Any, options: Any, limits: Limits) -> Any:
+async def _start_grpc(host: Any, options: Any, limits: HostLimits) -> Any:
     from deploy.serve.rpc import start  # noqa: PLC0415 - gRPC is not always served
 
     address = f"[{options.host}]" if ":" in options.host else options.host

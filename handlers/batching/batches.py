@@ -27,13 +27,13 @@ PLANNED_ITEMS = 128  # most urgent items that one plan considers; its duration i
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     max_items: int
     max_tokens: int  # padded; a single item may have more
     overhead: Overhead = OVERHEAD
 
     @classmethod
-    def of(cls, policy: Policy, line: Line) -> "Limits":
+    def of(cls, policy: Policy, line: Line) -> "BatchLimits":
         """Return the limits by the settings and by time, if micro-batches take the times of `line`."""
         # The task's own number was measured on another machine, or on this one with less load.
         overhead, allowed = policy.overhead.measured(line.fixed_s, line.token_s), inf
@@ -42,7 +42,7 @@ class Limits:
         configured = inf if policy.max_tokens is None else policy.max_tokens
         return cls(policy.max_items, int(max(1, min(allowed, configured, 2**31))), overhead)
 
-    def share_out(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "Limits":
+    def share_out(self, tokens: float, line: Line, busy_s: Sequence[float]) -> "BatchLimits":
         """Leave other streams, busy for `busy_s`, their part of the ready tokens; divide this stream's into WAVES."""
         token_s = max(line.token_s, 1e-12)
         share = min(tokens, (sum(busy_s) / token_s + tokens) / len(busy_s))  # with this part, all streams end together
@@ -50,7 +50,7 @@ class Limits:
         return replace(self, max_tokens=min(self.max_tokens, max(1, round(share))))
 
 
-def select_items(ranked: Sequence[tuple[Rank, Slot]], limits: Limits, line: Line, now_s: float) -> Sequence[Slot]:
+def select_items(ranked: Sequence[tuple[Rank, Slot]], limits: BatchLimits, line: Line, now_s: float) -> Sequence[Slot]:
     """Choose the items of the next micro-batch from all ready items, at least one."""
     first = ranked[0][0]
     urgent = [item for _, item in takewhile(lambda each: each[0] == first, ranked[:PLANNED_ITEMS])]
@@ -69,7 +69,7 @@ def _cut_to_deadline(items: list[Slot], line: Line, now_s: float, overhead: Over
     return items
 
 
-def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: Limits, line: Line) -> Sequence[Slot]:
+def _add_riders(chosen: Sequence[Slot], others: Iterable[Slot], limits: BatchLimits, line: Line) -> Sequence[Slot]:
     """Add items of lower ranks that need little padding and little time."""
     items = list(chosen)
     longest, group = max(item.cost.length for item in items), items[0].cost.group

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil, inf
 
-from handlers.batching.batches import Limits, count_padded_tokens, select_items
+from handlers.batching.batches import BatchLimits, count_padded_tokens, select_items
 from handlers.batching.engine import RunningBatch, Streams, finish_s
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import RequestQueue, Work
@@ -143,7 +143,7 @@ class Scheduler:
             (item,) = self.queue.ready
             return self._begin((item,), item.cost.length, now_s, is_wide=is_wide)
         line = self.streams.model(is_wide=is_wide).line
-        limits = Limits.of(self.policy, line)
+        limits = BatchLimits.of(self.policy, line)
         if most_on_whole is not None:
             limits = replace(limits, max_items=min(limits.max_items, most_on_whole))
         limits = limits.share_out(ready.tokens, line, [0.0] if is_wide else self.streams.busy_s(now_s))
@@ -175,7 +175,7 @@ class Scheduler:
             line = streams.narrow_line(work.tokens / max(1, work.items))
         micro_batches = work.items
         if micro_batches > 1:
-            limits = Limits.of(self.policy, line)
+            limits = BatchLimits.of(self.policy, line)
             max_tokens = limits.share_out(work.tokens, line, busy_s).max_tokens
             # An item in a micro-batch of its own may exceed every limit.
             needed = max(ceil(work.items / limits.max_items), ceil(work.tokens / max_tokens), len(busy_s))

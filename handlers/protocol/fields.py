@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidText, ItemError, TooManyInstances, show_name
 from handlers.protocol.bodies import BodyInfo, check_count
 from handlers.protocol.requests import Payload, Payloads, Request
-from handlers.protocol.responses import Form, Instances, Piped, Pipeline
+from handlers.protocol.responses import Form, Instances, Piped, PipelineForm
 from handlers.protocol.tensors import BF16, from_bfloat16
 
 # transformers' and TEI's names of options.
@@ -75,7 +75,7 @@ class Fields:
         is_text = len(self.inputs) > 1 and "text" in self.inputs and sent.reader == "text"
         value = {"text": body} if is_text else body
         if sent.is_piped:
-            return Request((Payload(value, {**self.piped.options, **sent.options}),), Pipeline("", self.piped))
+            return Request((Payload(value, {**self.piped.options, **sent.options}),), PipelineForm("", self.piped))
         return Request((Payload(value, sent.options),))
 
     def of_json(self, document: Any, sent: BodyInfo) -> Request:
@@ -98,7 +98,7 @@ class Fields:
         shared = {**self.piped.options, **{PIPELINE.get(name, name): value for name, value in named.items()}}
         inputs = document["inputs"]
         items = {"instances": inputs if isinstance(inputs, list) else [inputs]}
-        form = Pipeline(inputs, self.piped)
+        form = PipelineForm(inputs, self.piped)
         return instances_of(items, shared, self.max_request_items, self._payload, form)
 
     def _payload(self, value: Any, shared: Mapping[str, Any]) -> Payload:

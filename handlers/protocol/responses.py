@@ -2,7 +2,7 @@
 
 one item                  -> OneItem    -> the result, or the error
 {"instances": [...]}      -> Instances  -> {"predictions": [...]}; an error replaces its item's result
-{"inputs": [text, ...]}   -> Pipeline   -> a list of results; one error fails the request
+{"inputs": [text, ...]}   -> PipelineForm   -> a list of results; one error fails the request
 {"inputs": [tensor, ...]} -> handlers.protocol.open_inference.Inference
 a gRPC call that failed   -> GrpcErrors -> X-Grpc-Status, X-Grpc-Message, which Envoy turns into a gRPC status
 
@@ -95,7 +95,7 @@ class Piped:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineForm:
     """The answer is that of transformers' pipelines, as servers of Hugging Face write it."""
 
     inputs: Any

@@ -22,7 +22,7 @@ from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
 from deploy.gateway.control.errors import answer_errors, refuse_foreign
-from deploy.gateway.control.gateway import GATEWAY, KNOWN, Gateway
+from deploy.gateway.control.gateway import GATEWAY, KNOWN, Control
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Envoy
 from deploy.gateway.supervisor import PROBLEM
@@ -41,7 +41,7 @@ ROUTES = (
 )
 
 
-def make_control_app(gateway: Gateway) -> web.Application:
+def make_control_app(gateway: Control) -> web.Application:
     app = web.Application(middlewares=[answer_errors, refuse_foreign])
     app[GATEWAY] = gateway
     for name in ROUTES:
@@ -49,7 +49,7 @@ def make_control_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def make_metrics_app(gateway: Gateway) -> web.Application:
+def make_metrics_app(gateway: Control) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
         text = await gateway.envoy_metrics() + metrics.render(gateway.fleet, gateway.traffic.texts)
         if request.path == "/metrics":
@@ -88,7 +88,7 @@ async def control(config: Path, nodes_file: Path, state_dir: Path) -> None:
         replace_file(state_dir / PROBLEM, f"{error}; every inference gets 503")
         raise
     # With `discover` the known nodes are used until the name is resolved, which may take a while.
-    gateway = Gateway(settings, nodes, Envoy(state_dir), state_dir)
+    gateway = Control(settings, nodes, Envoy(state_dir), state_dir)
 
     async def follow() -> None:
         while True:

@@ -56,7 +56,7 @@ class Decisions:
 DECISIONS_TYPE = TypeAdapter(Decisions)
 
 
-class Gateway:
+class Control:
     def __init__(self, settings: GatewaySettings, nodes: Sequence[Node], envoy: Envoy, state_dir: Path) -> None:
         self.settings = settings
         self.watches: dict[str, Watch] = {}
@@ -247,4 +247,4 @@ class Gateway:
             await asyncio.sleep(SCRAPE_S)
 
 
-GATEWAY = web.AppKey("gateway", Gateway)
+GATEWAY = web.AppKey("gateway", Control)

@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic.dataclasses import dataclass
 
 from deploy.gateway.control.errors import read_body
-from deploy.gateway.control.gateway import GATEWAY, Gateway
+from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.control.protocol import find
 from deploy.gateway.envoy.clusters import name_cluster
 from deploy.gateway.envoy.process import Endpoints
@@ -60,7 +60,7 @@ async def drain(request: web.Request) -> web.Response:
     return web.json_response(_node(gateway, name, await gateway.endpoints()))
 
 
-def _node(gateway: Gateway, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
+def _node(gateway: Control, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
     found = {cluster: on[name] for cluster, on in (endpoints or {}).items() if name in on}
     # A version that the node could not restore receives no requests there, and the others do.
     models = [key for key, replica in gateway.watches[name].models.items() if not replica.is_missing]

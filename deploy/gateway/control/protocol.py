@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from deploy.gateway.control import repository
 from deploy.gateway.control.errors import read_body
-from deploy.gateway.control.gateway import GATEWAY, Gateway
+from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
 from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
@@ -135,7 +135,7 @@ def _names(request: web.Request) -> list[str]:
 
 
 # Method -> function that returns the document, or a coroutine for it. Load and unload return None.
-METHODS: dict[str, Callable[[Gateway, Any], Any]] = {
+METHODS: dict[str, Callable[[Control, Any], Any]] = {
     "ServerLive": lambda _, __: {"live": True},
     "ServerReady": lambda gateway, _: {"ready": gateway.fleet.is_ready},
     "Check": lambda gateway, message: _health(gateway.fleet, message.service),
@@ -207,11 +207,11 @@ def _handler_metadata(fleet: Fleet, model: ServedModel, version: ServedVersion) 
     return dict(version.metadata or {})
 
 
-def _describe_server(gateway: Gateway) -> dict[str, Any]:
+def _describe_server(gateway: Control) -> dict[str, Any]:
     return describe_server("statistics", *(["model_repository"] if gateway.settings.management else []))
 
 
-async def _statistics(gateway: Gateway, name: str, requested: str) -> dict[str, Any]:
+async def _statistics(gateway: Control, name: str, requested: str) -> dict[str, Any]:
     """Return Triton's statistics of the versions of a model, or of all models."""
     await gateway.scrape(FRESH_S)
     wanted = [(model, version) for model in gateway.fleet.models.values() for version in model.versions]
@@ -227,7 +227,7 @@ async def _statistics(gateway: Gateway, name: str, requested: str) -> dict[str, 
     return {"model_stats": documents}
 
 
-def _index(gateway: Gateway, is_ready_only: bool) -> list[dict[str, str]]:
+def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
     """List every registered version with its state."""
     repository.check(gateway)
     documents = []

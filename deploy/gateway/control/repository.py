@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote, urlencode
 
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control.gateway import Control
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Replica
 from deploy.protocol.errors import RequestError
@@ -26,14 +26,14 @@ class NoArchive(NodeFailed):
     """The node does not have the archive."""
 
 
-def check(gateway: Gateway) -> None:
+def check(gateway: Control) -> None:
     """Raise RequestError unless the settings allow management."""
     if not gateway.settings.management:
         words = "the model repository is disabled; enable it with management: true in gateway.yaml"
         raise RequestError(400, words, UNIMPLEMENTED)
 
 
-async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
+async def load(gateway: Control, name: str, parameters: object = None) -> None:
     """Register NAME.mar with one worker on each node that lacks the model, and wait until it is READY."""
     check(gateway)
     try:
@@ -46,7 +46,7 @@ async def load(gateway: Gateway, name: str, parameters: object = None) -> None:
     await _on_all(gateway, name, _load)
 
 
-async def unload(gateway: Gateway, name: str) -> None:
+async def unload(gateway: Control, name: str) -> None:
     check(gateway)
     await gateway.poll()
     if name not in gateway.fleet.registered:
@@ -54,7 +54,7 @@ async def unload(gateway: Gateway, name: str) -> None:
     await _on_all(gateway, name, _unload)
 
 
-async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, str], Awaitable[None]]) -> None:
+async def _on_all(gateway: Control, name: str, call: Callable[[Control, Node, str], Awaitable[None]]) -> None:
     """Call every node, and configure Envoy with the results; the error names the nodes that failed."""
     nodes = list(gateway.fleet.nodes.values())
     done = await asyncio.gather(*(call(gateway, node, name) for node in nodes), return_exceptions=True)
@@ -71,7 +71,7 @@ async def _on_all(gateway: Gateway, name: str, call: Callable[[Gateway, Node, st
         raise RequestError(502, f"{len(failed)} of {len(nodes)} nodes failed: {problems}")
 
 
-async def _load(gateway: Gateway, node: Node, name: str) -> None:
+async def _load(gateway: Control, node: Node, name: str) -> None:
     replicas = await _replicas(gateway, node, name)
     if not replicas:
         query = urlencode({"url": f"{name}.mar", "initial_workers": 1, "synchronous": "false"})
@@ -86,7 +86,7 @@ async def _load(gateway: Gateway, node: Node, name: str) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _unload(gateway: Gateway, node: Node, name: str) -> None:
+async def _unload(gateway: Control, node: Node, name: str) -> None:
     replicas = await _replicas(gateway, node, name)
     # TorchServe removes the default version only as the last version.
     for version in sorted(replicas, key=lambda version: replicas[version].is_default):
@@ -96,7 +96,7 @@ async def _unload(gateway: Gateway, node: Node, name: str) -> None:
     watch.forget(key for key in watch.models if key[0] == name)
 
 
-async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replica]:
+async def _replicas(gateway: Control, node: Node, name: str) -> dict[str, Replica]:
     """Poll a node, and return its versions of a model."""
     watch = gateway.watches[node.name]
     await watch.poll()
@@ -109,7 +109,7 @@ async def _replicas(gateway: Gateway, node: Node, name: str) -> dict[str, Replic
     }
 
 
-async def _call(gateway: Gateway, node: Node, method: str, path: str, *statuses: int) -> int:
+async def _call(gateway: Control, node: Node, method: str, path: str, *statuses: int) -> int:
     """Call a node's management API; another status is a NodeFailed with the node's message."""
     status, document = await ask(gateway.session, node, path, timeout_s=CALL_S, method=method)
     if status not in statuses:

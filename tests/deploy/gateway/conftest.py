@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from deploy.gateway.control.__main__ import make_control_app, make_metrics_app, serve
-from deploy.gateway.control.gateway import Gateway
+from deploy.gateway.control.gateway import Control
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
 from deploy.gateway.settings import GatewaySettings, Key
@@ -54,7 +54,7 @@ class Scene(AbstractContextManager["Scene"]):
     def open(self) -> None:
         async def start() -> None:
             nodes = [self.first.node, self.second.node]
-            self.gateway = Gateway(self.settings, nodes, self.real or self.envoy, self.folder)
+            self.gateway = Control(self.settings, nodes, self.real or self.envoy, self.folder)
             await self.gateway.start()
             apps = (make_control_app(self.gateway), make_metrics_app(self.gateway))
             self._runners = [await serve(app, "127.0.0.1", 0) for app in apps]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from deploy.gateway import watch as gateway_watch
-from deploy.gateway.control.gateway import KNOWN, Gateway
+from deploy.gateway.control.gateway import KNOWN, Control
 from deploy.gateway.state import Replica
 from deploy.gateway.watch import DAMAGED, LATE, read_known
 from deploy.run.node import Node
@@ -94,8 +94,8 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
     scene.first.broken = lambda: web.Response(status=500)
     scene.second.close()
 
-    async def start() -> Gateway:
-        gateway = Gateway(scene.settings, [scene.first.node, scene.second.node], scene.envoy, scene.folder)
+    async def start() -> Control:
+        gateway = Control(scene.settings, [scene.first.node, scene.second.node], scene.envoy, scene.folder)
         await gateway.start()
         return gateway
 

@@ -25,7 +25,7 @@ from deploy.run.node import Node, read_nodes, write_nodes
 from deploy.run.properties import ServerSettings, parse
 from deploy.run.restore import Record, Registration, parse_snapshot, restore
 from deploy.run.server import STOP_TIMEOUT_S, Share
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from deploy.serve.process import LATE_S
 from tests.tables import table
 from torchserve_batching import __main__ as command
@@ -127,7 +127,7 @@ def test_each_node_has_cores_and_a_gpu_of_its_own_while_there_are_some() -> None
 @table(
     ("torchserve@.service", GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
     ("torchserve-gateway.service", GatewaySettings().limits.response_s + STOP_TIMEOUT_S),
-    ("torchserve-host@.service", Limits().drain_s + LATE_S),
+    ("torchserve-host@.service", HostLimits().drain_s + LATE_S),
 )
 def test_unit_runs_and_has_time_to_end(name: str, ends_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = ConfigParser(interpolation=None, strict=False)

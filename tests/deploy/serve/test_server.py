@@ -22,12 +22,12 @@ from deploy.serve import __main__ as program
 from deploy.serve import rpc
 from deploy.serve.app import Host
 from deploy.serve.connection import RUNNING, Joined, Protocol
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from deploy.serve.server import Series, _print_summary, _start_grpc
 from tests.tables import table
 
 # No two of them are equal: each is of one step.
-LIMITS = Limits(head_s=1.0, body_s=2.0, keep_alive_s=3, drain_s=4.0, notice_s=5.0, connections=6, requests=7)
+LIMITS = HostLimits(head_s=1.0, body_s=2.0, keep_alive_s=3, drain_s=4.0, notice_s=5.0, connections=6, requests=7)
 HEAD, REST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n", b"\r\n"
 
 
@@ -151,7 +151,7 @@ def test_call_is_read_within_its_time_and_its_memory(monkeypatch: pytest.MonkeyP
     held = list[int]()
 
     async def ask(read: Any, body_s: float = 60.0) -> tuple[Any, Any]:
-        calls, context = rpc.Calls(models, Limits(body_s=body_s)), Mock(read=read)
+        calls, context = rpc.Calls(models, HostLimits(body_s=body_s)), Mock(read=read)
         watching = asyncio.create_task(calls.watch())
         try:
             answer = await calls.handler(_infer).stream_unary(None, context)

@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from handlers.batching.batches import Limits, select_items
+from handlers.batching.batches import BatchLimits, select_items
 from handlers.batching.engine import Line
 from handlers.batching.policy import Policy
 from handlers.protocol.requests import Cost, Request, Slot
@@ -21,7 +21,7 @@ def slot(length: int, due_s: float = inf, group: Any = None) -> Slot:
 
 
 def select(*ranked: Any, max_items: int = 9, max_tokens: int = 1000, line: Line = LINE) -> list[int]:
-    limits = Limits(max_items, max_tokens)
+    limits = BatchLimits(max_items, max_tokens)
     return [each.outcome for each in select_items(ranked, limits, line, 10.0)]
 
 
@@ -57,13 +57,13 @@ def test_riders_take_little_padding_and_at_most_half_of_its_time(
 def test_limits_are_those_of_the_settings_or_of_half_of_the_target() -> None:
     policy = Policy(max_latency_s=0.5, max_items=4, max_tokens=300)
     lines = {(0.0, 2**-10): 256, (0.125, 2**-10): 128, (0.0, 2**-12): 300, (0.0, 0.0): 300, (0.0, 9.0): 1}
-    found = {line: Limits.of(policy, Line(*line)) for line in lines}
+    found = {line: BatchLimits.of(policy, Line(*line)) for line in lines}
     assert {line: each.max_tokens for line, each in found.items()} == lines
     assert {each.max_items for each in found.values()} == {4}
     # Two streams: one is free, the other one busy for 100 ms, 100 tokens.
-    shared = Limits(4, 1000).share_out(300.0, LINE, [0.0, 0.1])
+    shared = BatchLimits(4, 1000).share_out(300.0, LINE, [0.0, 0.1])
     assert shared.max_tokens == 100
-    assert Limits(4, 1000).share_out(300.0, LINE, [0.0]).max_tokens == 150
-    assert Limits(4, 40).share_out(300.0, LINE, [0.0]).max_tokens == 40
+    assert BatchLimits(4, 1000).share_out(300.0, LINE, [0.0]).max_tokens == 150
+    assert BatchLimits(4, 40).share_out(300.0, LINE, [0.0]).max_tokens == 40
     # A part is at least ten fixed costs.
-    assert Limits(4, 1000).share_out(300.0, Line(0.025, 0.001), [0.0]).max_tokens == 250
+    assert BatchLimits(4, 1000).share_out(300.0, Line(0.025, 0.001), [0.0]).max_tokens == 250

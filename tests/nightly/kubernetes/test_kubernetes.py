@@ -24,7 +24,7 @@ from deploy.gateway.supervisor import STOP_S
 from deploy.models import models
 from deploy.run.properties import MIB, ServerSettings
 from deploy.serve.__main__ import main as serve
-from deploy.serve.limits import Limits
+from deploy.serve.limits import HostLimits
 from deploy.serve.process import LATE_S
 from handlers.metrics import QUEUE_DEPTH
 from tests.deploy.test_kubernetes import KUBERNETES, ROLE, matches
@@ -162,7 +162,7 @@ def test_host_is_asked_at_its_ports_and_scaled_by_a_metric_that_it_has(monkeypat
     # While it ends it is not ready, and lives.
     paths = ("/v2/health/live", "/ping", "/v2/health/live")
     assert [(found["port"], found["path"]) for found in asked] == [("http", path) for path in paths]
-    assert pod(objects, "host")["terminationGracePeriodSeconds"] > Limits().drain_s + LATE_S
+    assert pod(objects, "host")["terminationGracePeriodSeconds"] > HostLimits().drain_s + LATE_S
     (scaled,) = of_kind(objects, "ScaledObject")
     assert scaled["spec"]["scaleTargetRef"]["name"] == one(objects, "Deployment", "torchserve-host")["metadata"]["name"]
     (trigger,) = scaled["spec"]["triggers"]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from deploy.gateway.settings import GatewaySettings, Key, Limits
+from deploy.gateway.settings import GatewayLimits, GatewaySettings, Key
 from tests.deploy.gateway.envoy.harness import Gateway
 
 ALICE, BOB, CAROL, DAVE = "alice-0123456789", "bob-0123456789-\\%\"'", "carol-0123456789", "dave-0123456789-"
@@ -16,7 +16,7 @@ KEYS = (
     Key(client="dave", key=DAVE, requests_per_second=0.001),
     Key(client="carol", key=CAROL, requests_per_second=500.0),
 )
-NARROW = Limits(body_bytes=1 << 20, form_bytes=1000, header_bytes=4096, headers=20)
+NARROW = GatewayLimits(body_bytes=1 << 20, form_bytes=1000, header_bytes=4096, headers=20)
 STRICT = GatewaySettings(keys=KEYS, limits=NARROW, management=True)
 
 
@@ -29,5 +29,5 @@ def shared(settings: GatewaySettings, scope: Literal["module", "package"] = "mod
     return made
 
 
-gateway = shared(GatewaySettings(limits=Limits(unresponsive_s=2.0)), "package")
+gateway = shared(GatewaySettings(limits=GatewayLimits(unresponsive_s=2.0)), "package")
 strict = shared(STRICT, "package")

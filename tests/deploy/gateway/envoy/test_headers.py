@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from tritonclient.grpc import service_pb2
 
-from deploy.gateway.settings import GatewaySettings, Limits
+from deploy.gateway.settings import GatewayLimits, GatewaySettings
 from tests.deploy.gateway.envoy.conftest import shared
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import models_of
@@ -41,7 +41,7 @@ DROPPED = {
     "x-forwarded-for": "1.2.3.4", "forwarded": "for=1.2.3.4", "accept-language": "en", "range": "bytes=0-1",
     "accept": "application/json",
 }  # fmt: skip
-heads = shared(GatewaySettings(limits=Limits(headers=1000), forward_headers=("X-Tenant",)))
+heads = shared(GatewaySettings(limits=GatewayLimits(headers=1000), forward_headers=("X-Tenant",)))
 
 
 @table(

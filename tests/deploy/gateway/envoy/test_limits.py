@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from deploy.gateway.envoy import listeners
-from deploy.gateway.settings import GatewaySettings, Limits
+from deploy.gateway.settings import GatewayLimits, GatewaySettings
 from tests.deploy.gateway.envoy.conftest import KEY, STRICT, shared
 from tests.deploy.gateway.envoy.harness import Gateway, wait
 from tests.tables import table
@@ -24,7 +24,9 @@ from tests.tables import table
 LIMIT = 1 << 20
 PARTS, PAIRS = "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"
 MIXED = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n'
-impatient = shared(GatewaySettings(limits=Limits(header_s=1.0, body_s=2.0, idle_s=0.5, response_s=3.0, connections=5)))
+impatient = shared(
+    GatewaySettings(limits=GatewayLimits(header_s=1.0, body_s=2.0, idle_s=0.5, response_s=3.0, connections=5))
+)
 # Of HTTP/2, by hand: the preface and SETTINGS with a window of 0, so that no answer may be sent; GET http /x of a.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0])
 HEAD = b"\x82\x86\x04\x02/x\x01\x01a"
@@ -208,7 +210,7 @@ def probe(gateway: Gateway, path: str = "/v2/health/live", method: str = "GET") 
 
 def test_probes_are_answered_where_memory_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HEAP_BYTES", 1 << 20)
-    with Gateway(tmp_path, GatewaySettings(limits=Limits(body_bytes=1024))) as full:
+    with Gateway(tmp_path, GatewaySettings(limits=GatewayLimits(body_bytes=1024))) as full:
         wait(lambda: full.envoy.statistic("overload.envoy.overload_actions.stop_accepting_requests.active") == 1)
         assert [probe(full), probe(full, "/v2/health/ready")] == [200, 503]
         full.serve(is_up=True)

@@ -16,7 +16,7 @@ from deploy.gateway.envoy.clusters import Upstream, make_clusters, make_endpoint
 from deploy.gateway.envoy.listeners import bootstrap, make_bucket, make_listeners
 from deploy.gateway.envoy.process import Envoy, EnvoyError, find_program
 from deploy.gateway.envoy.routes import make_routes
-from deploy.gateway.settings import Canary, GatewaySettings, Key, Limits, Ports, Tls
+from deploy.gateway.settings import Canary, GatewayLimits, GatewaySettings, Key, Ports, Tls
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.models import ROOT
 from deploy.run.node import Node
@@ -30,11 +30,11 @@ ODD = Key(client="odd", key="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 TLS = Tls(certificate="a.pem", key="b.pem", client_ca="c.pem")
 PORTS = Ports(address="::", internal_address="::1", control_address="::1")
 EVERYTHING = GatewaySettings(tls=TLS, ports=PORTS, management=True, keys=(ODD, *KEYS))
-LEAST = Limits(
+LEAST = GatewayLimits(
     body_bytes=1, form_bytes=1, header_bytes=1024, headers=10, connections=1, attempts=1,
     header_s=0.01, body_s=0.01, idle_s=0.01, response_s=0.01, attempt_connect_s=0.01, unresponsive_s=0.01,
 )  # fmt: skip
-MOST = Limits(
+MOST = GatewayLimits(
     body_bytes=1 << 30, form_bytes=1 << 20, header_bytes=7 << 10, headers=1000, attempts=10,
     header_s=86400, body_s=86400, idle_s=86400, response_s=86400, attempt_connect_s=86400, unresponsive_s=86400,
 )  # fmt: skip
@@ -64,7 +64,7 @@ def test_node_drains_for_a_version_or_model_that_it_lacks(missing: str, version:
 
 @pytest.mark.parametrize("unresponsive_s", [1.0, 5.0])
 def test_node_that_is_cut_off_is_left_in_the_time_that_was_set(unresponsive_s: float) -> None:
-    made = make_clusters(GatewaySettings(limits=Limits(unresponsive_s=unresponsive_s)), FLEET)[1]
+    made = make_clusters(GatewaySettings(limits=GatewayLimits(unresponsive_s=unresponsive_s)), FLEET)[1]
     (check,) = made["health_checks"]
     interval_s, timeout_s = (float(check[name].rstrip("s")) for name in ("interval", "timeout"))
     assert check["unhealthy_threshold"] * interval_s + timeout_s == pytest.approx(unresponsive_s, abs=0.01)

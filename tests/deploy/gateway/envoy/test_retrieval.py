@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from deploy.gateway.settings import Canary, GatewaySettings, Limits
+from deploy.gateway.settings import Canary, GatewayLimits, GatewaySettings
 from deploy.gateway.state import ServedModel
 from tests.deploy.gateway.envoy.conftest import KEY, STRICT, shared
 from tests.deploy.gateway.envoy.harness import Gateway, wait
@@ -25,7 +25,7 @@ PATHS = {
 LONG = json.dumps(['a "quoted" text, {[\\ and a path C:\\x\n' * 50] * 500)
 
 
-aliased = shared(GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=Limits(response_s=3.0)))
+aliased = shared(GatewaySettings(aliases={"BAAI/bge-m3": "m"}, limits=GatewayLimits(response_s=3.0)))
 
 
 def error(answer: requests.Response) -> tuple[int, str, Any, str]:
