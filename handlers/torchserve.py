@@ -1,4 +1,4 @@
-"""TorchServe's base class and its metrics. The only importer of `ts`.
+"""TorchServe's base class and its metrics. Only original_archive.py, for stock handlers, imports `ts` as well.
 
 Recorder -> make_reporter -> lines on stdout, which the frontend parses
 """

@@ -1,4 +1,3 @@
-"""Turn bodies into items and results into bodies: TorchServe's rows and the Open Inference Protocol. Pure.
-
-It may import handlers.errors and handlers.config.
+"""Turn bodies into items and results into bodies: TorchServe's rows, the Open Inference Protocol and the APIs of embedding
+servers. Pure.
 """

@@ -74,7 +74,7 @@ class FastTokenizer(SimpleNamespace):
 class Text(Generic[Options]):
     text: str  # as the client sent it, checked
     options: Options
-    ids: Sequence[int] = field(default=())  # tokens, special ones included; none until the batch is add_tokens
+    ids: Sequence[int] = field(default=())  # tokens, special ones included; none before `prepare`
     type_ids: Sequence[int] = field(default=())  # the segment of each token, if the model has segments
     encoding: Any = None  # tokenizers.Encoding, if answers are places in the text
     pair: str | None = None  # a second text, if the model accepts two

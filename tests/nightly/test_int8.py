@@ -117,7 +117,7 @@ def test_encoder_in_int8_is_proven_by_its_vectors(tmp_path: Path) -> None:
     assert (tmp_path / "unpacked" / INT8_GRAPH).is_file()
 
 
-@pytest.mark.filterwarnings("ignore:Recommended:UserWarning")  # sacremoses, which nobody has
+@pytest.mark.filterwarnings("ignore:Recommended:UserWarning")  # sacremoses is not installed
 @pytest.mark.skipif(not CHECKPOINT.is_dir(), reason=NO_CHECKPOINT)
 def test_trained_translation_in_int8_is_near_generate_in_fp32(tmp_path: Path) -> None:
     texts = [line.decode() for line in held_out.sentences().held_out][:48]
