@@ -1,3 +1,3 @@
-"""Turn bodies into items and results into bodies: TorchServe's rows, the Open Inference Protocol and the APIs of embedding
+"""Turn bodies into items and results into bodies: TorchServe's rows, the Open Inference Protocol, and APIs of embedding
 servers. Pure.
 """
