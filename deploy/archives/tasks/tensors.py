@@ -39,7 +39,16 @@ from deploy.archives.tensors.graphs import (
 from deploy.archives.tensors.mixing import check_mixing, has_positions
 from deploy.archives.tensors.onnx import BRANCHES, ZIPMAP, explain_quantized, find_operation, has_random, read_onnx
 from deploy.archives.tensors.programs import Program, convert, convert_partially, read_program
-from deploy.archives.tensors.proof import OTHER_AXIS, Mixed, NotRun, Run, compare_runtimes, prove, prove_positions
+from deploy.archives.tensors.proof import (
+    OTHER_AXIS,
+    Mixed,
+    NotRun,
+    Run,
+    compare_runtimes,
+    prove,
+    prove_positions,
+    run_alone,
+)
 from deploy.archives.tensors.risks import (
     check_division,
     find_unchecked,
@@ -47,7 +56,6 @@ from deploy.archives.tensors.risks import (
     make_checks,
     refuse_negatives,
 )
-from deploy.archives.tensors.samples import make_rows
 from deploy.models import Engine, ModelEntry
 from handlers.archive_files import FIDELITY, GRAPH
 from handlers.config import parse
@@ -319,11 +327,7 @@ def _engine(program: Program, signature: Signature, outputs: Sequence[str]) -> P
 def _with_outputs(program: Program, said: DeclaredSignature, config: TensorsConfig) -> DeclaredSignature:
     """Run TorchScript once, for the names and datatypes of its outputs; BF16 is returned as FP32."""
     signature = _sign(said, config)
-    row = make_rows(signature, config)[0]
-    try:
-        found = _engine(program, signature, [*config.outputs]).run({**row, **signature.constants})
-    except Exception as error:
-        raise InvalidConfig(f"it does not run on one row: {reason(error)}") from error
+    _, (found,) = run_alone(_engine(program, signature, [*config.outputs]).run, signature, config, 1, 0)
     if not all(isinstance(array, np.ndarray) for array in found.values()):
         raise InvalidConfig("forward must return a tensor, or a tuple or dictionary of tensors")
     return DeclaredSignature(said.inputs, tuple(Tensor(name, datatype_of(array)) for name, array in found.items()))

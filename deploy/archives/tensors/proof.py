@@ -45,7 +45,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
     """Run random rows one by one and together, as a worker does; NotRun if one row fails, Mixed if numbers differ."""
     count = min(ROWS, config.max_batch_items)
     for at in range(len(make_rows(signature, config))):
-        given, alone = _run_alone(run, signature, config, count, at)
+        given, alone = run_alone(run, signature, config, count, at)
         sizes = _describe_sizes(given[0])
         for outputs in alone:
             _check_outputs(outputs, signature, 1)
@@ -64,7 +64,7 @@ def prove(run: Run, signature: Signature, config: TensorsConfig, *, is_random: b
             _compare_swayed(run, given, alone, signature, changed)
 
 
-def _run_alone(
+def run_alone(
     run: Run, signature: Signature, config: TensorsConfig, count: int, at: int
 ) -> tuple[Sequence[dict[str, NDArray[Any]]], Sequence[Arrays]]:
     """Run rows of one of the sizes one by one, of the first kind of whole numbers that the model accepts."""
@@ -106,7 +106,7 @@ def _compare_swayed(
 def prove_positions(run: Run, signature: Signature, config: TensorsConfig) -> None:
     """Run rows of powers of two, alone and before others: a position may not lie beyond a row's own numbers."""
     for at in range(len(make_rows(signature, config))):
-        (_, *others), _ = _run_alone(run, signature, config, min(ROWS, config.max_batch_items), at)
+        (_, *others), _ = run_alone(run, signature, config, min(ROWS, config.max_batch_items), at)
         for row in make_positions(make_rows(signature, config)[at], signature):
             own, together = (
                 _try_run(run, _join(rows, signature.inputs), signature) for rows in ([row], [row, *others])
@@ -185,7 +185,7 @@ def compare_runtimes(
             worst = max(worst, change)
 
     for at in range(len(make_rows(signature, config))):
-        (first,), answers = _run_alone(other, signature, config, 1, at)
+        (first,), answers = run_alone(other, signature, config, 1, at)
         answers = [*answers, _run_copies(other, first, signature)]
         if changed := _find_changed(other, first, signature, (answers[0], answers[1]), is_random=is_random):
             raise InvalidConfig(f"outputs.{min(changed)}: is random, so OpenVINO cannot be compared with {owner}")

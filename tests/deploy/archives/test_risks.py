@@ -407,3 +407,14 @@ def test_what_the_owner_refuses_must_not_be_answered_and_what_it_mixes_is_not_th
         compare(lambda x: x, refuse_zero)
     with pytest.raises(Mixed):
         compare(lambda x: x - x.max() * (len(x) > 1), lambda x: x - x.max() * (len(x) > 1))
+
+
+class Quotient(torch.nn.Module):
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return x // z
+
+
+def test_program_that_refuses_zeros_is_tried_with_other_numbers(tmp_path: Path) -> None:
+    bytes_of = {name: {"datatype": "UINT8", "shape": [-1, 6]} for name in ("x", "z")}
+    folder = kit.staged(kit.script(tmp_path / "m.pt", Quotient()), {"inputs": bytes_of}, engine="torch")
+    assert (folder / "model.pt").is_file()
