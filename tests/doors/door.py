@@ -113,20 +113,20 @@ def _talk(packets: tuple[bytes, ...], row: Talk, door: Door) -> list[tuple[str, 
             connection.sendall(b"" if row.waits else post(LAST))
         with suppress(ConnectionError, ssl.SSLError):
             while answers[-1:] != [("200", _answer(LAST))]:
-                answers.append(_read_answer(file))
+                answers.append(read_answer(file))
                 if answers[-1][0] == "end" or (is_filled(row, door) and len(answers) == 2):
                     break
     return answers or [("end", b"")]
 
 
-def _read_answer(file: BufferedReader) -> tuple[str, bytes]:
+def read_answer(file: BufferedReader) -> tuple[str, bytes]:
     if (start := file.read(7)) != b"HTTP/1.":
         return "end", b""
     line = start + file.readline()
     lines = [*iter(file.readline, b"\r\n")]
     headers = {name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in lines)}
     if (status := line.split()[1].decode()).startswith("1"):
-        return _read_answer(file)
+        return read_answer(file)
     if headers.get(b"transfer-encoding") != b"chunked":
         return status, file.read(int(headers.get(b"content-length", b"0")))
     body = b""
