@@ -60,6 +60,7 @@ class Checkout:
         apis = {8080: "inference", 8081: "management", 8082: "metrics"}
         self.ports = {port: int(servers[f"{api}_address"].rpartition(":")[2]) for port, api in apis.items()}
         self.ports |= {port: gateway[name] for name, port in GATEWAY.items()}
+        self._gateway_ports = f"ports: {gateway}\n"
 
     @property
     def store(self) -> Path:
@@ -84,6 +85,7 @@ class Checkout:
     def run(self, script: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a script in bash, as a reader types it but for the ports."""
         text = re.sub(r"\b80[08]\d\b", lambda match: str(self.ports.get(int(match[0]), match[0])), script)
+        text = text.replace("\nkey_file:", f"\n{self._gateway_ports}key_file:")
         text = text.replace("bin/activate\n", f"bin/activate\nPATH={self._temporary}/bin:$PATH\n")
         # Into files: a server that keeps running would keep a pipe open.
         with (self._temporary / "out").open("w+") as out, (self._temporary / "err").open("w+") as err:
