@@ -74,7 +74,7 @@ def test_examples_of_clients_print_their_answers(site: Checkout) -> None:
     lists, tensors = printed(f"python -m examples.client.chunking http://{http} http://{management}")
     assert (lists[:21], tensors) == ("as lists (1000, 384) ", "as tensors (100, 384)")
     assert printed(f"python -m examples.client.triton {http}")[0].startswith("news float32 (2, 384) [[")
-    locust = "python -m locust -f examples/load/locustfile.py --headless -u 2 -r 2 -t 6s --json --only-summary"
+    locust = "python -m locust -f examples/load/locustfile.py --headless -u 2 -r 2 -t 12s --json --only-summary"
     loaded = site.run(f"source .venv/bin/activate && {locust} -H http://{http}")
     (found,) = json.loads(loaded.stdout)
     assert (found["name"], found["num_failures"], found["num_requests"] > 0) == ("mobilenet-v2", 0, True)
