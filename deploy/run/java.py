@@ -52,10 +52,15 @@ class Mark:
             mark = cls(**json.loads(file.read_text()))
             process = psutil.Process(mark.pid)
             words = process.cmdline()  # empty for a moment while the process becomes another program
-            is_java = process.status() != psutil.STATUS_ZOMBIE and (not words or JAVA_CLASS in words)
+            is_java = not has_ended(process) and (not words or JAVA_CLASS in words)
             if is_java and read_beginning(mark.pid) == mark.began:
                 return mark
         return None
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether only a status is left: the last thread closes the ports, and the first may have ended."""
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1
 
 
 def read_beginning(pid: int) -> int:

@@ -22,7 +22,7 @@ import psutil
 
 from deploy.places import HOME, START, STOP, WITH_CONFIG
 from deploy.run.errors import ServerError
-from deploy.run.java import Mark, find_listening, is_orphan, is_torchserve, make_command, read_beginning
+from deploy.run.java import Mark, find_listening, has_ended, is_orphan, is_torchserve, make_command, read_beginning
 from deploy.run.node import read_tokens
 from deploy.run.processes import spawn, wait_until
 from deploy.run.properties import ServerSettings
@@ -251,7 +251,7 @@ class Server:
         for child in _children:
             child.poll()
         # A process that started it and does not ask for its end leaves a zombie.
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or has_ended(process)
 
     def _mark(self, pid: int, *, is_ending: bool = False) -> None:
         Mark(pid, read_beginning(pid), str(self.temporary.resolve()), is_ending).write(self._mark_file)

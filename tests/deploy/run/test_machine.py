@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import zipfile
 from configparser import ConfigParser
@@ -14,11 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from deploy.gateway.settings import GatewaySettings
 from deploy.models import ROOT
 from deploy.run.errors import ServerError
+from deploy.run.java import has_ended
 from deploy.run.lifecycle import watch_node
 from deploy.run.machine import Layout, LocalNode, all_nodes, find_gpus, local_nodes, reachable_nodes, split_machine
 from deploy.run.node import Node, read_nodes, write_nodes
@@ -28,6 +32,7 @@ from deploy.run.server import STOP_TIMEOUT_S, Share
 from deploy.serve.limits import HostLimits
 from deploy.serve.process import LATE_S
 from tests.tables import table
+from tests.waiting import until
 from torchserve_batching import __main__ as command
 
 APIS = ("inference", "management", "metrics")
@@ -288,3 +293,15 @@ def test_version_that_was_the_default_is_it_again(now: str, expected: list[Any],
     for is_default in (True, False):
         assert [lost for _, lost in restore(local, [replace(served, is_default=is_default)])] == [""]
     assert [call.args for call in management.set_default.mock_calls] == expected
+
+
+def test_process_has_ended_with_its_last_thread_and_not_with_its_first() -> None:
+    program = "import ctypes, sys, threading; threading.Thread(target=sys.stdin.read).start(); "
+    program += "ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as started:
+        process = psutil.Process(started.pid)
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert not has_ended(process)
+        assert started.stdin is not None
+        started.stdin.close()
+        until(lambda: has_ended(process))
