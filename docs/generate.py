@@ -3,7 +3,7 @@
 commands.md, client-commands.md in FOLDER: every command with its options, from its argparse parser; not in git
 settings.md, errors.md, model-families.md, results.md, tasks/*.md: the blocks between markers
     <!-- fields: module:Class [module:Base ...] -->   the fields that Class adds to its bases or changes
-    <!-- statuses: HTTP -->                           what each status of HTTP is in gRPC
+    <!-- statuses: HTTP -->                           gRPC's code of each status of HTTP
     <!-- families: NAME -->                           a table of docs/model-families.json, which the sweep writes
     <!-- results: bench -->                           the table of docs/results.json, which `make bench` measures
     <!-- medians: PART -->                            the medians of another part of it, one column for each server

@@ -26,7 +26,6 @@ MODEL = "double"
 FULL = "no worker (to serve inference|can take the) request|The model's queue is full"  # what they then say
 LAST = 50  # the number of a request behind a row's: it is answered next, so nothing else was
 GAP_S = 0.005  # seconds between the two packets of a split
-STRIDE, ENDS = 8, {*b"\r\n"}  # a row is split at every so many bytes, and around each end of a line
 THREADS = 4  # that send splits at once: more of them hold each other up where the machine is busy
 HOLD_S = 3.0  # seconds for which calls and connections are held open
 OTHER_S = 15.0  # seconds in which others are answered meanwhile; some of them stay below one
@@ -91,10 +90,7 @@ def is_filled(row: Row, door: Door) -> bool:
 
 
 def _play_talk(row: Talk, door: Door) -> None:
-    places = range(1, len(row.sends) if row.is_split else 1)
-    splits = [
-        (row.sends[:at], row.sends[at:]) for at in places if at % STRIDE == 0 or ENDS & {*row.sends[at - 1 : at + 1]}
-    ]
+    splits = [(row.sends[:at], row.sends[at:]) for at in range(1, len(row.sends) if row.is_split else 1)]
     sent = [(row.sends,)] * row.connections + splits
     with ThreadPoolExecutor(max(THREADS, row.connections)) as pool:
         seen = [*pool.map(lambda packets: _talk(packets, row, door), sent)]

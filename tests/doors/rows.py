@@ -31,7 +31,7 @@ class Talk(Row):
     ends: str = "last"  # what is behind them: the answer of a last request that is sent, or the end of the connection
     answers: tuple[int, ...] = ()  # the numbers that the answers with 200 double
     waits: bool = False  # whether no last request is sent, since the door ends the connection by itself
-    is_split: bool = False  # whether it is sent again in two packets, once for many places between two bytes
+    is_split: bool = False  # whether it is sent again in two packets, once for each place between two bytes
     connections: int = 1  # that send it at once
 
 
