@@ -1,6 +1,7 @@
 """A door, and a client that plays a row there and sees what it must see."""
 
 import re
+import select
 import socket
 import ssl
 import threading
@@ -42,6 +43,7 @@ class Door:
     ca: str | None = None  # the file of its certificate's authority
     most_mib: int | None = None  # by which these processes may grow in each row that bounds memory, if not the row's
     queue: int | None = None  # requests that wait for a model; a full queue refuses those of all clients with 503
+    is_pipelined: bool = True  # whether it may get a request before it has answered the one before it
 
     def connect(self) -> socket.socket:
         found = socket.create_connection(address(self.url.partition("//")[2]), timeout=PATIENCE_S)
@@ -106,6 +108,8 @@ def _talk(packets: tuple[bytes, ...], row: Talk, door: Door) -> list[tuple[str, 
             for packet in packets:
                 connection.sendall(packet)
                 time.sleep(GAP_S if row.is_split else 0)
+            if not door.is_pipelined:
+                select.select([connection], [], [], OTHER_S)
             connection.sendall(b"" if row.waits else post(LAST))
         with suppress(ConnectionError, ssl.SSLError):
             while answers[-1:] != [("200", _answer(LAST))]:

@@ -38,7 +38,8 @@ def one_process(folder: Path) -> Iterator[Door]:
 
 def torchserve(server: Server) -> Door:
     """Return the door of a TorchServe that serves the model."""
-    return Door("TorchServe", server.settings.inference_url, (), queue=server.settings.job_queue_size)
+    queue = server.settings.job_queue_size
+    return Door("TorchServe", server.settings.inference_url, (), queue=queue, is_pipelined=False)
 
 
 @contextmanager
