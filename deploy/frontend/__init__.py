@@ -4,5 +4,5 @@
     http     ASGI: bodies and answers; memory: what they may hold
     routes   the routes of all models: Open Inference, OpenAI's, SageMaker's; grpc: Triton's service
 
-`forms` and `http` import no `handlers`: they run in a process that has the package of its archive.
+`http` imports no `handlers`, nor does `replica` before it has loaded an archive, which has its own.
 """

@@ -2,7 +2,7 @@
 
     headers, body -> row_of -> row: the fields of a form, or the body; headers with each field's content type
 
-`handlers.protocol.rows` takes them apart, and has the limits of a body and of its fields.
+`handlers.protocol.rows` takes them apart, and refuses one field too many.
 """
 
 import binascii
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from deploy.protocol.refusals import MALFORMED_FORM
+from handlers.protocol.rows import BODY
+from handlers.protocol.wire import BOUNDARY_CHARACTERS, FORM_FIELDS, ORIGINAL_PATH_HEADER, PART_HEAD_BYTES
 
-# As in handlers.protocol.rows, which is the archive's own here: one field more is refused there.
-BODY, MOST_FIELDS, ORIGINAL_PATH = "body", 200, "x-envoy-original-path"
 EXPLAIN = "explain"  # every prediction of TorchServe has this header, and it replaces a client's
-MOST_HEAD_BYTES = 4096  # bytes of a part's head
-# As the gateway reads it; RFC 2046 allows 70 characters.
-_BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"\\;]{1,70})"|([^\s";,]{1,70})(?![^\s";,]))', re.IGNORECASE)
+# As the gateway reads it.
+_SIZE = f"{{1,{BOUNDARY_CHARACTERS}}}"
+_BOUNDARY = re.compile(rf';\s*boundary\s*=\s*(?:"([^"\\;]{_SIZE})"|([^\s";,]{_SIZE})(?![^\s";,]))', re.IGNORECASE)
 _NO_CODE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 # The pieces between a header's semicolons, as Netty splits them; possessive, so that it reads each character once.
@@ -33,21 +33,34 @@ class MalformedForm(Exception):
     """The body is declared as a form but is not valid, or two fields have one name; the client reads the message."""
 
 
-Fields = dict[str, tuple[bytes, str]]  # a field's name -> its value and content type
+class Parsed(bytes):
+    """A body that is parsed already: a replica in this process reads the result, one in another process the bytes."""
+
+    content: Any
+
+    @classmethod
+    def of(cls, body: bytes, content: Any) -> "Parsed":
+        made = cls(body)
+        made.content = content
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)
 
 
-def row_of(
-    headers: Mapping[str, str], body: bytes, most: int, path: str = ""
-) -> tuple[dict[str, bytes], dict[str, Any]]:
+Fields = dict[str, tuple[Any, str]]  # a field's name -> its value, bytes unless it is parsed, and content type
+
+
+def row_of(headers: Mapping[str, str], body: bytes, most: int, path: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a request's row, and its headers for `Pipeline.unpack`."""
     sent: dict[str, Any] = {**headers, EXPLAIN: "False"}
-    sent.pop(ORIGINAL_PATH, None)
+    sent.pop(ORIGINAL_PATH_HEADER, None)
     if path:
-        sent[ORIGINAL_PATH] = path
+        sent[ORIGINAL_PATH_HEADER] = path
     content_type = headers.get("content-type", "")
     fields = None if path or len(body) > most else _fields(content_type, body)
     if fields is None:
-        fields = {BODY: (body, content_type)}
+        fields = {BODY: (body.content if isinstance(body, Parsed) else body, content_type)}
     types = {name: {"content-type": kind} for name, (_, kind) in fields.items()}
     return {name: value for name, (value, _) in fields.items()}, {**sent, **types}
 
@@ -64,7 +77,7 @@ def _fields(content_type: str, body: bytes) -> Fields | None:
 
 def _urlencoded(body: bytes) -> Fields:
     found: Fields = {}
-    *pairs, last = body.split(b"&", MOST_FIELDS)
+    *pairs, last = body.split(b"&", FORM_FIELDS)
     # As Netty: the last field needs its "=", which JSON from `curl -d` lacks. One field too many is refused later.
     for pair in [*pairs, *([last] if b"=" in last else [])]:
         name, _, value = pair.replace(b"+", b" ").partition(b"=")
@@ -86,18 +99,18 @@ def _unquote(text: bytes) -> bytes:
 def _multipart(body: bytes, boundary: bytes) -> Fields:
     found: Fields = {}
     # As Netty: lines may end with LF alone, and a body without a complete part has no fields.
-    before, *parts = (b"\n" + body).split(b"\n--" + boundary, MOST_FIELDS + 2)
+    before, *parts = (b"\n" + body).split(b"\n--" + boundary, FORM_FIELDS + 2)
     if before.strip():
         return found
     for part in parts[:-1]:
         if part.startswith(b"--"):
             return found
-        end = _HEAD_END.search(part, 0, MOST_HEAD_BYTES)
+        end = _HEAD_END.search(part, 0, PART_HEAD_BYTES)
         if end is None or not part.startswith((b"\n", b"\r\n")):
             raise MalformedForm(MALFORMED_FORM.message)
         name, content_type = _head(part[: end.start()].decode("utf-8", "replace"))
         _add(found, name, part[end.end() :].removesuffix(b"\r"), content_type)
-    if found and len(found) <= MOST_FIELDS and not parts[-1].startswith(b"--"):
+    if found and len(found) <= FORM_FIELDS and not parts[-1].startswith(b"--"):
         raise MalformedForm("The form does not end with its boundary.")
     return found
 

@@ -8,19 +8,18 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from deploy.frontend.http import GRPC_METHODS, Answer, Refused, log_bug, off_loop, refuse
+from deploy.frontend.forms import Parsed
+from deploy.frontend.http import Answer, Refused, log_bug, off_loop, refuse
 from deploy.frontend.memory import Hold
 from deploy.frontend.routes import Models
 from deploy.protocol import messages_pb2
-from deploy.protocol.description import SERVICE
 from deploy.protocol.errors import RequestError
 from deploy.protocol.refusals import BODY_TOO_LARGE, BUSY, FAILED
 from handlers.errors import InvalidInput
+from handlers.protocol import wire
 from handlers.protocol.codings import decompress
 from handlers.protocol.grpc_inference import parse
-from handlers.protocol.responses import MESSAGE_HEADER, PROTOBUF, STATUS_HEADER
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
-from handlers.protocol.terms import TERMS_HEADERS
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -62,7 +61,7 @@ def _method(name: str) -> Any:
     return call
 
 
-for _name in GRPC_METHODS:
+for _name in wire.GRPC_METHODS:
     setattr(Service, _name, _method(_name))
 
 
@@ -75,9 +74,10 @@ async def _infer(models: Models, message: bytes, context: Any) -> Answer:
             return refuse(BUSY)
         message = await models.inflate(hold, message, decompress)
         asked = await off_loop(len(message), parse, message, models.body_bytes)
-        terms = {name: value for name, value in context.invocation_metadata() if name in TERMS_HEADERS}
-        headers = {"content-type": PROTOBUF, **terms}
-        return await models.predict(asked.model_name, asked.model_version, headers, message, f"/{SERVICE}/ModelInfer")
+        terms = {name: value for name, value in context.invocation_metadata() if name in wire.TERMS_HEADERS}
+        headers = {"content-type": wire.PROTOBUF, **terms}
+        body, path = Parsed.of(message, asked), f"/{wire.SERVICE}/ModelInfer"
+        return await models.predict(asked.model_name, asked.model_version, headers, body, path)
     except Refused as refused:
         return refuse(*refused.args)
     finally:
@@ -87,8 +87,8 @@ async def _infer(models: Models, message: bytes, context: Any) -> Answer:
 def _received(answer: Answer, context: Any) -> Written:
     if answer.status == 200:
         return Written(answer.body)
-    message = unquote(answer.headers.get(MESSAGE_HEADER, "")) or _message_of(answer.body)
-    return _failed(context, int(answer.headers.get(STATUS_HEADER) or meaning_of(answer.status).grpc), message)
+    message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)
+    return _failed(context, int(answer.headers.get(wire.GRPC_STATUS_HEADER) or meaning_of(answer.status).grpc), message)
 
 
 def _message_of(body: bytes) -> str:

@@ -20,11 +20,6 @@ logger = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-# The methods of Triton's gRPC service that are served.
-GRPC_METHODS = (
-    *("ModelInfer", "ServerLive", "ServerReady", "ServerMetadata"),
-    *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"),
-)
 # The answer to a browser's preflight, besides the origin; "*" does not contain Authorization.
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",

@@ -3,9 +3,9 @@
 import re
 
 from deploy.frontend.http import Refused
-from deploy.protocol.description import APIS
 from deploy.protocol.errors import RequestError
 from deploy.protocol.refusals import NOT_FOUND, UNKNOWN_MODEL
+from handlers.protocol.wire import APIS
 
 READS = ("GET", "HEAD")
 # TorchServe's predictions accept any method; the gateway passes those of its clients on.

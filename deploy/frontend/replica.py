@@ -14,10 +14,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.http import Answer, off_loop
 from deploy.loader import LoadedArchive, check_release
-from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
 # JPEG, PNG, GIF and WebP: only the decode threads read such a body, so unpacking it takes no time.
@@ -81,6 +79,8 @@ class Replica:
 
     def is_version(self, version: str) -> bool:
         """Whether a request's version is the archive's; it may be "1" for "1.0", as in the gateway."""
+        from deploy.protocol.description import strip_zeros  # noqa: PLC0415
+
         return not version or strip_zeros(version) == strip_zeros(self.version or "")
 
     async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
@@ -93,6 +93,8 @@ class Replica:
         return await self._run(await off_loop(0 if is_image else len(body), self._unpack, headers, body, path))
 
     def _unpack(self, headers: Mapping[str, str], body: bytes, path: str) -> Any:
+        from deploy.frontend.forms import MalformedForm, row_of  # noqa: PLC0415
+
         try:
             return self._core.pipeline.unpack(*row_of(headers, body, self.max_body_bytes, path))
         except MalformedForm as error:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qs
 
-from deploy.frontend.forms import ORIGINAL_PATH
+from deploy.frontend.forms import Parsed
 from deploy.frontend.http import (
     HOLD,
     LOOP_BYTES,
@@ -30,16 +30,15 @@ from deploy.frontend.http import (
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
 from deploy.frontend.methods import check_method, not_served
 from deploy.protocol import description
-from deploy.protocol.description import APIS, NAMELESS, SERVICE, strip_zeros
+from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from deploy.protocol.refusals import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, Refusal
+from deploy.protocol.refusals import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Refusal
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
+from handlers.protocol import wire
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.bodies import parse_api
 from handlers.protocol.codings import decompress, inflate
-from handlers.protocol.metadata import METADATA_HEADER
-from handlers.protocol.responses import PROTOBUF
-from handlers.protocol.retrieval import HEADER
+from handlers.protocol.headers import is_utf8
 from handlers.protocol.statuses import UNIMPLEMENTED
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
@@ -55,7 +54,7 @@ _QUESTIONS = {None: "ModelMetadata", "config": "ModelConfig", "ready": "ModelRea
 MOST_INFLATING = 2  # large bodies at once
 _INFLATERS = ThreadPoolExecutor(MOST_INFLATING, "reader_inflating")
 _SERVER = {"/v2": "ServerMetadata", "/v2/health/live": "ServerLive", "/v2/models/stats": "ModelStatistics"}
-_JSON = ("/v1/", "/v2/", "/rerank", "/embed")  # paths that accept only JSON
+_JSON = re.compile(wire.JSON_PATHS)
 _FORM = re.compile(r"application/x-www-form-urlencoded|multipart/", re.IGNORECASE)
 
 
@@ -79,7 +78,7 @@ class Models:
 
     async def predict(self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
         """Answer an inference; see `deploy.frontend.forms.row_of`."""
-        is_v2 = path.startswith(("/v2/models/", f"/{SERVICE}/"))
+        is_v2 = path.startswith(("/v2/models/", f"/{wire.SERVICE}/"))
         if name not in self._replicas:
             if is_v2:
                 raise unknown_model(name)
@@ -110,7 +109,7 @@ class Models:
 
     async def find_only(self, path: str) -> str:
         """Find the only model for a request that names none; "" without one."""
-        if path not in NAMELESS:
+        if path not in wire.NAMELESS:
             return ""
         return description.find_only(path, await self._documents(), self._preferred)
 
@@ -148,7 +147,7 @@ class Models:
 
     async def _metadata(self, name: str) -> dict[str, Any]:
         """Return a model's metadata; empty if no replica answers."""
-        answer = await self._replicas[name]("", {METADATA_HEADER: "1"}, b"", "")
+        answer = await self._replicas[name]("", {wire.METADATA_HEADER: "1"}, b"", "")
         found: dict[str, Any] = json.loads(answer.body) if answer is not None and answer.status == 200 else {}
         return found
 
@@ -169,9 +168,9 @@ class Routes(Application):
 
     def form(self, scope: Message, answer: Answer) -> Answer:
         """Write an error that is not the handler's in the form of the API of the request's path."""
-        path = (headers_of(scope).get(ORIGINAL_PATH) or str(scope["path"])).partition("?")[0].rstrip("/")
+        path = (headers_of(scope).get(wire.ORIGINAL_PATH_HEADER) or str(scope["path"])).partition("?")[0].rstrip("/")
         is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.type.encode() in answer.body
-        return _in_form(path, answer) if path in APIS or path.startswith("/v2") or is_openai else answer
+        return _in_form(path, answer) if path in wire.APIS or path.startswith("/v2") or is_openai else answer
 
     async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
         headers, models = headers_of(scope), self.models
@@ -181,29 +180,29 @@ class Routes(Application):
                 body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
             except MalformedMessage:
                 raise Refused(BAD_REQUEST) from None
-        if path.startswith(_JSON) and _FORM.search(headers.get("content-type", "")):
+        if _JSON.match(path) and _FORM.search(headers.get("content-type", "")):
             headers["content-type"] = "application/json"  # `curl -d` sends JSON as a form
-        if headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == wire.PROTOBUF:
             body = await models.inflate(scope[HOLD], body, decompress)
-        if path in APIS:
+        if path in wire.APIS:
             check_method(scope["method"], path)
-            name = await off_loop(len(body), _named_model, body)
+            name, body = await off_loop(len(body), _named_model, body, headers.get("content-type", ""))
             if name is None and not (name := await models.find_only(path)):
                 raise Refused(MISSING_MODEL)
             if name not in models.names:
                 raise Refused(UNKNOWN_MODEL)
-            return await models.predict(name, "", {**headers, HEADER.lower(): APIS[path]}, body, path)
+            return await models.predict(name, "", {**headers, wire.API_HEADER: wire.APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
             check_method(scope["method"], path)
             # A gateway's nodes get the path of a prediction, and the client's path as a header.
-            asked = next((each for each in (path, headers.get(ORIGINAL_PATH, "")) if each.startswith("/v2/")), "")
+            paths = (path, headers.get(wire.ORIGINAL_PATH_HEADER, ""))
+            asked = next((each for each in paths if each.startswith("/v2/")), "")
             return await models.predict(found["model"], found["version"] or "", headers, body, asked)
         check_method(scope["method"], path)
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
-                message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
-                raise Refused(MISSING_MODEL.saying(message))
+                raise Refused(UNNAMED)
             return await models.predict(name, "", headers, body)
         return await self._described(scope["method"], path)
 
@@ -233,11 +232,13 @@ class Routes(Application):
             await self._close()
 
 
-def _named_model(body: bytes) -> str | None:
-    """Return the model that the body of an embedding server's API names; None if it names none."""
+def _named_model(body: bytes, content_type: str) -> tuple[str | None, bytes]:
+    """Return the model that the body of an embedding server's API names, None if it names none, and the parsed body."""
     asked = parse_api(body) if body else None
     name = asked.get("model") if isinstance(asked, dict) else None
-    return name if isinstance(name, str) else None
+    # A replica decodes other character sets.
+    parsed = Parsed.of(body, asked) if body and is_utf8(content_type) else body
+    return name if isinstance(name, str) else None, parsed
 
 
 def _in_form(path: str, answer: Answer) -> Answer:
@@ -251,6 +252,7 @@ def _in_form(path: str, answer: Answer) -> Answer:
     except ValueError:
         return answer
     field = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) or message.startswith("model:") else None
-    is_v2 = path.startswith("/v2") and path not in APIS
-    content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, APIS.get(path, ""))
+    api = wire.APIS.get(path, "")
+    is_v2 = path.startswith("/v2") and not api
+    content = {"error": message} if is_v2 else error_document(answer.status, kind, message, field, api)
     return document(content, answer.status, answer.headers)

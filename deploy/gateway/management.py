@@ -21,6 +21,7 @@ from yarl import URL
 from deploy.gateway.state import Replica
 from deploy.protocol.refusals import DRAINING
 from deploy.run.node import Node, read_tokens
+from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
 from torchserve_client.management import OVERLAP, PAGE_MODELS
 
 CONNECT_S = 1.0  # seconds to connect, which takes no work of the node
@@ -33,7 +34,6 @@ METADATA_S = 60.0
 RESPONSE_BYTES = 8 << 20
 RAISED = "InternalServerException"  # the `type` of TorchServe's 503 for a batch whose handler raised an exception
 CONCURRENCY = 4  # concurrent requests to a node
-NAME_BYTES = 1024  # percent-encoded, three times as many bytes fit into the 4,096 that Netty reads of a request line
 UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")  # proxies treat a backslash as a slash
 
 Models = Mapping[tuple[str, str], Replica]  # (Model, version) -> replica
@@ -172,7 +172,7 @@ async def fetch_metadata(
 ) -> Mapping[str, Any] | None:
     """Ask a version for its inputs and outputs; None from a handler of another project, which rejects the question."""
     path = f"/predictions/{quote(model, safe='')}/{quote(version, safe='')}"
-    headers = {"X-Model-Metadata": "1"}
+    headers = {METADATA_HEADER: "1"}
     status, document = await ask(session, node, path, timeout_s=METADATA_S, api="inference", headers=headers)
     # TorchServe answers so if a handler raises an exception; other failures may pass.
     is_raised = status == HTTPStatus.SERVICE_UNAVAILABLE and _get_type(document) == RAISED

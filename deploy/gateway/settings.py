@@ -19,6 +19,7 @@ from deploy.run.node import Node
 from deploy.settings_file import Origin, Port, read_file, read_yaml
 from handlers.config import SETTINGS, Count
 from handlers.errors import InvalidConfig
+from handlers.protocol.wire import FORM_FIELDS
 
 # The user's own settings in the folder of the state, or else the built-in ones.
 CONFIG = own if (own := HOME / "gateway.yaml").is_file() else ROOT / "deploy" / "gateway.yaml"
@@ -97,7 +98,7 @@ class GatewayLimits:
     body_bytes: Bytes = 32 << 20
     api_body_bytes: Bytes = 8 << 20
     form_bytes: Annotated[int, Field(ge=1, le=1 << 20)] = 64 << 10
-    form_parts: Annotated[int, Field(ge=1, le=10_000)] = 200
+    form_parts: Annotated[int, Field(ge=1, le=10_000)] = FORM_FIELDS
     header_bytes: Annotated[int, Field(ge=1024, le=7 << 10)] = 7 << 10
     headers: Annotated[int, Field(ge=10, le=1000)] = 100
     header_s: Seconds = 10.0

@@ -9,17 +9,10 @@ from typing import Any
 
 from deploy.protocol.errors import RequestError
 from deploy.protocol.refusals import UNKNOWN_MODEL
+from handlers.protocol.api_forms import error_document
+from handlers.protocol.wire import NAMELESS
 
 NAME = "torchserve-batching"
-SERVICE = "inference.GRPCInferenceService"
-# Paths of the APIs of embedding servers -> values of the header X-Api (handlers.protocol.retrieval).
-APIS = {
-    **dict.fromkeys(("/v1/embeddings", "/embed"), "embeddings"),
-    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
-    **{f"/v{version}/embed": f"cohere-v{version}" for version in (1, 2)},
-}
-# Paths of clients that name no model (text-embeddings-inference's, and Cohere's first), and the API of each.
-NAMELESS = {"/embed": "embeddings", "/v1/embed": "embeddings", "/rerank": "rerank"}
 # The extensions of Triton that every server supports.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_configuration")
 UNKNOWN_PLATFORM = "torchserve"  # the platform of a handler without metadata
@@ -110,9 +103,6 @@ def describe_embedder(documents: Mapping[str, Mapping[str, Any]], preferred: Seq
 
 def list_models(names: Iterable[str], name: str = "") -> tuple[Mapping[str, Any], int]:
     """Return OpenAI's list of models, or the model of that name, with the status."""
-    # It may be an archive's own, which is not on the path yet.
-    from handlers.protocol.api_forms import error_document  # noqa: PLC0415
-
     # Clients expect a time; no node reports one.
     found = {each: {"id": each, "object": "model", "created": 0, "owned_by": "torchserve"} for each in names}
     if not name:

@@ -26,6 +26,7 @@ MALFORMED_FORM = Refusal(
     "Each field of a form or a query needs a unique name, and each part of a form a boundary and its headers.",
 )
 MISSING_MODEL = Refusal(400, "MissingModel", 'The body must be a JSON object with "model", the name of a model.')
+UNNAMED = MISSING_MODEL.saying("/invocations names no model: add ?model_name=MODEL, or set invocations")
 UNAUTHORIZED = Refusal(
     *(401, "Unauthorized", "A valid key is needed: Authorization: Bearer KEY."),
     {"WWW-Authenticate": 'Bearer realm="gateway"'},
@@ -47,7 +48,7 @@ UNSUPPORTED = Refusal(
 )
 HEAD_TOO_LARGE = Refusal(
     *(431, "HeadTooLarge"),
-    "The headers may have {header_bytes} bytes and number {headers}, and a path with its query 3072 bytes.",
+    "The headers may have {header_bytes} bytes and number {headers}, and a path with its query {path_bytes} bytes.",
 )
 UNAVAILABLE = Refusal(
     *(503, "Unavailable"),

@@ -14,9 +14,8 @@ from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
-from deploy.frontend.http import GRPC_METHODS, Answer, refuse
+from deploy.frontend.http import Answer, refuse
 from deploy.frontend.replica import Metrics, Replica
-from deploy.protocol.description import SERVICE
 from deploy.protocol.refusals import BUSY
 
 
@@ -105,5 +104,7 @@ async def _predict(name: str, handle: Any, *request: Any) -> Answer | None:
 
 def add_servicer(_: object, server: Any) -> None:
     """Add Triton's service to Serve's gRPC server, which calls the application's methods with messages as bytes."""
+    from handlers.protocol.wire import GRPC_METHODS, SERVICE  # noqa: PLC0415 - an archive has its own
+
     handlers = {name: grpc.unary_unary_rpc_method_handler(lambda *_: None) for name in GRPC_METHODS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

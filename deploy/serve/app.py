@@ -19,7 +19,7 @@ from deploy.frontend.routes import Models, Routes
 from deploy.protocol.refusals import BUSY, DRAINING, Refusal
 from deploy.serve.connection import RUNNING
 from deploy.serve.limits import HostLimits
-from handlers.protocol.metadata import METADATA_HEADER
+from handlers.protocol.wire import METADATA_HEADER
 
 
 class Host(Routes):

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import grpc
 
 from deploy.frontend.grpc import CODES, Service
-from deploy.frontend.http import GRPC_METHODS
 from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
-from deploy.protocol.description import SERVICE
 from deploy.protocol.refusals import BUSY, LATE, Refusal
 from deploy.serve.limits import HostLimits
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
+from handlers.protocol.wire import GRPC_METHODS, SERVICE
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse of grpc.health.v1: its one field, as bytes
 MOST_STREAMS = 100  # calls at once of a connection

@@ -26,7 +26,7 @@ from io import BufferedReader
 from typing import Any, cast
 
 from handlers.protocol.responses import Reply
-from handlers.protocol.rows import MOST_FIELDS
+from handlers.protocol.wire import FORM_FIELDS
 
 INTEGER = struct.Struct("!i")
 PREDICT = b"I"  # first byte of a message
@@ -154,7 +154,7 @@ class Link:
             row[name[0]] = inbox.read(length)
             size += 3 * INTEGER.size + name[1] + content_type[1] + length
             count += 1
-            if count > MOST_FIELDS:
+            if count > FORM_FIELDS:
                 # `unpack` refuses that many names, also if all fields have one name.
                 row |= dict.fromkeys(map(str, range(count)), b"")
                 size += inbox.skip_parameters()

@@ -36,11 +36,10 @@ from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
 from handlers.protocol.api_forms import Answer
-from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
 from handlers.protocol.rows import fail_request, read_headers
-from handlers.protocol.terms import TERMS_HEADERS
+from handlers.protocol.wire import METADATA_HEADER, TERMS_HEADERS
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from handlers.protocol.output_tensors import Model, OutputTensors, documents
 from handlers.protocol.requests import UNIT_COST, Cost, Items, Payload, Request
 from handlers.protocol.responses import Piped
 from handlers.protocol.rows import Headers, Shape
-
-API_HEADER = retrieval.HEADER.lower()
+from handlers.protocol.wire import API_HEADER
 
 Config = TypeVar("Config", bound=HandlerConfig)
 Item = TypeVar("Item")

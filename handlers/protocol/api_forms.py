@@ -17,9 +17,8 @@ from handlers.probabilities import sigmoid
 from handlers.protocol.quantization import quantize
 from handlers.protocol.responses import Reply, encode_padded
 from handlers.protocol.statuses import meaning_of
+from handlers.protocol.wire import SHOULD_RETRY_HEADER
 
-# With the value "false", OpenAI's clients do not retry a request that failed with 500 or more.
-RETRY_HEADER = "X-Should-Retry"
 BUSY = 503  # the status of an overload, which clients may retry
 _FIELD = re.compile(r"(?:Options: )?([A-Za-z_.]+): ")  # the start of a message that names a field
 
@@ -56,7 +55,7 @@ class Answer:
         is_alone = len(errors) < len(results) or any(other != error for _, other in errors)
         message, param = self._named(error.message, index, is_alone=is_alone)
         document = error_document(error.code, error.type, message, param, self.api)
-        final = {RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
+        final = {SHOULD_RETRY_HEADER: "false"} if error.code >= 500 and error.code != BUSY else {}
         return Reply(error.code, encode_padded(document), headers=final)
 
     def document(self, results: Sequence[Any]) -> Any:

@@ -24,12 +24,11 @@ from handlers.protocol.codings import decompress
 from handlers.protocol.open_inference import Inference, InferRequest
 from handlers.protocol.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from handlers.protocol.output_tensors import Model
-from handlers.protocol.responses import PROTOBUF, GrpcErrors, Reply
+from handlers.protocol.responses import GrpcErrors, Reply
+from handlers.protocol.wire import MESSAGE_FIELDS, PROTOBUF
 
 OutputTensor = ModelInferResponse.InferOutputTensor
 
-# The most tensors, parameters and outputs of one request: an empty one has two bytes here, and a hundred once read.
-MOST_FIELDS = 1000
 _NESTED = (5, 6)  # the numbers of the fields of ModelInferRequest that have fields: inputs and outputs
 # The fields of each that do not count: name, datatype, contents, and a dimension each if the shape is not packed.
 _FREE_FIELDS = 3 + tensors.MAX_DIMENSIONS
@@ -73,9 +72,7 @@ class GrpcInference(Inference):
         return Reply(200, b"".join(parts), PROTOBUF)
 
 
-def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
-    """Read one request, of at most `max_bytes` once it is decompressed."""
-    message = parse(body, max_bytes)
+def read(message: ModelInferRequest, model: Model) -> InferRequest:
     inputs, raw = message.inputs, message.raw_input_contents
     if not inputs:
         raise InvalidBody('"inputs" must have at least one tensor.')
@@ -108,7 +105,7 @@ def read(body: bytes | bytearray, model: Model, max_bytes: int) -> InferRequest:
 
 
 def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
-    """Parse a message, of at most `max_bytes` once it is decompressed and with at most MOST_FIELDS fields."""
+    """Parse a message, of at most `max_bytes` once it is decompressed and with at most MESSAGE_FIELDS fields."""
     body = decompress(body, max_bytes)
     _check_count(body)
     try:
@@ -119,15 +116,15 @@ def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
 
 def _check_count(body: bytes | bytearray) -> None:
     """Refuse too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
-    if len(body) <= 2 * MOST_FIELDS:
+    if len(body) <= 2 * MESSAGE_FIELDS:  # an empty one has two bytes, and a hundred once it is read
         return
     count = 0
     try:
         for number, start, end in _fields(body, 0, len(body)):
-            inner = islice(_fields(body, start, end), _FREE_FIELDS, MOST_FIELDS + _FREE_FIELDS)
+            inner = islice(_fields(body, start, end), _FREE_FIELDS, MESSAGE_FIELDS + _FREE_FIELDS)
             count += 1 + (sum(1 for _ in inner) if number in _NESTED else 0)
-            if count > MOST_FIELDS:
-                raise InvalidBody(f"The message has more than {MOST_FIELDS} tensors, outputs and parameters.")
+            if count > MESSAGE_FIELDS:
+                raise InvalidBody(f"The message has more than {MESSAGE_FIELDS} tensors, outputs and parameters.")
     except IndexError:
         raise MalformedMessage("The body is not a valid ModelInferRequest.") from None
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 CHARSET = re.compile(r"(?:^|;)\s*charset\s*=\s*[\"']?([^;\"'\s]*)")
+UTF8_CHARSETS = ("", "utf-8", "utf8")
 
 
 class Headers(dict[str, str]):
@@ -45,6 +46,11 @@ def content_type(headers: Headers, name: str) -> tuple[str, str]:
     sent = headers.get("content-type") if media_type and not charset else None
     of_header = _media_type(sent) if sent else ("", "")
     return of_header if of_header[0] == media_type else (media_type, charset)
+
+
+def is_utf8(content_type: str) -> bool:
+    """Whether a content type has UTF-8's character set, or none."""
+    return _media_type(content_type)[1] in UTF8_CHARSETS
 
 
 def has_two_types(headers: Headers, name: str) -> bool:

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from handlers.protocol.responses import Reply, encode
-
-METADATA_HEADER = "x-model-metadata"
-FINGERPRINT = "X-Fingerprint"
+from handlers.protocol.wire import FINGERPRINT_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +48,4 @@ class Metadata:
             if tensor["batch_dim"] == 0:
                 del tensor["batch_dim"]
         fingerprint = document.pop("fingerprint")
-        return Reply(200, encode(document), headers={FINGERPRINT: fingerprint} if fingerprint else {})
+        return Reply(200, encode(document), headers={FINGERPRINT_HEADER: fingerprint} if fingerprint else {})

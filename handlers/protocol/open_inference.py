@@ -21,12 +21,7 @@ from handlers.protocol import tensors
 from handlers.protocol.bodies import is_inference
 from handlers.protocol.output_tensors import ERROR, Model, errors_of
 from handlers.protocol.responses import Reply, encode, encode_padded
-
-# The number of bytes of the JSON document, if binary tensors follow it, in requests and answers.
-LENGTH_HEADER = "Inference-Header-Content-Length"
-BINARY_TYPE = "application/octet-stream"
-# The most inputs of a request in JSON: 90,000 took two seconds of the worker's only thread. gRPC counts its fields.
-MOST_TENSORS = 1000
+from handlers.protocol.wire import BINARY, LENGTH_HEADER, MESSAGE_FIELDS
 
 # Parameters with the meaning of the headers X-Priority and X-Timeout-Ms; handlers.protocol.terms reads them.
 TERMS_PARAMETERS = frozenset({"priority", "timeout"})
@@ -101,7 +96,7 @@ class Inference:
         written = encode_padded(document)
         if not binary:
             return Reply(200, written)
-        return Reply(200, b"".join([written, *binary]), BINARY_TYPE, {LENGTH_HEADER: str(len(written))})
+        return Reply(200, b"".join([written, *binary]), BINARY, {LENGTH_HEADER: str(len(written))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +142,8 @@ def read_json(document: Any, binary: memoryview, model: Model) -> InferRequest:
 def read(document: Any, read_data: ReadData, form: type[Inference], model: Model) -> InferRequest:
     if not is_inference(document) or not document["inputs"]:
         raise InvalidBody('"inputs" must be a list of tensors, at least one.')
-    if len(document["inputs"]) > MOST_TENSORS:
-        raise InvalidBody(f'"inputs" has more than {MOST_TENSORS} tensors.')
+    if len(document["inputs"]) > MESSAGE_FIELDS:
+        raise InvalidBody(f'"inputs" has more than {MESSAGE_FIELDS} tensors.')
     arrays: dict[str, NDArray[Any]] = {}
     for index, tensor in enumerate(document["inputs"]):
         place = f"Input {index}"

@@ -20,11 +20,8 @@ import orjson
 
 from handlers.errors import ItemError, WrongOutput
 from handlers.protocol.statuses import meaning_of
+from handlers.protocol.wire import GRPC_MESSAGE_HEADER, GRPC_STATUS_HEADER, PROTOBUF
 
-# The media type of requests that Envoy's bridge makes of gRPC calls, and of their answers.
-PROTOBUF = "application/x-protobuf"
-STATUS_HEADER = "X-Grpc-Status"
-MESSAGE_HEADER = "X-Grpc-Message"
 # The header of answers by TorchServe's own gRPC. TorchServe 0.12.0 ends a worker whose answer to StreamPredictions does
 # not have it. Predictions accepts it, and a worker cannot distinguish the two. Over HTTP it would start a stream.
 GRPC_HEADERS = {"ts_stream_next": "false"}
@@ -125,7 +122,7 @@ class GrpcErrors:
 def error_headers(code: int, message: str) -> dict[str, str]:
     """Return the headers of gRPC's code for Envoy; the message is cut to MOST_CHARACTERS."""
     text = quote(message[:MOST_CHARACTERS], safe=_PLAIN, errors="replace")
-    return {STATUS_HEADER: str(code), MESSAGE_HEADER: text}
+    return {GRPC_STATUS_HEADER: str(code), GRPC_MESSAGE_HEADER: text}
 
 
 def status_of(results: Sequence[Any]) -> int:

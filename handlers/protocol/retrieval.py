@@ -26,10 +26,10 @@ from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.rows import Headers, Shape, body_of
+from handlers.protocol.wire import API_HEADER
 
 Api = Literal["embeddings", "rerank"]
 
-HEADER = "X-Api"
 IGNORED = {"model", "user"}  # fields of clients that have no effect here
 # Other clients' names of fields: Jina's, Voyage's and TEI's (text-embeddings-inference).
 _TRUNCATION = {"truncate": "truncation", "truncation_direction": "truncation_side"}
@@ -65,11 +65,11 @@ _SCHEME = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     """Unpack one row whose client names one of the APIs; see `rows.unpack`."""
-    api, _, version = headers[HEADER.lower()].partition("-v")
+    api, _, version = headers[API_HEADER].partition("-v")
     aliases: dict[str, str] = {}
     try:
         if api not in ALIASES:
-            raise InvalidOption(f"{HEADER}: must be one of embeddings, rerank, cohere-v1, cohere-v2.")
+            raise InvalidOption("X-Api: must be one of embeddings, rerank, cohere-v1, cohere-v2.")
         if shape.api != ("embeddings" if api == "cohere" else api):
             raise InvalidBody(f"model: {shape.model.name} does not serve {api}.")
         _, body, _ = body_of(row, headers, shape.max_body_bytes)

@@ -32,25 +32,21 @@ from handlers.errors import (
 from handlers.protocol import open_inference
 from handlers.protocol.bodies import BOM, BodyInfo, check_count, decode, form_value, is_inference, parse_json, reader_of
 from handlers.protocol.codings import UNSUPPORTED, codings_of
-from handlers.protocol.headers import Headers, content_type, has_two_types, read_headers
+from handlers.protocol.headers import UTF8_CHARSETS, Headers, content_type, has_two_types, read_headers
 from handlers.protocol.output_tensors import Model
 from handlers.protocol.requests import Items, Request
-from handlers.protocol.responses import PROTOBUF, Form, GrpcErrors, OneItem
+from handlers.protocol.responses import Form, GrpcErrors, OneItem
+from handlers.protocol.wire import FORM_FIELDS, LENGTH_HEADER, ORIGINAL_PATH_HEADER, PROTOBUF
 
 # Tasks import them from here.
-__all__ = ["MOST_FIELDS", "Headers", "Shape", "body_of", "fail_request", "read_headers", "unpack"]
+__all__ = ["Headers", "Shape", "body_of", "fail_request", "read_headers", "unpack"]
 
 BODY = "body"  # TorchServe's name of a body
 DATA = "data"  # the field of a form that TorchServe's handlers read
-MOST_FIELDS = 200  # the most fields of a form, as in the gateway: a worker spends microseconds on each
-# Envoy sends the original path in this header when it rewrites the path; it removes the header of clients.
-ORIGINAL_PATH = "x-envoy-original-path"
 # Inputs that are texts, so that a field "2024" is not a number.
 TEXT_INPUTS = frozenset({"text", "question", "context", "query", "document"})
 TEXT = ("text/plain",)  # the media types of a task whose only inputs are texts
 _HEAD = 64  # characters at the start of a body that are searched for the start of JSON, behind white space
-UTF8_CHARSETS = ("", "utf-8", "utf8")
-LENGTH_HEADER = open_inference.LENGTH_HEADER.lower()
 # Hugging Face's clients for Python and JavaScript, by their User-Agent: they send an image's file as it is, and read
 # only the answers of transformers' pipelines.
 PIPED_CLIENTS = re.compile(r"\bhf_hub/|@huggingface/inference")
@@ -83,12 +79,12 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
 
 def _from_row(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
     is_protobuf = _is_protobuf(headers)
-    length = None if is_protobuf else headers.get(LENGTH_HEADER)
+    length = None if is_protobuf else headers.get(LENGTH_HEADER.lower())
     _, value, sent = body_of(row, headers, shape.max_body_bytes)
-    if not isinstance(value, bytes | bytearray | str):
-        return _from_json(value, sent, shape)
     if is_protobuf:
         return _from_grpc(value, sent.options, shape)
+    if not isinstance(value, bytes | bytearray | str):
+        return _from_json(value, sent, shape)
     if length is not None:
         document, binary = open_inference.split(value, length)
         return _from_inference(parse_json(document), binary, sent.options, shape)
@@ -105,13 +101,13 @@ def fail_request(headers: Headers, error: ItemError) -> Request:
 def _error_form(headers: Headers, model: Model) -> Form:
     if _is_protobuf(headers):
         return GrpcErrors()
-    is_inference = headers.get(LENGTH_HEADER) is not None or _is_inference_path(headers)
+    is_inference = headers.get(LENGTH_HEADER.lower()) is not None or _is_inference_path(headers)
     return open_inference.Inference(model) if is_inference else OneItem()
 
 
 def _is_inference_path(headers: Headers) -> bool:
     """Whether the path was the Open Inference Protocol's before a gateway rewrote it."""
-    return headers.get(ORIGINAL_PATH, "").startswith("/v2/models/")
+    return headers.get(ORIGINAL_PATH_HEADER, "").startswith("/v2/models/")
 
 
 def _is_protobuf(headers: Headers) -> bool:
@@ -141,8 +137,8 @@ def _decoded(row: Mapping[str, Any], headers: Headers, name: str) -> tuple[Any, 
 
 
 def _check_row(row: Mapping[str, Any], headers: Headers, max_body_bytes: int) -> None:
-    if len(row) > MOST_FIELDS:
-        raise BodyTooLarge(f"The form has more than {MOST_FIELDS} fields.")
+    if len(row) > FORM_FIELDS:
+        raise BodyTooLarge(f"The form has more than {FORM_FIELDS} fields.")
     if codings_of(headers.get("content-encoding", "")):
         raise UnsupportedMedia(UNSUPPORTED)
     size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
@@ -252,12 +248,14 @@ def _from_inference(document: Any, binary: memoryview, options: Mapping[str, Any
         return Request((ItemError.of(error),), open_inference.Inference(shape.model))
 
 
-def _from_grpc(body: bytes | bytearray | str, options: Mapping[str, Any], shape: Shape) -> Request:
+def _from_grpc(body: Any, options: Mapping[str, Any], shape: Shape) -> Request:
     # Importing protobuf takes a tenth of a second of a worker's start, for requests that may never arrive.
     from handlers.protocol import grpc_inference  # noqa: PLC0415
 
-    message = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    return _with_items(grpc_inference.read(message, shape.model, shape.max_body_bytes), options, shape)
+    if isinstance(body, str):
+        body = body.encode("utf-8", "surrogatepass")
+    message = grpc_inference.parse(body, shape.max_body_bytes) if isinstance(body, bytes | bytearray) else body
+    return _with_items(grpc_inference.read(message, shape.model), options, shape)
 
 
 def _with_items(read: open_inference.InferRequest, options: Mapping[str, Any], shape: Shape) -> Request:

@@ -9,10 +9,8 @@ from math import inf, isfinite
 from typing import Any
 
 from handlers.errors import InvalidPriority, InvalidTimeout
+from handlers.protocol.wire import PRIORITY_HEADER, TIMEOUT_HEADER
 
-PRIORITY_HEADER = "x-priority"
-TIMEOUT_HEADER = "x-timeout-ms"
-TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)  # the headers, by their names in lower case
 MOST_DIGITS = 9  # the most digits of a level; int() raises for thousands of digits
 LONGEST_TIMEOUT_US = 2**64 - 1  # in microseconds: the parameter `timeout` is an integer of 64 bits
 

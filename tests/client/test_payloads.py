@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import np_to_triton_dtype
 
+from deploy.protocol.refusals import OF_ENVOY, RETRY
+from handlers.protocol import tensors, wire
+from handlers.protocol.statuses import STATUSES
 from tests.tables import table
-from torchserve_client import InvalidPayload, protocol
+from torchserve_client import InvalidPayload, Unavailable, client, metadata, protocol
+from torchserve_client.errors import make_error
 from torchserve_client.payloads import encode
 
 JSON, TEXT, OCTETS = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
@@ -107,3 +111,15 @@ def test_binary_tensor_of_any_type_is_read_by_tritonclient_as_it_was(array: Any)
     decoded = protocol.decode(answer + raw, len(answer))["x"]
     np.testing.assert_array_equal(decoded, native)
     assert decoded.dtype == native.dtype
+
+
+def test_names_and_statuses_are_those_of_the_server() -> None:
+    """The client is installed alone, so it has its own."""
+    names = (client.TIMEOUT_HEADER, metadata.HEADER, metadata.FINGERPRINT, protocol.HEADER)
+    own = (wire.TIMEOUT_HEADER, wire.METADATA_HEADER, wire.FINGERPRINT_HEADER, wire.LENGTH_HEADER)
+    assert [each.lower() for each in names] == [each.lower() for each in own]
+    assert {name: np.dtype(kind) for name, kind in protocol.DATATYPES.items()} == {
+        name: dtype for name, dtype in tensors.DTYPES.items() if dtype.kind in "biuf"
+    }
+    retried = {status for status in STATUSES if isinstance(make_error(status, "", ""), Unavailable)}
+    assert retried == {each.status for each in OF_ENVOY if RETRY.items() <= each.headers.items()}

@@ -20,8 +20,8 @@ import requests
 from tritonclient.grpc import service_pb2
 
 from tests.doors.http2 import INFER, Connection, connect
+from tests.doors.kinds import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, asking, post
 from tests.doors.lacks import is_endless, why_lacking
-from tests.doors.rows import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, post
 
 MODEL = "double"
 FULL = "no worker (to serve inference|can take the) request|The model's queue is full"  # what they then say
@@ -228,12 +228,9 @@ def ask(door: Door) -> None:
 
 def ask_grpc(door: Door) -> None:
     """Assert that a client is answered by gRPC, and that its health is."""
-    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="INT64", shape=[1])
-    tensor.contents.int64_contents[:] = [21]
-    message = service_pb2.ModelInferRequest(model_name=MODEL, inputs=[tensor]).SerializeToString()
     with door.channel() as channel:
         assert channel.unary_unary(HEALTH.get(door.name, CHECK))(b"", timeout=OTHER_S) == b"\x08\x01"
-        answer = channel.unary_unary(INFER.decode())(message, timeout=OTHER_S)
+        answer = channel.unary_unary(INFER.decode())(asking(21), timeout=OTHER_S)
     assert service_pb2.ModelInferResponse.FromString(answer).raw_output_contents == [(42).to_bytes(8, "little")]
 
 

@@ -5,7 +5,7 @@ A door fails what it lacks, or the sentence is no longer true; a row that would 
 
 import re
 
-from tests.doors.rows import Holds, Row, Together
+from tests.doors.kinds import Holds, Row, Together
 
 SMUGGLING = "two ends of one request: "
 Lacks = dict[str, tuple[str, ...]]  # why -> patterns of the names of rows

@@ -15,7 +15,12 @@ from tests.hosts import is_ready, start
 from tests.nightly.ray.cluster import Cluster
 from tests.waiting import until
 
-INFER = 'def infer(x):\n    return {"y": x * 2}\n'
+INFER = """
+def infer(x):
+    if x[0] in (500, 507):
+        raise MemoryError if x[0] == 507 else ValueError
+    return {"y": x * 2}
+"""
 HEAD_S, BODY_S = 5.0, 8.0  # seconds in which a head and a body must come, where a door has such settings
 # A quarter of the default memory, so that the rows are small.
 LIMITS = {"memory_bytes": 64 << 20, "head_s": HEAD_S, "body_s": BODY_S, "connections": 300}

@@ -4,94 +4,15 @@ import gzip
 import re
 import struct
 import zlib
-from dataclasses import dataclass, field
 
+import grpc
+
+from handlers.protocol.statuses import meaning_of
 from tests.doors.http2 import CONTINUATION, DATA, HEADERS, INFER, PING, RESET, SETTINGS, call, frame, line
+from tests.doors.kinds import PATH, Asks, Calls, Frames, Holds, Row, Talk, Together, asking, head, post
 
-PATH = b"/predictions/double"
 LARGE_BYTES = 6_000_000  # below the limit of a body, 6 MiB
 LARGE = b'{"x": 3}'.ljust(LARGE_BYTES)
-MOST = 400  # connections of one client: more than the doors that have a limit here accept
-
-
-@dataclass(frozen=True)
-class Row:
-    """A case: all clients see the stated result and other clients are answered, within a bound of memory."""
-
-    name: str
-    memory_mib: int | None = field(default=None, kw_only=True)  # by which the door may grow
-
-
-@dataclass(frozen=True)
-class Talk(Row):
-    """Bytes of a connection of HTTP/1.1, and what answers them."""
-
-    sends: bytes
-    sees: str  # statuses in their order, several with |; one with a ? may be missing
-    ends: str = "last"  # what is behind them: the answer of a last request that is sent, or the end of the connection
-    answers: tuple[int, ...] = ()  # the numbers that the answers with 200 double
-    waits: bool = False  # whether no last request is sent, since the door ends the connection by itself
-    is_split: bool = False  # whether it is sent again in two packets, once for each place between two bytes
-    connections: int = 1  # that send it at once
-
-
-@dataclass(frozen=True)
-class Together(Row):
-    """Connections at once, each with its own bytes."""
-
-    talks: tuple[Talk, ...]
-
-
-@dataclass(frozen=True)
-class Holds(Row):
-    """Connections of HTTP that a client holds, and what each of them has sent."""
-
-    sends: bytes
-    connections: int = MOST
-
-
-@dataclass(frozen=True)
-class Calls(Row):
-    """Calls of gRPC at once of each connection, and the part of a message that each of them sends."""
-
-    calls: int
-    connections: int
-    message: bytes = b""
-    memory_mib: int | None = field(default=100, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Frames(Row):
-    """Frames of a connection of HTTP/2, which the door may end."""
-
-    frames: bytes
-    memory_mib: int | None = field(default=100, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Asks(Row):
-    """One call of gRPC, and the name of its status."""
-
-    message: bytes
-    sees: str  # several with |
-    method: str = INFER.decode()
-    metadata: tuple[tuple[str, str], ...] = ()
-    is_packed: bool = False
-    memory_mib: int | None = field(default=150, kw_only=True)
-
-
-def post(
-    number: int, *lines: bytes, method: bytes = b"POST", path: bytes = PATH, is_chunked: bool = False, body: bytes = b""
-) -> bytes:
-    body = body or b'{"x": %d}' % number
-    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
-    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
-    return head(b"Content-Type: application/json", *lines, framing, method=method, path=path) + body
-
-
-def head(*lines: bytes, method: bytes = b"POST", path: bytes = PATH, version: bytes = b"HTTP/1.1") -> bytes:
-    return b"\r\n".join((method + b" " + path + b" " + version, b"Host: a", *lines, b"", b""))
-
 
 # A request in the body of another one: it must never run.
 INNER = post(13)
@@ -172,7 +93,6 @@ LARGE_HEADS = {
 }
 # Path of a request -> its statuses.
 WRONG = {
-    (b"POST", b"/predictions/nobody"): "404",
     (b"POST", PATH + b"/7"): "404",
     (b"POST", b"/v2/models/nobody/infer"): "404",
     (b"DELETE", PATH): "404|405",
@@ -180,6 +100,19 @@ WRONG = {
     (b"DELETE", b"/v2/models/double"): "404|405",
     (b"POST", b"/models?url=http://127.0.0.1:1/x.mar"): "404|405",
 }
+
+
+# Status of handlers.protocol.statuses -> a request that provokes it by HTTP, and a message by gRPC. Other rows have
+# further statuses.
+PROVOKED = {
+    400: (post(0, body=b'{"x": '), b"\xff" * 100),
+    404: (post(1, path=b"/predictions/nobody"), b"\x0a\x06nobody"),
+    413: (post(0, body=LARGE * 2), bytes(40 << 20)),
+    500: (post(500), asking(500)),
+    507: (post(507), asking(507)),
+}
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+LATE = ("x-timeout-ms", "0.0001")
 
 SMALL, CODING = b'{"x": 4}', b"Content-Encoding: "
 ENDLESSLY = post(0, CODING + b"gzip", is_chunked=True, body=gzip.compress(LARGE, 9))[:-5]
@@ -251,6 +184,9 @@ HTTP: tuple[Row, ...] = (
         Talk(f"a packed body: {name}", post(0, CODING + coding, body=body), sees, "last end", is_split=sees == "200")
         for name, (coding, body, sees) in CODINGS.items()
     ),
+    *(Talk(f"a status: {status}", sent, str(status), "last end") for status, (sent, _) in PROVOKED.items()),
+    # TorchServe's classic mode ignores the header.
+    Talk("a status: 504", post(4, ": ".join(LATE).encode()), "200|504", "last end"),
     Talk("20 bodies over the limit", post(0, body=LARGE * 6), "413", "last end", connections=20, memory_mib=300),
     Talk("lists, and a text without an end", post(0, body=ENDLESS), "400|413", "last end"),
     Talk("100 bodies of 6 KB that inflate to 6 MB", INFLATING, "200|503", connections=100, memory_mib=300),
@@ -291,10 +227,12 @@ GRPC: tuple[Row, ...] = (
     Asks(
         "1 MB of metadata", b"", "RESOURCE_EXHAUSTED|INTERNAL|UNAVAILABLE|UNKNOWN", metadata=(("x", "a" * 1_000_000),)
     ),
-    Asks("a message that is no protobuf", b"\xff" * 100, "INVALID_ARGUMENT"),
-    Asks("an unknown model", b"\x0a\x06nobody", "NOT_FOUND"),
+    *(
+        Asks(f"a status: {status}, by gRPC", message, CODES[meaning_of(status).grpc])
+        for status, (_, message) in PROVOKED.items()
+    ),
+    Asks("a status: 504, by gRPC", asking(4), "OK|DEADLINE_EXCEEDED", metadata=(LATE,)),
     Asks("an unknown method", b"", "UNIMPLEMENTED", SERVICE + "Nothing"),
     Asks("another service", b"", "UNIMPLEMENTED", "/a.B/C"),
     Asks("100 MB as 100 KB of gzip, by gRPC", bytes(100 << 20), "RESOURCE_EXHAUSTED", is_packed=True),
-    Asks("a message over the limit", bytes(40 << 20), "RESOURCE_EXHAUSTED"),
 )

@@ -6,7 +6,8 @@ import pytest
 
 from tests.doors import places
 from tests.doors.door import Door, hold
-from tests.doors.rows import GRPC, HTTP, Row
+from tests.doors.kinds import Row
+from tests.doors.rows import GRPC, HTTP
 
 pytestmark = pytest.mark.builds
 

@@ -13,7 +13,8 @@ from deploy.run.server import Server
 from tests.client.conftest import Certificates
 from tests.doors import places
 from tests.doors.door import MODEL, Door, ask_grpc, hold
-from tests.doors.rows import GRPC, LIGHT, OVER_TLS, Row
+from tests.doors.kinds import Row
+from tests.doors.rows import GRPC, LIGHT, OVER_TLS
 from tests.e2e.conftest import Registrations
 
 

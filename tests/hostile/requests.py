@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from handlers.protocol.open_inference_pb2 import ModelInferRequest
-from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.wire import PROTOBUF
 
 # The text of payloads; no message, no log and no other client's answer may contain it.
 CANARY = "kanarienvogel"

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.wire import PROTOBUF
 from load.expect import matches
 from tests.hostile.requests import CANARY, Kind, Request, body, request_of, strings, values
 from tests.hostile.target import Reply, Target

@@ -5,7 +5,8 @@ import pytest
 from deploy.run.server import Server
 from tests.doors import places
 from tests.doors.door import Door, hold
-from tests.doors.rows import HEAVY, Row
+from tests.doors.kinds import Row
+from tests.doors.rows import HEAVY
 from tests.e2e.test_doors import gateway, served
 
 __all__ = ["gateway", "served"]

@@ -19,7 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from deploy.protocol.errors import RequestError
 from deploy.settings_file import describe_problems
-from handlers.protocol.responses import PROTOBUF, error_headers
+from handlers.protocol.responses import error_headers
+from handlers.protocol.wire import PROTOBUF
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from deploy.gateway.control.errors import read_body
 from deploy.gateway.control.gateway import GATEWAY, Control
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
-from deploy.protocol.description import SERVICE, describe_embedder, describe_server, list_models, strip_zeros
+from deploy.protocol.description import describe_embedder, describe_server, list_models, strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from handlers.protocol.responses import PROTOBUF
+from deploy.protocol.refusals import NOT_FOUND, UNNAMED
 from handlers.protocol.statuses import UNIMPLEMENTED
+from handlers.protocol.wire import PROTOBUF, SERVICE
 
 MODEL = "/v2/models/{model:[^/]+}"
 VERSION = "/v2/models/{model:[^/]+}/versions/{version:[^/]+}"
@@ -77,10 +78,8 @@ async def invoke(request: web.Request) -> web.Response:
     async for _ in request.content.iter_any():
         pass
     gateway = request.app[GATEWAY]
-    status, kind = 400, "MissingModel"
-    message = "/invocations names no model: add ?model_name=MODEL, or set invocations"
-    if request.query.get("model_name") or gateway.settings.invocations:
-        status, kind, message = 404, "NotFound", "This path or this model is not served."
+    is_named = request.query.get("model_name") or gateway.settings.invocations
+    status, kind, message, _ = NOT_FOUND if is_named else UNNAMED
     return web.json_response({"code": status, "type": kind, "message": message}, status=status)
 
 

@@ -23,11 +23,11 @@ from deploy.gateway.envoy.resources import (
 )
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
-from deploy.protocol.description import APIS
 from deploy.protocol.refusals import OF_NODES
 from deploy.settings_file import read_file
 from handlers.errors import InvalidConfig
 from handlers.protocol.statuses import meaning_of
+from handlers.protocol.wire import APIS
 
 # Names in Envoy's working folder.
 ADMIN = "admin.sock"

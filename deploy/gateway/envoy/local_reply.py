@@ -26,6 +26,7 @@ from deploy.protocol.refusals import (
 )
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.statuses import meaning_of
+from handlers.protocol.wire import CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES
 
 TOO_MANY = 429
 # In a message, the reason why a node will not restore the model, if it will not (routes.py).
@@ -35,13 +36,13 @@ LOST, LOSS = "<lost>", "%METADATA(ROUTE:gateway.route:lost)%"
 def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
     make = _grpc_mappers if is_grpc else _http_mappers
-    limits = {**asdict(settings.limits), "lost": LOST}
+    limits = {**asdict(settings.limits), "lost": LOST, "path_bytes": PATH_BYTES}
     replies: list[tuple[list[Resource], Refusal]] = [([_noted("gateway", "form", "400")], MALFORMED_FORM)]
     for refusal in OF_ENVOY:
         if refusal.status == TOO_MANY:
             for key in settings.keys:
                 if (seconds := compute_retry_after_s(key)) > 1:
-                    is_client = _header("x-client", "exact", key.client)
+                    is_client = _header(CLIENT_HEADER, "exact", key.client)
                     replies.append(([is_client], refusal.saying(refusal.message, **{"Retry-After": str(seconds)})))
         replies.append(([], refusal))
     mappers = [make([_status(refusal.status), *filters], refusal, limits) for filters, refusal in replies]
@@ -60,7 +61,7 @@ def _grpc_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -
 
 def _http_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -> Iterator[Resource]:
     is_api, is_v2, is_cohere = (
-        {"or_filter": {"filters": [_header(name, how, value) for name in (":path", "x-envoy-original-path")]}}
+        {"or_filter": {"filters": [_header(name, how, value) for name in (":path", ORIGINAL_PATH_HEADER)]}}
         for how, value in (
             ("safe_regex", {"regex": API_PATHS}),
             ("prefix", "/v2"),

@@ -1,5 +1,6 @@
 """Shared parts of Envoy's API: durations, addresses, Lua filters, templates."""
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 import yaml
 
 from handlers.errors import InvalidConfig
+from handlers.protocol import statuses, wire
 
 Resource = dict[str, Any]
 
-LUA = Path(__file__).parent / "lua"
+FOLDER = Path(__file__).parent
 
 TYPE = "type.googleapis.com/"
 ROUTES = TYPE + "envoy.config.route.v3.RouteConfiguration"
@@ -33,14 +35,25 @@ def make_address(host: str, port: int) -> Resource:
 
 def make_lua_filter(*scripts: str, header: str = "", name: str = "envoy.filters.http.lua") -> Resource:
     """Make a filter from files of lua/, below a header of constants."""
-    source = "".join((LUA / f"{script}.lua").read_text(encoding="utf-8") for script in scripts)
+    source = "".join(_read(f"lua/{script}.lua") for script in scripts)
     kind = TYPE + "envoy.extensions.filters.http.lua.v3.Lua"
     return {"name": name, "typed_config": {"@type": kind, "default_source_code": {"inline_string": header + source}}}
 
 
+def _read(name: str) -> str:
+    """Read a file, and write each `$NAME` of the wire; Envoy has the names of headers in lower case."""
+
+    def written(found: re.Match[str]) -> str:
+        name = found[1]
+        value = str(getattr(wire, name, None) or getattr(statuses, name))
+        return value.lower() if name.endswith("_HEADER") else value
+
+    return re.sub(r"\$([A-Z][A-Z_]+)", written, (FOLDER / name).read_text(encoding="utf-8"))
+
+
 @cache
 def _read_template(name: str) -> Any:
-    return yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(_read(f"{name}.yaml"))
 
 
 def fill_template(name: str, part: str | None = None, /, **values: Any) -> Any:

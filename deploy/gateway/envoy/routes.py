@@ -22,7 +22,8 @@ from deploy.gateway.envoy.clusters import CONTROL, name_cluster
 from deploy.gateway.envoy.resources import Resource, fill_template, format_seconds
 from deploy.gateway.settings import Canary, GatewaySettings
 from deploy.gateway.state import Fleet, ServedModel
-from deploy.protocol.description import APIS, find_only, strip_zeros
+from deploy.protocol.description import find_only, strip_zeros
+from handlers.protocol.wire import API_HEADER, APIS
 
 HTTP = "http"
 GRPC = "grpc"
@@ -145,7 +146,7 @@ def _route(
     form = "v2" if match["path"].startswith("/v2/") else None
     if api:
         form = "cohere" if api.startswith("cohere") else "api"
-    header = {"header": {"key": "x-api", "value": api}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    header = {"header": {"key": API_HEADER, "value": api}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
     route: Resource = fill_template(
         "route",
         "to_nodes",

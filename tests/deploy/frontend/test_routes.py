@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import pickle
 import time
 import zlib
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import grpc
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,15 +19,17 @@ from tritonclient.grpc import service_pb2 as triton
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from deploy.frontend import http
-from deploy.frontend.forms import MOST_FIELDS, MalformedForm, row_of
+from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.grpc import Service
 from deploy.frontend.http import Answer, Message, Refused, refuse
 from deploy.frontend.memory import Hold, Memory
 from deploy.frontend.routes import Models, Routes
 from deploy.protocol import refusals
 from deploy.protocol.errors import RequestError
-from handlers.protocol import rows
-from handlers.protocol.rows import read_headers
+from handlers.protocol import grpc_inference, retrieval, rows
+from handlers.protocol.fields import Fields
+from handlers.protocol.rows import Shape, read_headers
+from handlers.protocol.wire import FORM_FIELDS
 from tests.hostile.requests import Request
 from tests.hostile.test_requests import KINDS
 from tests.tables import table
@@ -41,6 +45,7 @@ PATHS = (
     "/v2/models/\ufffd/infer",
 )
 MOST = 1_000_000
+TEXT = frozenset({"text"})
 
 
 def packed_with(window: int) -> bytes:
@@ -378,6 +383,39 @@ def test_bodies_that_end_early_in_any_way_leave_room_for_later_ones(monkeypatch:
     assert (application.models.memory.held_bytes, application.models.memory.waiting) == (0, {})
 
 
+@table(
+    ("application/json; charset=UTF-8", "utf-8", 1),
+    ("application/json; charset=iso-8859-1", "utf-8", 2),
+    ("application/x-www-form-urlencoded", "utf-8", 1),
+)
+def test_body_is_parsed_once_between_the_socket_and_the_core(
+    kind: str, charset: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica reads other character sets itself."""
+    read: list[Any] = []
+
+    async def unpacking(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+        assert type(pickle.loads(pickle.dumps(body))) is bytes  # for a replica in another process
+        row, sent = row_of(headers, body, MOST, path)
+        shape = Shape(Fields(TEXT, 8), MOST, inputs=TEXT, max_request_items=8, api="embeddings")
+        unpack = retrieval.unpack if path == "/v1/embeddings" else rows.unpack
+        read.append(unpack(row, read_headers(sent), shape).payloads[0])
+        return Answer(200, b"{}")
+
+    counted = [Mock(wraps=orjson.loads), Mock(wraps=grpc_inference._check_count)]
+    monkeypatch.setattr(orjson, "loads", counted[0])
+    monkeypatch.setattr(grpc_inference, "_check_count", counted[1])
+    models = Models({"texts": unpacking}, None, MOST)
+    body = '{"model": "texts", "input": "Grüße"}'.encode(charset)
+    assert ask("POST", "/v1/embeddings", body, models=models, content_type=kind)[0] == 200
+    message = ModelInferRequest(model_name="texts")
+    message.inputs.add(name="text", datatype="BYTES", shape=[1], contents={"bytes_contents": ["Grüße".encode()]})
+    assert call("ModelInfer", message.SerializeToString(), models)[0] == 0
+    text = {"text": "Grüße" if times == 1 else "GrÃ¼Ã\x9fe"}
+    assert [each.value for each in read] == [text, "Grüße".encode()]
+    assert [each.call_count for each in counted] == [times, 1]
+
+
 def test_grpc_forwards_what_a_request_says_of_its_priority_and_time_and_nothing_else() -> None:
     received: list[Any] = []
 
@@ -619,10 +657,10 @@ def test_form_of_broken_escapes_is_an_error(body: bytes) -> None:
 
 @table(('multipart/form-data; x="' + ";" * 60_000, ""), (FORM, '; x="' + ";" * 900))
 def test_parameters_take_a_time_that_grows_with_their_length_only(kind: str, part_head: str) -> None:
-    body = b"".join(part(str(number), b"1", part_head) for number in range(MOST_FIELDS)) + b"--b--"
+    body = b"".join(part(str(number), b"1", part_head) for number in range(FORM_FIELDS)) + b"--b--"
     began_s = time.process_time()
     row, _ = row_of({"content-type": kind}, body, len(body))
-    assert len(row) == (1 if kind != FORM else MOST_FIELDS)
+    assert len(row) == (1 if kind != FORM else FORM_FIELDS)
     assert time.process_time() - began_s < 0.5
 
 
@@ -633,11 +671,10 @@ def test_escapes_take_a_time_that_grows_with_their_length_only() -> None:
 
 
 def test_form_of_too_many_fields_is_a_row_and_bodies_beyond_the_limit_or_of_other_paths_are_no_forms() -> None:
-    assert MOST_FIELDS == rows.MOST_FIELDS
-    many = range(5 * MOST_FIELDS)
+    many = range(5 * FORM_FIELDS)
     parts = b"".join(part(str(number), b"1") for number in many) + b"--b--"
     for kind, body in ((URL_ENCODED, b"&".join(b"%d=1" % number for number in many)), (FORM, parts)):
-        assert len(row_of({"content-type": kind}, body, len(body))[0]) > MOST_FIELDS
+        assert len(row_of({"content-type": kind}, body, len(body))[0]) > FORM_FIELDS
     body = part("data", b"x") + b"--b--"
     for limits in ((3,), (MOST, "/v2/models/m/infer")):
         assert row_of({"content-type": FORM}, body, *limits)[0] == {"body": body}

@@ -15,7 +15,7 @@ from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Endpoint, Endpoints, Envoy
 from deploy.gateway.settings import GatewaySettings, Key
 from deploy.gateway.state import Fleet, ServedVersion
-from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.wire import PROTOBUF
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.load.fake_server import run

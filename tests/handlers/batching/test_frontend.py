@@ -15,7 +15,8 @@ from handlers.continuous.frontend import CHUNK_BYTES, Disconnected, Link, NewReq
 from handlers.errors import BodyTooLarge
 from handlers.pipeline.flow import respond
 from handlers.protocol.responses import Reply
-from handlers.protocol.rows import MOST_FIELDS, body_of, read_headers
+from handlers.protocol.rows import body_of, read_headers
+from handlers.protocol.wire import FORM_FIELDS
 from tests.handlers.batching.frontend import Body, Field, message, read_answers
 from tests.handlers.serving import Patch, context
 
@@ -74,7 +75,7 @@ def test_form_of_many_fields_is_passed_over_kept_in_part_and_refused(pair: Pair,
     many = [Field(name.format(number), "text/plain", b"value") for number in range(20_000)]
     requests: dict[str, tuple[dict[str, str], Body]] = {"a": ({}, many), "b": ({}, b"small")}
     first, second = pair.exchange(requests).values()
-    assert first is not None and len(first.row) < MOST_FIELDS + 10 and len(first.headers) <= MOST_FIELDS + 1
+    assert first is not None and len(first.row) < FORM_FIELDS + 10 and len(first.headers) <= FORM_FIELDS + 1
     with pytest.raises(BodyTooLarge, match="more than 200 fields"):
         body_of(first.row, read_headers(first.headers), 10**9)
     assert second is not None and second.row["body"] == b"small"

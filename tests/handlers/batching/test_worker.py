@@ -24,7 +24,7 @@ from handlers.base import RESPONSE_TIMEOUT_S
 from handlers.batching.arrivals import LEAST_THREADS
 from handlers.continuous.only_worker import claim
 from handlers.errors import InvalidConfig
-from handlers.protocol.responses import PROTOBUF
+from handlers.protocol.wire import PROTOBUF
 from tests.handlers.batching import gated
 from tests.handlers.batching.frontend import Body, Field, Frontend
 from tests.handlers.batching.gated import TIMEOUT_S, GatedHandler, Start, StreamedHandler, ThreadedHandler, write_list

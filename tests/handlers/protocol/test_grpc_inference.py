@@ -19,10 +19,11 @@ from tritonclient.grpc._utils import _get_inference_request
 from deploy.protocol import messages_pb2
 from handlers.errors import ItemError
 from handlers.protocol import open_inference_pb2
-from handlers.protocol.grpc_inference import MOST_FIELDS, read
+from handlers.protocol.grpc_inference import parse, read
 from handlers.protocol.output_tensors import Model, vectors
 from handlers.protocol.requests import Payload, Request
-from handlers.protocol.responses import PROTOBUF, error_headers
+from handlers.protocol.responses import error_headers
+from handlers.protocol.wire import MESSAGE_FIELDS, PROTOBUF
 from tests.handlers.protocol import test_open_inference
 from tests.handlers.protocol.test_open_inference import KOREAN, TEXT
 from tests.handlers.protocol.test_requests import unpack
@@ -73,7 +74,8 @@ def written(datatype: str = "BYTES", shape: tuple[int, ...] = (1,), **contents: 
     ("BYTES", "bytes_contents", [b"\xff\x00", b""], np.object_),
 )
 def test_typed_contents_are_read_as_their_datatype(datatype: str, field: str, values: list[Any], dtype: Any) -> None:
-    infer_request = read(written(datatype, (2, 1), **{field: values}).SerializeToString(), Model(), 2**20)
+    message = written(datatype, (2, 1), **{field: values}).SerializeToString()
+    infer_request = read(parse(message, 2**20), Model())
     np.testing.assert_array_equal(infer_request.tensors["text"], np.array([[v] for v in values], dtype), strict=True)
 
 
@@ -122,7 +124,7 @@ def test_compressed_message_is_read_up_to_the_very_limit(compress: Any) -> None:
 def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes) -> None:
     shape = replace(TEXT, max_body_bytes=2**24)
     assert "more than 1000 tensors, outputs and parameters" in failed(asked(field * 2**20, shape)).message
-    assert "more than" not in failed(asked(field * MOST_FIELDS, shape)).message
+    assert "more than" not in failed(asked(field * MESSAGE_FIELDS, shape)).message
     long_text = np.array([b"a" * 2**20], object)
     assert asked(message(tensor("text", long_text)), shape).payloads == (Payload(long_text[0], {}),)
     for cut in (b"\x3a\xff\xff", b"\x3b", b"\x2a\x00" * 9 + b"\x3a\x80"):
@@ -134,7 +136,7 @@ def test_parameters_within_tensors_and_outputs_count_among_the_fields_of_a_messa
     shape, request = replace(TEXT, max_body_bytes=2**24), written(bytes_contents=[b"a" * 3000])
     request.outputs.add(name="label")
     for part in (request.inputs[0], request.outputs[0]):
-        for number in range(MOST_FIELDS - 10):
+        for number in range(MESSAGE_FIELDS - 10):
             part.parameters[f"{number}"].bool_param = True
         assert isinstance(asked(request.SerializeToString(), shape).payloads[0], Payload)
         for number in range(40):

@@ -8,7 +8,8 @@ import pytest
 
 from tests.doors import places
 from tests.doors.door import Door, hold, read_answer
-from tests.doors.rows import GRPC, HTTP, Row, post
+from tests.doors.kinds import Row, post
+from tests.doors.rows import GRPC, HTTP
 from tests.nightly.ray.cluster import cluster
 from tests.waiting import until
 

@@ -1,4 +1,4 @@
--- gRPC, behind the bridge: the bridge accepts only application/x-protobuf, so any other response becomes an empty
+-- gRPC, behind the bridge: the bridge accepts only PROTOBUF, so any other response becomes an empty
 -- message of that type, with its status and message.
 
 -- A header of this script defines NODES: status of TorchServe or a node's Envoy -> meaning.
@@ -16,21 +16,21 @@ function envoy_on_response(handle)
   end
   local headers = handle:headers()
   local status = headers:get(":status")
-  if status == "200" and headers:get("content-type") == "application/x-protobuf" then
+  if status == "200" and headers:get("content-type") == "$PROTOBUF" then
     return
   end
   if headers:get("grpc-status") then
     -- Envoy's own response.
-    headers:replace("x-grpc-status", headers:get("grpc-status"))
-    headers:replace("x-grpc-message", headers:get("grpc-message") or "")
+    headers:replace("$GRPC_STATUS_HEADER", headers:get("grpc-status"))
+    headers:replace("$GRPC_MESSAGE_HEADER", headers:get("grpc-message") or "")
     headers:remove("grpc-status")
     headers:remove("grpc-message")
-  elseif not headers:get("x-grpc-status") then
+  elseif not headers:get("$GRPC_STATUS_HEADER") then
     local meaning = NODES[status] or NODES["502"]
-    headers:replace("x-grpc-status", meaning.grpc)
-    headers:replace("x-grpc-message", meaning.message)
+    headers:replace("$GRPC_STATUS_HEADER", meaning.grpc)
+    headers:replace("$GRPC_MESSAGE_HEADER", meaning.message)
   end
-  headers:replace("content-type", "application/x-protobuf")
+  headers:replace("content-type", "$PROTOBUF")
   local body = handle:body()
   if body then
     body:setBytes("")

@@ -1,13 +1,12 @@
 -- gRPC, before the bridge: converts the model of a ModelInferRequest to a path, and sets the status of a response from
--- its X-Grpc-Status. Below sums.lua.
+-- its GRPC_STATUS_HEADER. Below sums.lua.
 
 local ABOUT = "gateway"
-local INFER = "/inference.GRPCInferenceService/ModelInfer"
-local INVALID_ARGUMENT = "3"
+local INFER = "/$SERVICE/ModelInfer"
+local INVALID_ARGUMENT = "$INVALID_ARGUMENT"
 -- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
--- The maximum length of a model or version name (deploy.gateway.management).
-local NAME_BYTES = 1024
+local NAME_BYTES = $NAME_BYTES
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
     ["grpc-message"] = message}, "")
@@ -15,7 +14,7 @@ end
 
 -- The names must be within these first bytes and fields: Triton's clients write them first, and a loop over a large
 -- message would block this thread.
-local PREFIX_BYTES, FIELDS = 65536, 1000
+local PREFIX_BYTES, FIELDS = 65536, $MESSAGE_FIELDS
 
 -- Read a varint at a position (the first is 1); return its value and the next position, or nil.
 local function read_varint(bytes, at)
@@ -104,12 +103,12 @@ end
 
 function envoy_on_response(handle)
   local headers = handle:headers()
-  local status, message = headers:get("x-grpc-status"), headers:get("x-grpc-message")
+  local status, message = headers:get("$GRPC_STATUS_HEADER"), headers:get("$GRPC_MESSAGE_HEADER")
   if not status then
     return
   end
-  headers:remove("x-grpc-status")
-  headers:remove("x-grpc-message")
+  headers:remove("$GRPC_STATUS_HEADER")
+  headers:remove("$GRPC_MESSAGE_HEADER")
   if headers:get("grpc-status") then
     headers:replace("grpc-status", status)
     headers:replace("grpc-message", message or "")

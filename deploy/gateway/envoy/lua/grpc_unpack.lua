@@ -2,10 +2,11 @@
 -- message for the decompressor. Below sums.lua; a header of this script defines COMPRESSED_BYTES.
 
 local ABOUT = "gateway"
-local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = "3", "8", "12"
+local INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED =
+  "$INVALID_ARGUMENT", "$RESOURCE_EXHAUSTED", "$UNIMPLEMENTED"
 -- Bytes of a frame's header: one flag, and four bytes for the length of the message.
 local HEAD = 5
-local SERVICE, HEALTH = "^/inference%.GRPCInferenceService/(%w+)$", "^/grpc%.health%.v1%.Health/(Check)$"
+local SERVICE, HEALTH = "^/" .. ("$SERVICE"):gsub("%.", "%%.") .. "/(%w+)$", "^/grpc%.health%.v1%.Health/(Check)$"
 local function fail(handle, status, message)
   handle:respond({[":status"] = "200", ["content-type"] = "application/grpc", ["grpc-status"] = status,
     ["grpc-message"] = message}, "")
@@ -40,7 +41,7 @@ function envoy_on_request(handle)
   local path = headers:get(":path") or ""
   local method = path:match(SERVICE) or path:match(HEALTH)
   if not method then
-    fail(handle, UNIMPLEMENTED, "only inference.GRPCInferenceService is served here, and Check of grpc.health.v1.Health")
+    fail(handle, UNIMPLEMENTED, "only $SERVICE is served here, and Check of grpc.health.v1.Health")
     return
   end
   if method == "ModelStreamInfer" then

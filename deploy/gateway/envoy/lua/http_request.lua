@@ -4,10 +4,8 @@
 -- FORM_PARTS.
 
 local ABOUT = "gateway"
--- TorchServe's HTTP library accepts a request line of 4096 bytes; a rewritten path may be longer by a model's name.
-local PATH_BYTES = 3072
 -- Bytes of a body that are searched at once, and bytes of a part's header.
-local PIECE, HEAD = 65536, 4096
+local PIECE, HEAD = 65536, $PART_HEAD_BYTES
 
 -- Record a field's name; return the status of a refusal. The count of fields is at key 0, which is not a name.
 local function count_field(fields, name)
@@ -52,7 +50,7 @@ local function read_boundary(headers, kind)
   local lower = kind:lower()
   local _, last = lower:find(";%s*boundary%s*=%s*")
   local boundary = last and (kind:match('^"([^"\\;]+)"', last + 1) or kind:match('^[^%s";,]+', last + 1))
-  if boundary and #boundary <= 70 then
+  if boundary and #boundary <= $BOUNDARY_CHARACTERS then
     local charset = lower:match(';%s*charset%s*=%s*"?([^%s";]+)')
     headers:replace("content-type", 'multipart/form-data; boundary="' .. boundary .. '"' ..
       (charset and "; charset=" .. charset or ""))
@@ -73,7 +71,7 @@ function envoy_on_request(handle)
     local length = body and body:length() or 0
     status = length > FORM_BYTES and "413" or length > 0 and count_pairs(fields, body:getBytes(0, length), "&")
   end
-  status = #path > PATH_BYTES and "431" or status or query and count_pairs(fields, query, "&;")
+  status = #path > $PATH_BYTES and "431" or status or query and count_pairs(fields, query, "&;")
   if status then
     handle:streamInfo():dynamicMetadata():set(ABOUT, "form", status)
     handle:respond({[":status"] = status}, "")

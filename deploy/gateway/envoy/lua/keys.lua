@@ -17,5 +17,5 @@ function envoy_on_request(handle)
     return
   end
   headers:remove("authorization")
-  headers:replace("x-client", client)
+  headers:replace("$CLIENT_HEADER", client)
 end
