@@ -15,7 +15,7 @@ import requests
 
 from deploy.models import ROOT
 from deploy.run.node import Node
-from deploy.sandbox import free_ports
+from load.sandbox import free_ports
 from tests.waiting import PATIENCE_S, until
 
 # Their measurements stay out of the user's home.

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from deploy.archives.archive import ArchiverFailed
 from deploy.run.errors import ServerError
-from deploy.sandbox import NotStarted
 from load.bench import archives, machine, peer_process
 from load.bench.rounds import Bench, progress
 from load.bench.table import Row, render
 from load.errors import LoadError
+from load.sandbox import NotStarted
 from torchserve_client.arguments import Parser, number
 from torchserve_client.errors import ClientError
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from deploy.sandbox import run_server
 from handlers.archive_files import CHECKPOINT
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -22,6 +21,7 @@ from load.bench.rounds import MOST_PEER_CLIENTS, Bench, compare_with_peers, redi
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING, OURS
 from load.generate import ClosedLoop
+from load.sandbox import run_server
 
 ENGINES = ("torch", "optimum")
 TYPE = {"Content-Type": "application/json"}

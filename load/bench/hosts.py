@@ -17,7 +17,6 @@ import aiohttp
 import psutil
 
 from deploy.run.server import Server
-from deploy.sandbox import run_server
 from load.bench import archives, peer_process, samples
 from load.bench.archives import CPU_ONLY, WINDOW
 from load.bench.contender import Endpoint, register
@@ -27,6 +26,7 @@ from load.bench.table import Row
 from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop
 from load.inputs import Inputs
+from load.sandbox import run_server
 
 ONE, TORCHSERVE = "one process", "TorchServe"
 LANGUAGES, IMAGES = "language-id", "mobilenet-v2"

@@ -6,13 +6,13 @@ Under Poisson arrivals, at shares of classic mode's rate with 64 clients, only m
 from collections.abc import Iterator
 from itertools import product
 
-from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import ADAPTIVE, BATCH, CLASSIC, CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Contender, Loop, register, start_loop
 from load.bench.rounds import POISSON_LENGTH, Bench, Comparison, Results
 from load.bench.table import Row
 from load.generate import ClosedLoop, OpenLoop
+from load.sandbox import run_server
 from load.schedules import Poisson
 
 IN_PROCESS = "in process"

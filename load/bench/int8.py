@@ -12,7 +12,6 @@ from typing import Literal
 import openvino
 
 from deploy.archives.precision.request import PrecisionRequest
-from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import BATCH, CLASSIC, CPU_ONLY, WINDOW
 from load.bench.contender import Loop, register, start_loop
@@ -20,6 +19,7 @@ from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING, LIST, LIST_CLIENTS
 from load.generate import ClosedLoop
+from load.sandbox import run_server
 
 INT8: Literal["int8"] = "int8"
 SIDES = range(200, 680, 40)  # sides in pixels of the photographs that int8 is calibrated with

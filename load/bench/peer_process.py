@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.models import ROOT
-from deploy.sandbox import free_ports
 from load.bench.peer_graph import INPUT, OUTPUT
 from load.errors import LoadError
+from load.sandbox import free_ports
 from torchserve_client import protocol
 from torchserve_client.errors import ClientError
 from torchserve_client.transport import Request, Transport

@@ -24,7 +24,6 @@ import numpy as np
 
 from deploy.archives.archive import Recipe
 from deploy.models import model
-from deploy.sandbox import run_server
 from handlers.archive_files import GRAPH
 from load.bench import embeddings, hosts, peer_process
 from load.bench.archives import CPU_ONLY, copy_with
@@ -37,6 +36,7 @@ from load.errors import LoadError
 from load.generate import ClosedLoop
 from load.inputs import Inputs
 from load.results import Verdict
+from load.sandbox import run_server
 from torchserve_client import protocol
 
 OURS = "ours"

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.places import STORE
-from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.archives import CPU_ONLY, STOCK, WINDOW
 from load.bench.contender import Loop, register, start_loop
 from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.generate import ClosedLoop
+from load.sandbox import run_server
 
 EMBEDDING = "sentence-embedding"
 TRANSLATION = "translation"

@@ -8,9 +8,9 @@ import pytest
 from deploy.models import ROOT
 from deploy.run import properties
 from deploy.run.properties import MIB, ServerSettings, excess_memory, parse, relocate_config
-from deploy.sandbox import make_settings
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidConfig
+from load.sandbox import make_settings
 
 TEXT = r"""
 # models={"commented": {}}

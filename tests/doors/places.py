@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from deploy import sandbox
 from deploy.run.server import Server
+from load import sandbox
 from tests.deploy.serve.conftest import number_archive
 from tests.doors.door import MODEL, Door, ask, ask_grpc, is_kept_by
 from tests.hosts import is_ready, start

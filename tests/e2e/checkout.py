@@ -18,7 +18,7 @@ import psutil
 from deploy.models import ROOT
 from deploy.run.properties import relocate_config
 from deploy.run.server import Server
-from deploy.sandbox import free_ports, make_settings
+from load.sandbox import free_ports, make_settings
 from tests.exports import shared
 from tests.rooms import tracked
 

@@ -18,11 +18,11 @@ import pytest
 import requests
 import yaml
 
-from deploy import sandbox
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry, model
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox, run_server
+from load import sandbox
+from load.sandbox import Sandbox, run_server
 from tests.exports import shared
 from tests.waiting import until
 from torchserve_client.management import ManagementError

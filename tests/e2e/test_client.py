@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.gateway import management as listing
 from deploy.models import model
 from deploy.run.server import Server
+from load import sandbox
 from torchserve_client import Client, InvalidPayload, RetryPolicy, management
 from torchserve_client.cli import main
 

@@ -30,9 +30,9 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from deploy import sandbox
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox
+from load import sandbox
+from load.sandbox import Sandbox
 from tests.e2e import echo
 from tests.e2e.conftest import Make, Registrations, send, worker_pid
 from tests.hosts import Host, run_hosts

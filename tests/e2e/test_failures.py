@@ -13,7 +13,7 @@ from deploy.models import ROOT
 from deploy.run.errors import ServerError
 from deploy.run.properties import relocate_config
 from deploy.run.server import Server
-from deploy.sandbox import make_settings, run_server
+from load.sandbox import make_settings, run_server
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, send, url, worker_pid
 from tests.photographs import photograph

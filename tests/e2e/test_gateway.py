@@ -7,7 +7,7 @@ import pytest
 import requests
 
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox
+from load.sandbox import Sandbox
 from tests.e2e.clients import Clients
 from tests.e2e.conftest import MOBILENET, Make, metrics
 from tests.e2e.machine import control_of

@@ -9,10 +9,10 @@ import psutil
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.gateway.supervisor import HANG_S, is_listening
 from deploy.run.node import Node
-from deploy.sandbox import GATEWAY_PORTS, Sandbox, free_ports
+from load import sandbox
+from load.sandbox import GATEWAY_PORTS, Sandbox, free_ports
 from tests.e2e.machine import control_of
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ import pytest
 from deploy.models import ROOT
 from deploy.run.properties import MIB, ServerSettings
 from deploy.run.server import Server
-from deploy.sandbox import run_server
+from load.sandbox import run_server
 from tests.e2e.conftest import MOBILENET, send, vary, worker_pid
 from tests.photographs import photograph
 from tests.waiting import until

@@ -24,11 +24,11 @@ import psutil
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.models import ROOT
 from deploy.run.properties import relocate_config
 from deploy.run.server import Server
-from deploy.sandbox import free_ports, make_settings
+from load import sandbox
+from load.sandbox import free_ports, make_settings
 from tests.e2e.clients import Clients, assert_all_answered, capacity_per_s, under_load
 from tests.e2e.conftest import MOBILENET
 from tests.e2e.machine import BODIES, QUEUE, SHARE, with_lines

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from deploy.gateway.settings import GatewaySettings
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox
 from handlers.protocol.wire import PROTOBUF
+from load.sandbox import Sandbox
 from tests.deploy.gateway.envoy.harness import Gateway as EnvoyAlone
 from tests.e2e.conftest import Make
 from tests.hostile.requests import STRANGE, Kind, Request

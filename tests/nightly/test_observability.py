@@ -19,11 +19,11 @@ import pytest
 import requests
 import yaml
 
-from deploy import sandbox
 from deploy.archives.archive import Recipe
 from deploy.models import ROOT, model
 from deploy.run.server import Server
-from deploy.sandbox import free_ports, run_server
+from load import sandbox
+from load.sandbox import free_ports, run_server
 from tests.e2e.conftest import vary
 from tests.waiting import until
 

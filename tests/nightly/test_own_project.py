@@ -23,8 +23,8 @@ import transformers
 from PIL import Image
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from deploy.sandbox import free_ports
 from load.expect import matches
+from load.sandbox import free_ports
 from tests.nightly.test_wheel import UV, VARIABLES, Installed, installed, wheel
 from tests.own_models import write_project
 from tests.photographs import path

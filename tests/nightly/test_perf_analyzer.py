@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.models import ROOT
 from deploy.run.server import Server
-from deploy.sandbox import Sandbox
+from load import sandbox
+from load.sandbox import Sandbox
 from tests.e2e import echo
 from tests.e2e.conftest import Make, Registrations
 from tests.waiting import until

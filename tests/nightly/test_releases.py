@@ -11,8 +11,8 @@ import requests
 
 from deploy.models import ROOT
 from deploy.ray.settings import read
-from deploy.sandbox import run_server
 from handlers.errors import InvalidConfig
+from load.sandbox import run_server
 from tests.hosts import command
 from torchserve_client.version import VERSION
 

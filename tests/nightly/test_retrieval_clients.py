@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.models import ROOT
-from deploy.sandbox import Sandbox
+from load import sandbox
 from load.bench.peer_process import PYTRITON, build_environment
+from load.sandbox import Sandbox
 from tests.e2e.conftest import Make, printed
 from tests.e2e.test_tasks import reranker
 from tests.hosts import run_hosts

@@ -37,11 +37,11 @@ import yaml
 from deploy.archives.archive import Recipe
 from deploy.models import model
 from deploy.run.server import Server
-from deploy.sandbox import run_server
 from load.expect import matches, parse
 from load.generate import Attack, ClosedLoop, OpenLoop
 from load.inputs import Input, Inputs
 from load.results import NO_ANSWER, OK, Exchange, Recording, Verdict
+from load.sandbox import run_server
 from load.schedules import Poisson
 from load.served import Served
 from tests import held_out

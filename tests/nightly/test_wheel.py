@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from deploy.models import ROOT
-from deploy.sandbox import free_ports
+from load.sandbox import free_ports
 from tests.client.conftest import serving
 from tests.e2e.conftest import printed
 from tests.waiting import until

@@ -13,7 +13,7 @@ import pytest
 import torchserve_batching.__main__ as command
 from deploy.archives import __main__ as archives
 from deploy.models import ROOT
-from deploy.sandbox import free_ports
+from load.sandbox import free_ports
 from tests.package.conftest import run
 from tests.pages import blocks
 from tests.tables import table

@@ -12,7 +12,7 @@ from deploy.container.envoy import LISTENER, ROUTES_FILE, NodeStatus
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.files import make_folder, write_resources
 from deploy.gateway.envoy.process import Envoy
-from deploy.sandbox import free_ports
+from load.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn
 from tests.tables import table
 from tests.waiting import until

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import requests
 
-from deploy import sandbox
 from deploy.gateway.__main__ import main
 from deploy.gateway.control import gateway as control
 from deploy.gateway.envoy import files
@@ -22,6 +21,7 @@ from deploy.gateway.envoy.routes import make_routes
 from deploy.gateway.settings import GatewaySettings, Key, Ports
 from deploy.gateway.state import Fleet
 from deploy.gateway.supervisor import PROBLEM
+from load import sandbox
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.harness import TIMEOUT_S, wait
 from tests.deploy.gateway.envoy.stand_ins import StandIn, models_of

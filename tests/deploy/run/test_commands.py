@@ -24,7 +24,7 @@ from deploy.run.processes import Ending
 from deploy.run.production import NotAsConfigured, verify
 from deploy.run.properties import ServerSettings, relocate_config
 from deploy.run.restore import Record, restore
-from deploy.sandbox import make_settings
+from load.sandbox import make_settings
 from tests.deploy.run.test_machine import made
 from tests.tables import table
 from torchserve_client.errors import InvalidPayload, LoadFailed, ManagementError

@@ -30,7 +30,7 @@ from deploy.run.restore import Record
 from deploy.run.serve import stop
 from deploy.run.server import Server
 from deploy.run.summary import call_stop, calls
-from deploy.sandbox import make_settings
+from load.sandbox import make_settings
 from tests.tables import table
 from tests.waiting import until
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from deploy import sandbox
 from deploy.archives.tasks import task_class
 from deploy.models import ROOT
 from handlers.vision.encoding import encode_map
+from load import sandbox
 from tests.deploy.gateway.envoy.stand_ins import METADATA, StandIn, described
 from tests.e2e.conftest import printed
 

@@ -15,8 +15,8 @@ import requests
 import yaml
 
 from deploy.models import ROOT
-from deploy.sandbox import free_ports
 from load.bench.peer_process import build_environment
+from load.sandbox import free_ports
 from tests.e2e.conftest import printed
 from tests.waiting import until
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from deploy.sandbox import run_server
 from load.bench import archives, samples
 from load.bench.__main__ import PARTS, Part, main
 from load.bench.archives import CPU_ONLY, WINDOW
@@ -20,6 +19,7 @@ from load.bench.rounds import Bench, Comparison
 from load.bench.table import Row
 from load.bench.texts import EMBEDDING
 from load.generate import ClosedLoop
+from load.sandbox import run_server
 from tests.nightly.ray.cluster import cluster
 
 TORCHSERVE, RAY = "TorchServe", "Ray Serve"

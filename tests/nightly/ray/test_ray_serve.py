@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from deploy.archives.archive import Recipe
 from deploy.models import ModelEntry
 from deploy.run.server import Server
-from deploy.sandbox import run_server
+from load.sandbox import run_server
 from tests.e2e import echo
 from tests.e2e.conftest import ADAPTIVE, MOBILENET, Make, vary
 

@@ -16,7 +16,7 @@ from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, ask
 from deploy.gateway.settings import GatewaySettings, Ports
 from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
-from deploy.sandbox import free_ports
+from load.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 from tests.waiting import until
 

@@ -19,7 +19,7 @@ import requests
 
 from deploy.gateway.envoy.process import ask
 from deploy.gateway.settings import GatewaySettings, Key, Tls
-from deploy.sandbox import run_gateway
+from load.sandbox import run_gateway
 from tests.client.conftest import Certificates
 from tests.deploy.gateway.envoy.conftest import ALICE, BOB, CAROL, DAVE, KEY
 from tests.deploy.gateway.envoy.harness import Gateway, wait
