@@ -112,7 +112,6 @@ PROVOKED = {
     507: (post(507), asking(507)),
 }
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-LATE = ("x-timeout-ms", "0.0001")
 
 SMALL, CODING = b'{"x": 4}', b"Content-Encoding: "
 ENDLESSLY = post(0, CODING + b"gzip", is_chunked=True, body=gzip.compress(LARGE, 9))[:-5]
@@ -185,8 +184,6 @@ HTTP: tuple[Row, ...] = (
         for name, (coding, body, sees) in CODINGS.items()
     ),
     *(Talk(f"a status: {status}", sent, str(status), "last end") for status, (sent, _) in PROVOKED.items()),
-    # TorchServe's classic mode ignores the header.
-    Talk("a status: 504", post(4, ": ".join(LATE).encode()), "200|504", "last end"),
     Talk("20 bodies over the limit", post(0, body=LARGE * 6), "413", "last end", connections=20, memory_mib=300),
     Talk("lists, and a text without an end", post(0, body=ENDLESS), "400|413", "last end"),
     Talk("100 bodies of 6 KB that inflate to 6 MB", INFLATING, "200|503", connections=100, memory_mib=300),
@@ -231,7 +228,6 @@ GRPC: tuple[Row, ...] = (
         Asks(f"a status: {status}, by gRPC", message, CODES[meaning_of(status).grpc])
         for status, (_, message) in PROVOKED.items()
     ),
-    Asks("a status: 504, by gRPC", asking(4), "OK|DEADLINE_EXCEEDED", metadata=(LATE,)),
     Asks("an unknown method", b"", "UNIMPLEMENTED", SERVICE + "Nothing"),
     Asks("another service", b"", "UNIMPLEMENTED", "/a.B/C"),
     Asks("100 MB as 100 KB of gzip, by gRPC", bytes(100 << 20), "RESOURCE_EXHAUSTED", is_packed=True),

@@ -20,9 +20,13 @@ def test_security_page_has_the_reason_of_each_lack_and_each_lack_is_a_row() -> N
 
 
 def test_rows_have_each_status_that_a_client_can_provoke() -> None:
-    """The others are of a gateway's keys, rates and nodes: tests/deploy/gateway/envoy and tests/e2e/test_gateway.py."""
+    """The others are of a gateway's keys, rates and nodes, and of queues."""
     talks = [each for row in HTTP for each in (row.talks if isinstance(row, Together) else [row])]
     seen = {int(each) for row in talks if isinstance(row, Talk) for each in re.findall(r"\d{3}", row.sees)}
-    assert STATUSES.keys() - seen == {401, 403, 429, 502}
+    assert STATUSES.keys() - seen == {401, 403, 429, 502, 504}
     codes = {each for row in GRPC if isinstance(row, Asks) for each in row.sees.split("|")}
-    assert {CODES[each.grpc] for each in STATUSES.values()} - codes == {"UNAUTHENTICATED", "PERMISSION_DENIED"}
+    assert {CODES[each.grpc] for each in STATUSES.values()} - codes == {
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
+        "DEADLINE_EXCEEDED",
+    }
