@@ -66,7 +66,7 @@ class LoadedArchive:
         """Load it, which takes seconds. Its handler may raise any exception, such as InvalidConfig."""
         # An unpacked archive lives as long as its process: a task may read and write its files.
         self._unpacked = tempfile.TemporaryDirectory(prefix="archive-", ignore_cleanup_errors=True)
-        self.folder = folder = _unpack(archive, Path(self._unpacked.name))  #: the folder of its files
+        self.folder = folder = _extract(archive, Path(self._unpacked.name))  #: the folder of its files
         manifest = manifest_of(folder)
         self.name, self.version = str(manifest["model"]["modelName"]), manifest["model"].get("modelVersion")
         settings = _settings(folder, mode, threads)
@@ -132,10 +132,10 @@ def _read(archive: Path, name: str) -> str:
         with zipfile.ZipFile(archive) as content:
             return content.read(name).decode()
     with tempfile.TemporaryDirectory() as folder:
-        return (_unpack(archive, Path(folder)) / name).read_text(encoding="utf-8")
+        return (_extract(archive, Path(folder)) / name).read_text(encoding="utf-8")
 
 
-def _unpack(archive: Path, folder: Path) -> Path:
+def _extract(archive: Path, folder: Path) -> Path:
     """Unpack an archive into a folder, and return the folder of its files."""
     if archive.is_dir():
         return archive

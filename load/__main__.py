@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     for path in filter(None, (*outputs, options.html)):
         write(path, b"", "ab")
     loads = _loads(options)
-    subjects = [_prepare(options, *names) for names in zip(options.model, labels, strict=True)]
+    subjects = [_make_subject(options, *names) for names in zip(options.model, labels, strict=True)]
     exit_code = DONE
     try:
         if options.command == "search":
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return exit_code
 
 
-def _prepare(options: argparse.Namespace, model: str, label: str) -> tuple[Attack, Run]:
+def _make_subject(options: argparse.Namespace, model: str, label: str) -> tuple[Attack, Run]:
     """Return the attack on a model that responds, without its load, and the empty run of its results."""
     content = inputs.read(options.input, options.content_type)
     served = _served(options, model, options.model_version)

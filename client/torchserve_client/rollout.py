@@ -153,7 +153,7 @@ class Rollout(Retirement):
     ) -> tuple[str, Callable[[], bool]]:
         """Register the new version beside the `olds` on all nodes; return it, and a function that undoes it."""
         taken = self.nodes.each(lambda management: management.versions(model))
-        version, archive = self._prepare(model, olds, new, set[str]().union(*taken.values()), journal)
+        version, archive = self._find_archive(model, olds, new, set[str]().union(*taken.values()), journal)
         defaults = {name: str(old["modelVersion"]) for name, old in olds.items()}
         # A node's name -> whether it has answered the registration, here or in an unfinished rollout.
         registered = {name: True for name in olds if version in taken[name] and version != defaults[name]}
@@ -225,7 +225,7 @@ class Rollout(Retirement):
         wait_loaded(management, model, log, version)
         self._report_node(name, f"{model}: version {version} is ready")
 
-    def _prepare(
+    def _find_archive(
         self, model: str, olds: Mapping[str, Any], new: Registration, taken: Set[str], journal: Journal
     ) -> tuple[str, Path]:
         """Find or make the archive to register, in the model store, with a free version or an unfinished rollout's."""

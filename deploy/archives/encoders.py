@@ -23,7 +23,7 @@ from handlers.errors import Unfaithful, reason
 from handlers.image_text.towers import TextTower
 from handlers.text.config import TextConfig
 from handlers.text.encoder_modules import Encoder, load_encoder
-from handlers.text.encoders import Head, prepare_tokenizer
+from handlers.text.encoders import Head, write_tokenizer
 from handlers.text.sentence_modules import read_modules
 
 WINDOWS = ("sliding_window", "local_attention")  # a configuration's names for the window of attention
@@ -41,7 +41,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             openvino.save_model(export(encoder), folder / GRAPH, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
         if engine != "torch" and not config.trust_remote_code:  # a worker on PyTorch imports transformers anyway
-            prepare_tokenizer(folder / CHECKPOINT)
+            write_tokenizer(folder / CHECKPOINT)
     for name, path in find_staged_files(model, task_of(model)).items():
         shutil.copyfile(path, folder / name)
 

@@ -78,7 +78,7 @@ class OldArchive:
         return [path.as_posix() for path in paths if path.parts[0] != "MAR-INF"]
 
 
-def unpack(path: Path, folder: Path) -> OldArchive:
+def extract(path: Path, folder: Path) -> OldArchive:
     try:
         packed = path.stat().st_size
         if path.is_dir():

@@ -1,6 +1,6 @@
 """A node's models and metadata, from its management API and its handlers.
 
-    GET /models, /models/M/all, /models/M           -> list_models -> (model, version) -> Replica
+    GET /models, /models/M/all, /models/M           -> list_models -> (model, version) -> Placement
     GET /predictions/M/V with X-Model-Metadata: 1   -> fetch_metadata -> {"platform", "inputs", "outputs", ...}
 
 No request has `?customized=true`: an adaptive model never finishes it, and stops serving. Each request has the token of
@@ -18,7 +18,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from deploy.gateway.state import Replica
+from deploy.gateway.state import Placement
 from deploy.protocol.refusals import DRAINING
 from deploy.run.node import Node, read_tokens
 from handlers.protocol.wire import METADATA_HEADER, NAME_BYTES
@@ -36,7 +36,7 @@ RAISED = "InternalServerException"  # the `type` of TorchServe's 503 for a batch
 CONCURRENCY = 4  # concurrent requests to a node
 UNUSABLE = re.compile(r"[/\\\x00-\x1f\x7f]")  # proxies treat a backslash as a slash
 
-Models = Mapping[tuple[str, str], Replica]  # (Model, version) -> replica
+Models = Mapping[tuple[str, str], Placement]  # (Model, version) -> placement
 
 
 class NodeFailed(Exception):
@@ -101,7 +101,7 @@ async def list_models(session: aiohttp.ClientSession, node: Node) -> tuple[Model
     """Return every version of every model on a node, and the names that no URL can contain, with the reason."""
     requests = asyncio.Semaphore(CONCURRENCY)
 
-    async def describe(name: str) -> dict[tuple[str, str], Replica]:
+    async def describe(name: str) -> dict[tuple[str, str], Placement]:
         async with requests:
             return await _versions(session, node, name)
 
@@ -115,14 +115,14 @@ async def list_models(session: aiohttp.ClientSession, node: Node) -> tuple[Model
         except (LookupError, TypeError, ValueError):
             raise NodeFailed("GET /models: the body is not a list of models") from None
     faults = {name: reason for name in names if (reason := fault(name))}
-    models: dict[tuple[str, str], Replica] = {}
+    models: dict[tuple[str, str], Placement] = {}
     for found in await asyncio.gather(*(describe(name) for name in names if name not in faults)):
         models |= found
     faults |= {f"{name} {version}": reason for name, version in models if (reason := fault(version))}
-    return {key: replica for key, replica in models.items() if not fault(key[1])}, faults
+    return {key: placement for key, placement in models.items() if not fault(key[1])}, faults
 
 
-async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> dict[tuple[str, str], Replica]:
+async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> dict[tuple[str, str], Placement]:
     """Return every version of a model; none if it was unregistered meanwhile."""
     path = f"/models/{quote(name, safe='')}"
     versions = await _get(session, node, f"{path}/all")
@@ -132,7 +132,7 @@ async def _versions(session: aiohttp.ClientSession, node: Node, name: str) -> di
         return {}
     try:
         name_of_default = str((default or versions)[0]["modelVersion"])
-        return {(name, str(each["modelVersion"])): _read_replica(each, name_of_default) for each in versions}
+        return {(name, str(each["modelVersion"])): _read_placement(each, name_of_default) for each in versions}
     except (LookupError, TypeError, ValueError, AttributeError):
         raise NodeFailed(f"GET {path}/all: the body does not describe a model") from None
 
@@ -147,11 +147,11 @@ async def _get(session: aiohttp.ClientSession, node: Node, path: str) -> Any:
     return document if status == 200 else None
 
 
-def _read_replica(document: Mapping[str, Any], default: str) -> Replica:
+def _read_placement(document: Mapping[str, Any], default: str) -> Placement:
     """Read TorchServe's description of a version; `default` is the model's default version on that node."""
     workers = document["workers"]
     ready = [worker for worker in workers if worker["status"] == "READY"]
-    return Replica(
+    return Placement(
         workers=int(document["minWorkers"]),
         ready_workers=len(ready),
         batch_size=int(document["batchSize"]),

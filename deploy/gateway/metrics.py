@@ -144,14 +144,14 @@ def render(fleet: Fleet, scraped: Container[str]) -> str:
     for model in fleet.registered.values():
         name = _escape(model.name)
         for number, version in model.versions.items():
-            for node, replica in version.replicas.items():
+            for node, placement in version.placements.items():
                 labels = f'node="{node}",model="{name}",version="{_escape(number)}"'
-                values["gateway_workers"].append((labels, replica.workers))
-                values["gateway_workers_ready"].append((labels, replica.ready_workers))
-                values["gateway_worker_restarts_total"].append((labels, replica.restarts))
-                values["gateway_version_lost"].append((labels, int(bool(replica.lost))))
-                if replica.queued is not None:
-                    values["gateway_queued_requests"].append((labels, replica.queued))
+                values["gateway_workers"].append((labels, placement.workers))
+                values["gateway_workers_ready"].append((labels, placement.ready_workers))
+                values["gateway_worker_restarts_total"].append((labels, placement.restarts))
+                values["gateway_version_lost"].append((labels, int(bool(placement.lost))))
+                if placement.queued is not None:
+                    values["gateway_queued_requests"].append((labels, placement.queued))
     lines = []
     for name, kind, meaning in METRICS:
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]

@@ -2,7 +2,7 @@
 
 Fleet
 ├── nodes, and those that drain
-├── registered: ServedModel -> ServedVersion -> Replica, one for each node that has it
+├── registered: ServedModel -> ServedVersion -> Placement, one for each node that has it
 ├── withdrawn: versions that receive no new requests
 └── canaries: versions that receive a share of a model's requests
 """
@@ -17,7 +17,7 @@ from deploy.run.node import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class Placement:
     """One version of a model on one node. Fields without comparison never change Envoy's configuration."""
 
     workers: int  # configured workers
@@ -45,21 +45,21 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """One version of a model, with its replicas by the name of the node."""
+    """One version of a model, with its placements by the name of the node."""
 
     version: str
-    replicas: Mapping[str, Replica]
+    placements: Mapping[str, Placement]
     # The handler's metadata (`handlers.protocol.metadata`); None before its first response.
     metadata: Mapping[str, Any] | None = None
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.replicas) and all(replica.is_ready for replica in self.replicas.values())
+        return bool(self.placements) and all(placement.is_ready for placement in self.placements.values())
 
     @property
     def lost(self) -> str:
         """Why no node will restore it; "" if one may."""
-        reasons = [replica.lost for replica in self.replicas.values()]
+        reasons = [placement.lost for placement in self.placements.values()]
         return reasons[0] if reasons and all(reasons) else ""
 
 
@@ -126,10 +126,10 @@ class Fleet:
         """
         known = (version for model in self.models.values() for version in model.versions.values())
         versions = [version for version in known if not version.lost]
-        counted = [each for each in versions if any(one.was_ready or one.is_ready for one in each.replicas.values())]
+        counted = [each for each in versions if any(one.was_ready or one.is_ready for one in each.placements.values())]
         is_started = bool(counted) or not versions
         return self.is_up and not self.problem and is_started and all(map(self.is_version_ready, counted))
 
     def is_version_ready(self, version: ServedVersion) -> bool:
         """Return whether a version has a READY worker on a node that does not drain."""
-        return any(replica.is_ready for node, replica in version.replicas.items() if node not in self.draining)
+        return any(placement.is_ready for node, placement in version.placements.items() if node not in self.draining)

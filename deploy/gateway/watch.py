@@ -1,6 +1,6 @@
 """Polls the nodes for their models.
 
-    each node, by itself, every two seconds: Watch.poll -> Replicas ──┐
+    each node, by itself, every two seconds: Watch.poll -> Placements ──┐
     each version on it, once: the handler's metadata ─────────────────┴> merge_models -> Fleet
 
 A slow or dead node delays no other. A node that does not answer keeps its models, without READY workers: Envoy's health
@@ -23,7 +23,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.gateway.management import Models, NodeDraining, NodeFailed, NodeUnreachable, fetch_metadata, list_models
-from deploy.gateway.state import Replica, ServedModel, ServedVersion
+from deploy.gateway.state import Placement, ServedModel, ServedVersion
 from deploy.run.node import STARTED, Node, replace_file
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ DAMAGED = "its node's record of models was damaged"
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     node: Node
-    models: list[tuple[str, str, Replica]]
+    models: list[tuple[str, str, Placement]]
 
 
 KNOWN_NODES = TypeAdapter(list[KnownNode])
@@ -77,7 +77,7 @@ class Watch:
                 found, faults = await list_models(self._session, self.node)
                 later = self._read_pending()  # a restoration may begin or end meanwhile
                 missing = self._find_missing(found, None if pending is None or later is None else {**pending, **later})
-                found = {key: _keep_history(self.models.get(key), replica) for key, replica in found.items()}
+                found = {key: _keep_history(self.models.get(key), placement) for key, placement in found.items()}
                 self.models = {**found, **missing}
                 self._missing_s = {key: self._missing_s[key] for key in missing}
                 for name in faults.keys() - self._faults:
@@ -100,10 +100,10 @@ class Watch:
     def forget(self, keys: Iterable[tuple[str, str]]) -> None:
         """Remove those of these versions that are missing."""
         if removed := {key for key in keys if key in self.models and self.models[key].is_missing}:
-            self.models = {key: replica for key, replica in self.models.items() if key not in removed}
+            self.models = {key: placement for key, placement in self.models.items() if key not in removed}
             self._ask_new()
 
-    def _read_pending(self) -> Mapping[tuple[str, str], Replica | None] | None:
+    def _read_pending(self) -> Mapping[tuple[str, str], Placement | None] | None:
         """Return the versions that the node has not restored, as registered; None if it does not report that."""
         if (name := self.node.restore_file) is not None and Path(name).with_name(STARTED).exists():
             try:
@@ -118,34 +118,34 @@ class Watch:
         # A node in a container lists its models when all are restored (deploy.container.envoy).
         return {} if self.node.inference == self.node.management else None
 
-    def _find_missing(self, found: Models, pending: Mapping[tuple[str, str], Replica | None] | None) -> Models:
+    def _find_missing(self, found: Models, pending: Mapping[tuple[str, str], Placement | None] | None) -> Models:
         """Return the versions that the node had, and has not restored since its restart."""
-        absent = {key: replica for key, replica in self.models.items() if key not in found}
+        absent = {key: placement for key, placement in self.models.items() if key not in found}
         if pending is None:
             # It has restarted if it was unreachable, and no worker has its former process.
             kept = [key for key in self.models if key in found]
             is_same = any(found[key].processes.items() & self.models[key].processes.items() for key in kept)
             is_new = self._was_unreachable and not is_same
-            absent = {key: replica for key, replica in absent.items() if is_new or replica.is_missing}
+            absent = {key: placement for key, placement in absent.items() if is_new or placement.is_missing}
         else:
             # A gateway that has started since, too, knows those that are not restored.
             absent = {key: each for key, each in pending.items() if each and key not in found}
         return {key: self._mark_missing(key, each) for key, each in absent.items()}
 
-    def _recall(self, entry: Mapping[str, Any]) -> Replica | None:
+    def _recall(self, entry: Mapping[str, Any]) -> Placement | None:
         """Return a version from its node's record; None from an entry with less, unless the version is known."""
-        replica = self.models.get((entry["model"], entry["version"]))
-        if replica is None and "batch_size" in entry:
+        placement = self.models.get((entry["model"], entry["version"]))
+        if placement is None and "batch_size" in entry:
             workers, size, delay_ms = (int(entry[each]) for each in ("min_workers", "batch_size", "max_batch_delay_ms"))
-            replica = Replica(workers, 0, size, delay_ms, bool(entry["is_default"]), was_ready=workers > 0)
-        return replica and replace(replica, lost=str(entry.get("lost", "")))
+            placement = Placement(workers, 0, size, delay_ms, bool(entry["is_default"]), was_ready=workers > 0)
+        return placement and replace(placement, lost=str(entry.get("lost", "")))
 
-    def _mark_missing(self, key: tuple[str, str], replica: Replica) -> Replica:
+    def _mark_missing(self, key: tuple[str, str], placement: Placement) -> Placement:
         since_s = self._missing_s.setdefault(key, time.monotonic())
-        lost = replica.lost or (LATE if time.monotonic() - since_s > RESTORE_S else "")
+        lost = placement.lost or (LATE if time.monotonic() - since_s > RESTORE_S else "")
         if lost and lost != getattr(self.models.get(key), "lost", ""):
             logger.error("%s: %s %s is lost: %s", self.node.name, *key, lost)
-        return replace(replica, is_missing=True, ready_workers=0, queued=None, lost=lost)
+        return replace(placement, is_missing=True, ready_workers=0, queued=None, lost=lost)
 
     def close(self) -> None:
         self._task.cancel()
@@ -165,12 +165,12 @@ class Watch:
         for key in self._questions.keys() - self.models.keys():
             self._questions.pop(key)[1].cancel()
             self.metadata.pop(key, None)
-        for key, replica in self.models.items() if self.is_up else ():
+        for key, placement in self.models.items() if self.is_up else ():
             generation, task = self._questions.get(key, (None, None))
-            if replica.ready_workers and generation != replica.generation and not replica.is_foreign:
+            if placement.ready_workers and generation != placement.generation and not placement.is_foreign:
                 if task is not None:
                     task.cancel()
-                self._questions[key] = replica.generation, asyncio.create_task(self._ask(*key))
+                self._questions[key] = placement.generation, asyncio.create_task(self._ask(*key))
 
     async def _ask(self, model: str, version: str) -> None:
         """Ask a version for its metadata until it declares its outputs, or shows that its handler has none."""
@@ -193,8 +193,8 @@ class Watch:
             await asyncio.sleep(ASK_S)
 
 
-def _keep_history(before: Replica | None, now: Replica) -> Replica:
-    """Return a replica with the history of the previous polls: restarts, whether it was READY, and its handler."""
+def _keep_history(before: Placement | None, now: Placement) -> Placement:
+    """Return a placement with the history of the previous polls: restarts, whether it was READY, and its handler."""
     if before is None:
         return replace(now, was_ready=now.is_ready)
     others = sum(before.processes.get(worker, pid) != pid for worker, pid in now.processes.items())
@@ -209,19 +209,19 @@ def _keep_history(before: Replica | None, now: Replica) -> Replica:
 
 def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
     """Return the models of all nodes, each version with its metadata."""
-    found: dict[str, dict[str, dict[str, Replica]]] = {}
+    found: dict[str, dict[str, dict[str, Placement]]] = {}
     metadata: dict[tuple[str, str], Mapping[str, Any]] = {}
     for node, watch in watches.items():
-        for (name, version), replica in watch.models.items():
-            current = replica if watch.is_up else replace(replica, ready_workers=0, queued=None)
+        for (name, version), placement in watch.models.items():
+            current = placement if watch.is_up else replace(placement, ready_workers=0, queued=None)
             found.setdefault(name, {}).setdefault(version, {})[node] = current
         metadata = {**watch.metadata, **metadata}
     return {
         name: ServedModel(
             name,
             {
-                version: ServedVersion(version, replicas, metadata.get((name, version)))
-                for version, replicas in sorted(versions.items())
+                version: ServedVersion(version, placements, metadata.get((name, version)))
+                for version, placements in sorted(versions.items())
             },
             _find_default(versions),
         )
@@ -229,21 +229,21 @@ def merge_models(watches: Mapping[str, Watch]) -> dict[str, ServedModel]:
     }
 
 
-def _find_default(versions: dict[str, dict[str, Replica]]) -> str | None:
+def _find_default(versions: dict[str, dict[str, Placement]]) -> str | None:
     """Return the version that is the default on most nodes; the first of equals."""
-    nodes = Counter({version: sum(replica.is_default for replica in on.values()) for version, on in versions.items()})
+    nodes = Counter({version: sum(each.is_default for each in on.values()) for version, on in versions.items()})
     (version, count), *_ = nodes.most_common(1)
     return version if count else None
 
 
 def write_known(path: Path, watches: Iterable[Watch]) -> None:
-    known = [KnownNode(watch.node, [(*key, replica) for key, replica in watch.models.items()]) for watch in watches]
+    known = [KnownNode(watch.node, [(*key, placement) for key, placement in watch.models.items()]) for watch in watches]
     replace_file(path, KNOWN_NODES.dump_json(known, indent=1).decode())
 
 
 def read_known(path: Path) -> dict[Node, Models]:
     known = read_saved(path, KNOWN_NODES, [])
-    return {each.node: {(name, version): replica for name, version, replica in each.models} for each in known}
+    return {each.node: {(name, version): placement for name, version, placement in each.models} for each in known}
 
 
 def read_saved(path: Path, kind: TypeAdapter[T], default: T) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from deploy.archives.old_archives import unpack
+from deploy.archives.old_archives import extract
 from deploy.migrate.move import Move, find_move
 from deploy.models import STOCK, models
 from deploy.places import ARCHIVE
@@ -28,7 +28,7 @@ READ = (".yaml", ".yml", ".txt", ".py")
 def write_entry(source: Path, name: str | None, path: Path, *, is_stock: bool) -> tuple[str, bool]:
     """Write the entry and the folder of an old archive, or nothing; return its name, and whether it can be built."""
     with make_work_folder("torchserve-move-", Path(tempfile.gettempdir())) as work:
-        archive = unpack(source, work)
+        archive = extract(source, work)
         name = name or str(archive.manifest.get("modelName") or source.stem)
         version = str(archive.manifest.get("modelVersion") or "1.0")
         _check_names(source, name, version, path)

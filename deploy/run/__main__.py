@@ -24,7 +24,7 @@ INTERRUPTED = 130  # the exit status of a command that a signal has ended
 def start(options: argparse.Namespace) -> None:
     """Start all nodes, register models, and print one prediction or the commands that predict (make serve)."""
     layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
-    nodes = serve.prepare(layout, options.state_dir)
+    nodes = serve.lay_out(layout, options.state_dir)
     serve.start(nodes, is_own=layout.config.resolve().parent != ROOT)
     for node in nodes if GATEWAY else ():
         GATEWAY.undrain_local(node, options.gateway_config)
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     layout = serve.choose_layout(serve.find_config(options.config), options.node_count, options.state_dir)
     if layout.nodes > 1 and options.node is None:
         raise ServerError(f"run watches one node, and there are {layout.nodes}: name it with --node")
-    nodes = {each.name: each for each in serve.prepare(layout, options.state_dir)}
+    nodes = {each.name: each for each in serve.lay_out(layout, options.state_dir)}
     if (node := nodes.get(options.node or "node-1")) is None:
         raise ServerError(f"no node {options.node}: there are {', '.join(nodes)}")
     ending = options.ending

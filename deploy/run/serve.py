@@ -49,7 +49,7 @@ def choose_layout(config: Path, nodes: int | None, folder: Path) -> Layout:
     return Layout(config, nodes or 1)
 
 
-def prepare(layout: Layout, folder: Path) -> list[LocalNode]:
+def lay_out(layout: Layout, folder: Path) -> list[LocalNode]:
     """Write the layout, for the gateway and for later commands, and return its nodes."""
     nodes = local_nodes(layout, folder)
     layout.write(folder)

@@ -78,7 +78,7 @@ class Generator:
         torch.set_num_threads(available_threads(threads))
         self.model = model.eval()
         self._device = device
-        self._processors = [TokenBan(banned)] if (banned := _prepare(model.generation_config)) else []
+        self._processors = [TokenBan(banned)] if (banned := _make_greedy(model.generation_config)) else []
         self.description = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
 
     @torch.inference_mode()
@@ -103,7 +103,7 @@ class Generator:
             return {"sequences": sequences.cpu().numpy().astype(np.int64, copy=False)}
 
 
-def _prepare(generation: Any) -> list[int]:
+def _make_greedy(generation: Any) -> list[int]:
     """Make greedy decoding of any length the default; return the single tokens that no answer may contain."""
     generation.do_sample, generation.num_beams, generation.num_return_sequences = False, 1, 1
     generation.temperature = generation.top_k = generation.top_p = None

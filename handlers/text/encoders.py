@@ -1,6 +1,6 @@
 """The files of Hugging Face encoders beside their weights. handlers.text.encoder_modules loads these, with PyTorch.
 
-builder: tokenizer.json, config.json, ... -> prepare_tokenizer -> prepared.json
+builder: tokenizer.json, config.json, ... -> write_tokenizer -> prepared.json
 worker:  prepared.json -> read_tokenizer -> FastTokenizer and configuration, without the import of transformers
 """
 
@@ -78,7 +78,7 @@ def hash_sources(folder: Path) -> dict[str, str]:
     return hash_files(names)
 
 
-def prepare_tokenizer(folder: Path, *, has_tokenizer: bool = True) -> None:
+def write_tokenizer(folder: Path, *, has_tokenizer: bool = True) -> None:
     """Write a checkpoint's tokenizer and configuration as transformers loads them, unless it would encode otherwise."""
     tokenizer, config = read_tokenizer(folder, trust_remote_code=False, has_tokenizer=has_tokenizer)
     content = {

@@ -1,6 +1,6 @@
 """The tokenizer and the settings of a translation model, without the import of transformers if they are prepared.
 
-builder: checkpoint -> prepare_translator -> prepared.json, if it encodes and decodes as transformers does
+builder: checkpoint -> write_translator -> prepared.json, if it encodes and decodes as transformers does
 worker:  prepared.json -> read_translator -> Prepared; without it -> Original
 """
 
@@ -168,7 +168,7 @@ def _lists(rows: Any) -> list[list[int]]:
     return rows.tolist() if hasattr(rows, "tolist") else rows  # type: ignore[no-any-return]
 
 
-def prepare_translator(folder: Path) -> bool:
+def write_translator(folder: Path) -> bool:
     """Write prepared.json beside a checkpoint's files, unless only transformers encodes and decodes as it does."""
     original = Original(folder, trust_remote_code=False)
     content = original.describe(folder)

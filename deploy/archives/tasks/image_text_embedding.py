@@ -19,7 +19,7 @@ from handlers.config import parse
 from handlers.image_text.config import ImageTextEmbeddingConfig
 from handlers.image_text.families import TEXT_GRAPH
 from handlers.image_text.towers import load_towers
-from handlers.text.encoders import prepare_tokenizer
+from handlers.text.encoders import write_tokenizer
 
 FACTS = {
     "settings": "image_text.config:ImageTextEmbeddingConfig",
@@ -48,7 +48,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
                 openvino.save_model(graph, folder / name, compress_to_fp16=False)
         pack(source, folder, with_weights=engine != "openvino")
         if engine != "torch":
-            prepare_tokenizer(folder / CHECKPOINT, has_tokenizer=towers.text is not None)
+            write_tokenizer(folder / CHECKPOINT, has_tokenizer=towers.text is not None)
 
 
 def answer(network: Any, values: torch.Tensor) -> list[torch.Tensor]:

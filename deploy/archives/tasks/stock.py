@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from deploy.archives.old_archives import unpack
+from deploy.archives.old_archives import extract
 from deploy.archives.sources import Source, WeightsUnavailable
 from deploy.models import Engine, ModelEntry
 from handlers.config import parse
@@ -24,7 +24,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
             f"{model.name}: no {origin.kind} weights for task: stock; name an archive, weights: OLD.mar"
         )
     (folder / ORIGINAL).mkdir()
-    archive = unpack(Path(origin.location), folder / ORIGINAL)
+    archive = extract(Path(origin.location), folder / ORIGINAL)
     names = sorted({name.partition("/")[0].removesuffix(".py") for name in archive.files()} & {*TAKEN})
     if names:
         raise InvalidConfig(

@@ -10,7 +10,7 @@ from deploy.models import Engine, ModelEntry
 from handlers.archive_files import CHECKPOINT
 from handlers.config import parse
 from handlers.text.config import TokenizationConfig
-from handlers.text.encoders import prepare_tokenizer
+from handlers.text.encoders import write_tokenizer
 
 FACTS = {"settings": "text.config:TokenizationConfig", "takes_hub_ids": True, "mode": "classic"}
 
@@ -23,4 +23,4 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
     # A tokenizer needs no configuration of a model, and its worker then imports transformers.
     if not config.trust_remote_code and (folder / CHECKPOINT / "config.json").is_file():
         with suppress(ValueError):
-            prepare_tokenizer(folder / CHECKPOINT)
+            write_tokenizer(folder / CHECKPOINT)

@@ -38,7 +38,7 @@ from handlers.precision.answers import run_items
 from handlers.protocol.requests import Payload
 from handlers.text.config import TranslationConfig
 from handlers.text.detection import AUTO, DETECTOR, load_detector
-from handlers.text.translators import prepare_translator, read_generation
+from handlers.text.translators import read_generation, write_translator
 from handlers.warm_up import decode_items
 
 FACTS = {
@@ -100,7 +100,7 @@ def stage(model: ModelEntry, origin: Source, engine: Engine, folder: Path) -> No
                 )
             return
         _store(source, config, exact / CONVERTED, folder / CONVERTED, is_greedy_only=bool(found))
-        if config.trust_remote_code or not prepare_translator(folder / CHECKPOINT):
+        if config.trust_remote_code or not write_translator(folder / CHECKPOINT):
             print(f"{model.name}: its tokenizer needs transformers where it is served", file=sys.stderr)
         label: dict[str, str | float] = {"engine": "ctranslate2", "precision": stored_precision(config.precision)}
         if found:

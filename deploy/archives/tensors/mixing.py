@@ -96,14 +96,14 @@ def check_mixing(make: Callable[[], openvino.Model], signature: Signature, confi
 def has_positions(make: Callable[[], openvino.Model], signature: Signature, config: TensorsConfig) -> bool:
     """Whether numbers of a request are positions in a table of all rows."""
     sizes = {name: array.shape for name, array in make_rows(signature, config)[0].items()}
-    return any(_is_among_rows(step, rows) for model, rows in [_prepare(make, signature, sizes)] for step in model)
+    return any(_is_among_rows(step, rows) for model, rows in [_walk_rows(make, signature, sizes)] for step in model)
 
 
 def find_mixing(
     make: Callable[[], openvino.Model], signature: Signature, sizes: Mapping[str, Sequence[int]]
 ) -> str | None:
     """Describe a number of all rows, which decides for each of them; `sizes` has a row's shape of each input."""
-    steps, rows = _prepare(make, signature, sizes)
+    steps, rows = _walk_rows(make, signature, sizes)
     alone = _read_constants(_walk(_set_rows(make(), signature, sizes, 1), signature))
     together = _read_constants(steps)
     for step in steps:
@@ -112,7 +112,7 @@ def find_mixing(
     return None
 
 
-def _prepare(
+def _walk_rows(
     make: Callable[[], openvino.Model], signature: Signature, sizes: Mapping[str, Sequence[int]]
 ) -> tuple[list[Step], int]:
     """Return the steps of a graph of a prime number of rows, and this number."""

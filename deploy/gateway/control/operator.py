@@ -63,7 +63,7 @@ async def drain(request: web.Request) -> web.Response:
 def _node(gateway: Control, name: str, endpoints: Endpoints | None) -> dict[str, Any]:
     found = {cluster: on[name] for cluster, on in (endpoints or {}).items() if name in on}
     # A version that the node could not restore receives no requests there, and the others do.
-    models = [key for key, replica in gateway.watches[name].models.items() if not replica.is_missing]
+    models = [key for key, placement in gateway.watches[name].models.items() if not placement.is_missing]
     served = {name_cluster(*key) for key in models} | {name_cluster(model) for model, _ in models}
     routed = [each for cluster, each in found.items() if cluster in served]
     return {
@@ -150,7 +150,7 @@ def _check_default(fleet: Fleet, name: str, version: str) -> None:
     """Refuse to withdraw the default version while other versions of the model are served."""
     served = fleet.models[name].versions if name in fleet.models else {}
     others = [each for number, each in served.items() if number != version]
-    if others and not any(replica.is_default for each in others for replica in each.replicas.values()):
+    if others and not any(placement.is_default for each in others for placement in each.placements.values()):
         is_default = f"version {version} of {name} is its default version"
         raise RequestError(400, f"{is_default}: make another version the default, or withdraw the model")
 
@@ -172,6 +172,6 @@ def _in_flight(model: ServedModel, version: str | None, endpoints: Endpoints) ->
     if version is None:
         named = [endpoints.get(name_cluster(model.name, each), {}) for each in model.versions]
         return sum(each.in_flight for nodes in (unnamed, *named) for each in nodes.values())
-    replicas = model.versions[version].replicas
-    defaults = [each for node, each in unnamed.items() if node in replicas and replicas[node].is_default]
+    placements = model.versions[version].placements
+    defaults = [each for node, each in unnamed.items() if node in placements and placements[node].is_default]
     return sum(each.in_flight for each in [*endpoints.get(name_cluster(model.name, version), {}).values(), *defaults])

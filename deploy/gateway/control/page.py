@@ -40,7 +40,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# The fields of a replica on the page.
+# The fields of a placement on the page.
 REPLICA_FIELDS = ("workers", "ready_workers", "batch_size", "max_batch_delay_ms", "is_default")
 FILES = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
@@ -94,7 +94,7 @@ def _model(fleet: Fleet, model: ServedModel) -> dict[str, Any]:
                 "metadata": version.metadata,
                 "replicas": [
                     {"node": node, **{name: getattr(each, name) for name in REPLICA_FIELDS}}
-                    for node, each in sorted(version.replicas.items())
+                    for node, each in sorted(version.placements.items())
                 ],
             }
             for number, version in sorted(model.versions.items())

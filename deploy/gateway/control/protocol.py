@@ -189,13 +189,13 @@ def metadata(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
 
 def configuration(fleet: Fleet, name: str, requested: str = "") -> dict[str, Any]:
     model, version = find(fleet, name, requested)
-    replicas = version.replicas.values()
+    placements = version.placements.values()
     return description.configuration(
         name,
         _handler_metadata(fleet, model, version),
-        workers=sum(replica.workers for replica in replicas),
-        batch_size=max((replica.batch_size for replica in replicas), default=0),
-        delay_ms=max((replica.max_batch_delay_ms for replica in replicas), default=0),
+        workers=sum(placement.workers for placement in placements),
+        batch_size=max((placement.batch_size for placement in placements), default=0),
+        delay_ms=max((placement.max_batch_delay_ms for placement in placements), default=0),
     )
 
 
@@ -232,7 +232,7 @@ def _index(gateway: Control, is_ready_only: bool) -> list[dict[str, str]]:
     documents = []
     for model in gateway.fleet.models.values():
         for version in model.versions.values():
-            workers = sum(replica.workers for replica in version.replicas.values())
+            workers = sum(placement.workers for placement in version.placements.values())
             state, reason = ("LOADING", "workers are starting") if workers else ("UNAVAILABLE", "no workers")
             if gateway.fleet.is_version_ready(version):
                 state, reason = "READY", ""

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from deploy.gateway.control.gateway import Control
 from deploy.gateway.management import NodeFailed, ask
-from deploy.gateway.state import Replica
+from deploy.gateway.state import Placement
 from deploy.protocol.errors import RequestError
 from deploy.run.node import Node
 from handlers.protocol.statuses import UNIMPLEMENTED
@@ -72,40 +72,40 @@ async def _on_all(gateway: Control, name: str, call: Callable[[Control, Node, st
 
 
 async def _load(gateway: Control, node: Node, name: str) -> None:
-    replicas = await _replicas(gateway, node, name)
-    if not replicas:
+    placements = await _placements(gateway, node, name)
+    if not placements:
         query = urlencode({"url": f"{name}.mar", "initial_workers": 1, "synchronous": "false"})
         if await _call(gateway, node, "POST", f"/models?{query}", 200, 202, 404, 409) == 404:
             raise NoArchive(f"no archive {name}.mar")
-    elif all(replica.workers < 1 for replica in replicas.values() if replica.is_default):
+    elif all(placement.workers < 1 for placement in placements.values() if placement.is_default):
         await _call(gateway, node, "PUT", f"/models/{quote(name, safe='')}?min_worker=1&max_worker=1", 200, 202)
     deadline = asyncio.get_running_loop().time() + READY_S
-    while not any(each.is_default and each.is_ready for each in (await _replicas(gateway, node, name)).values()):
+    while not any(each.is_default and each.is_ready for each in (await _placements(gateway, node, name)).values()):
         if asyncio.get_running_loop().time() > deadline:
             raise NodeFailed(f"no READY worker in {READY_S:g} s")
         await asyncio.sleep(POLL_S)
 
 
 async def _unload(gateway: Control, node: Node, name: str) -> None:
-    replicas = await _replicas(gateway, node, name)
+    placements = await _placements(gateway, node, name)
     # TorchServe removes the default version only as the last version.
-    for version in sorted(replicas, key=lambda version: replicas[version].is_default):
+    for version in sorted(placements, key=lambda version: placements[version].is_default):
         path = f"/models/{quote(name, safe='')}/{quote(version, safe='')}"
         await _call(gateway, node, "DELETE", path, 200, 202, 404)
     watch = gateway.watches[node.name]
     watch.forget(key for key in watch.models if key[0] == name)
 
 
-async def _replicas(gateway: Control, node: Node, name: str) -> dict[str, Replica]:
+async def _placements(gateway: Control, node: Node, name: str) -> dict[str, Placement]:
     """Poll a node, and return its versions of a model."""
     watch = gateway.watches[node.name]
     await watch.poll()
     if not watch.is_up:
         raise NodeFailed(watch.problem)
     return {
-        version: replica
-        for (model, version), replica in watch.models.items()
-        if model == name and not replica.is_missing
+        version: placement
+        for (model, version), placement in watch.models.items()
+        if model == name and not placement.is_missing
     }
 
 

@@ -54,10 +54,10 @@ def name_cluster(model: str, version: str | None = None) -> str:
 def list_upstreams(fleet: Fleet) -> Iterator[Upstream]:
     """Yield all models, withdrawn ones included, each before its versions."""
     for model in fleet.registered.values():
-        nodes = {name for version in model.versions.values() for name in version.replicas}
+        nodes = {name for version in model.versions.values() for name in version.placements}
         yield Upstream(model.name, None, sorted(nodes & fleet.nodes.keys()))
         for version in model.versions.values():
-            yield Upstream(model.name, version.version, sorted(version.replicas.keys() & fleet.nodes.keys()))
+            yield Upstream(model.name, version.version, sorted(version.placements.keys() & fleet.nodes.keys()))
 
 
 def make_clusters(settings: GatewaySettings, fleet: Fleet) -> list[Resource]:
@@ -82,7 +82,7 @@ def make_endpoints(
         versions = fleet.registered[upstream.model].versions
         targets = [versions[upstream.version]] if upstream.version else versions.values()
         # Envoy would send requests to an endpoint that is removed here, as long as it is healthy.
-        is_out |= all(version.replicas[name].is_missing for version in targets if name in version.replicas)
+        is_out |= all(version.placements[name].is_missing for version in targets if name in version.placements)
         checked = {"port_value": management_port, "address": make_address(management_at, management_port)}
         secrets = {api: {"string_value": f"Bearer {token}"} for api, token in own.items()}
         found.append(
@@ -98,7 +98,7 @@ def make_endpoints(
 def _has_withdrawn_default(fleet: Fleet, model: str, node: str) -> bool:
     """Return whether a withdrawn version on a node would answer the model's requests without a version."""
     is_default_out = any(
-        (model, version.version) in fleet.withdrawn and node in version.replicas and version.replicas[node].is_default
+        (model, version.version) in fleet.withdrawn and (on := version.placements.get(node)) and on.is_default
         for version in fleet.registered[model].versions.values()
     )
     return is_default_out and model in fleet.models

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.gateway.control.protocol import configuration
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from deploy.protocol import messages_pb2
 from tests.deploy.gateway.conftest import Scene
 from tests.deploy.gateway.envoy.stand_ins import METADATA, described
@@ -53,7 +53,7 @@ def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path
 
 
 def configured(**said: Any) -> dict[str, Any]:
-    version = ServedVersion("1.0", {"a": Replica(1, 1, 8, 20, is_default=True)}, {**METADATA, **said})
+    version = ServedVersion("1.0", {"a": Placement(1, 1, 8, 20, is_default=True)}, {**METADATA, **said})
     return configuration(Fleet(registered={"m": ServedModel("m", {"1.0": version}, "1.0")}), "m")
 
 

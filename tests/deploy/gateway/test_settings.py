@@ -17,7 +17,7 @@ from deploy.gateway.supervisor import PROBLEM, GatewayFailed, read_problem, star
 from deploy.run.node import Node, write_nodes
 from deploy.settings_file import MOST_BYTES
 from handlers.errors import InvalidConfig
-from tests.deploy.gateway.envoy.harness import REPLICA
+from tests.deploy.gateway.envoy.harness import PLACEMENT
 from tests.tables import table
 
 # Headers of framing and of the gateway cannot be forwarded.
@@ -157,7 +157,7 @@ def count_open(state_dir: Path) -> int:
 
 
 def serve_model(state_dir: Path) -> None:
-    served = ServedModel("m", {"1.0": ServedVersion("1.0", {"node-1": REPLICA})}, "1.0")
+    served = ServedModel("m", {"1.0": ServedVersion("1.0", {"node-1": PLACEMENT})}, "1.0")
     fleet = Fleet({"node-1": Node(name="node-1", **URLS)}, registered={"m": served}, is_up=True)
     files.write(GatewaySettings(), fleet, state_dir)
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from deploy.gateway.control.protocol import _handler_metadata
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from deploy.protocol.errors import RequestError
 from tests.tables import table
 
-READY = Replica(workers=1, ready_workers=1, batch_size=1, max_batch_delay_ms=1, is_default=True)
+READY = Placement(workers=1, ready_workers=1, batch_size=1, max_batch_delay_ms=1, is_default=True)
 GONE, LOST = replace(READY, ready_workers=0), replace(READY, ready_workers=0, was_ready=True)
 
 
-def fleet(*, draining: str = "", **nodes: Replica) -> Fleet:
+def fleet(*, draining: str = "", **nodes: Placement) -> Fleet:
     version = ServedVersion("1.0", nodes)
     return Fleet(is_up=True, draining=frozenset(draining), registered={"m": ServedModel("m", {"1.0": version}, "1.0")})
 
@@ -41,8 +41,8 @@ def test_fleet_is_ready_while_each_version_that_was_has_a_node_that_takes_reques
 
 
 @table((READY, None, {}), (READY, {"a": 1}, {"a": 1}), (GONE, {"a": 1}, {"a": 1}), (GONE, None, None))
-def test_version_without_metadata_is_another_projects_or_not_ready(replica: Replica, metadata: Any, found: Any) -> None:
-    version = ServedVersion("1.0", {"a": replica}, metadata)
+def test_version_without_metadata_is_another_projects_or_not_ready(on: Placement, metadata: Any, found: Any) -> None:
+    version = ServedVersion("1.0", {"a": on}, metadata)
     with (
         pytest.raises(RequestError, match=r"'m' version 1\.0 is not at ready state") if found is None else nullcontext()
     ):

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.gateway.control.page import PAGE, summarize
 from deploy.gateway.metrics import Counter, merge, read_counters
 from deploy.gateway.settings import Canary
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from deploy.gateway.traffic import Traffic
 from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
@@ -35,7 +35,7 @@ envoy_cluster_upstream_rq_time_sum{} 2.5
 envoy_cluster_upstream_rq_time_count{} 1
 """
 URL = "http://127.0.0.1:1"
-READY = Replica(1, 1, 8, 20, is_default=True)
+READY = Placement(1, 1, 8, 20, is_default=True)
 NODES = {name: Node(name=name, inference=URL, management=URL, metrics=URL) for name in ("a", "b")}
 ONE = Fleet(NODES, registered={"m": ServedModel("m", {"1.0": ServedVersion("1.0", {"a": READY, "b": READY})}, "1.0")})
 Values = Mapping[Counter, float]
@@ -138,7 +138,7 @@ def test_counters_of_the_page_grow_on_nodes_that_were_scraped_before_and_end_wit
 
 
 def test_document_has_the_state_of_every_replica() -> None:
-    partly = {"a": READY, "b": Replica(2, 0, 8, 20, is_default=True)}
+    partly = {"a": READY, "b": Placement(2, 0, 8, 20, is_default=True)}
     versions = {"1.0": ServedVersion("1.0", partly, {"task": "any"}), "2.0": ServedVersion("2.0", {"b": READY})}
     fleet = Fleet(NODES, frozenset("b"), {"m": ServedModel("m", versions, "1.0")}, canaries={"m": Canary("2.0", 5.0)})
     found = summarize(fleet, Traffic())

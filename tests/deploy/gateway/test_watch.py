@@ -10,7 +10,7 @@ from aiohttp import web
 
 from deploy.gateway import watch as gateway_watch
 from deploy.gateway.control.gateway import KNOWN, Control
-from deploy.gateway.state import Replica
+from deploy.gateway.state import Placement
 from deploy.gateway.watch import DAMAGED, LATE, read_known
 from deploy.run.node import Node
 from tests.deploy.gateway.conftest import Scene
@@ -21,7 +21,7 @@ from tests.load.fake_server import run
 
 def ready(scene: Scene) -> dict[str, int]:
     scene.look()
-    return {node: replica.ready_workers for node, replica in scene.version.replicas.items()}
+    return {node: placement.ready_workers for node, placement in scene.version.placements.items()}
 
 
 def is_up(scene: Scene) -> bool:
@@ -39,8 +39,8 @@ def test_models_of_all_nodes_are_one_fleet_and_a_slow_one_delays_no_other(scene:
     scene.first.models["classifier"] = [described("classifier", "2.0"), described("classifier", workers=2, ready=1)]
     scene.look()
     model = scene.gateway.fleet.models["classifier"]
-    expected = {"node-1": Replica(2, 1, 8, 20, is_default=False), "node-2": Replica(1, 1, 8, 20, is_default=True)}
-    assert (list(model.versions), scene.version.replicas) == (["1.0", "2.0"], expected)
+    expected = {"node-1": Placement(2, 1, 8, 20, is_default=False), "node-2": Placement(1, 1, 8, 20, is_default=True)}
+    assert (list(model.versions), scene.version.placements) == (["1.0", "2.0"], expected)
     # On an adaptive model this question would never be over.
     assert not [path for path in scene.first.asked if "customized" in path]
     scene.first.delay_s = 3600
@@ -48,7 +48,7 @@ def test_models_of_all_nodes_are_one_fleet_and_a_slow_one_delays_no_other(scene:
     run(scene.gateway.poll(0.5))
     assert list(scene.gateway.fleet.models) == ["classifier", "other"]
     watch(scene, [scene.second.node])
-    assert (list(scene.version.replicas), list(scene.gateway.fleet.nodes)) == (["node-2"], ["node-2"])
+    assert (list(scene.version.placements), list(scene.gateway.fleet.nodes)) == (["node-2"], ["node-2"])
 
 
 def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_again(scene: Scene) -> None:
@@ -100,11 +100,11 @@ def test_process_that_starts_anew_keeps_routes_until_it_has_seen_the_model_gone(
         return gateway
 
     gateway = run(start())
-    replicas = gateway.fleet.models["classifier"].versions["1.0"].replicas
-    assert {node: each.ready_workers for node, each in replicas.items()} == {"node-1": 0, "node-2": 0}
+    placements = gateway.fleet.models["classifier"].versions["1.0"].placements
+    assert {node: each.ready_workers for node, each in placements.items()} == {"node-1": 0, "node-2": 0}
     scene.first.broken, scene.first.models = None, {}
     run(gateway.poll())
-    assert list(gateway.fleet.models["classifier"].versions["1.0"].replicas) == ["node-2"]
+    assert list(gateway.fleet.models["classifier"].versions["1.0"].placements) == ["node-2"]
     run(gateway.close())
     scene.second.start()
     scene.open()

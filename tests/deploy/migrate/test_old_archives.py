@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from deploy.archives import old_archives, pickles
-from deploy.archives.old_archives import unpack
+from deploy.archives.old_archives import extract
 from deploy.archives.sources import WeightsUnavailable
 from deploy.archives.state_dicts import read_state
 from deploy.migrate.weights import read_weights
@@ -177,7 +177,7 @@ def foldered(path: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(("make", "name"), [(zipped, "m.mar"), (tarred, "m.tar.gz"), (foldered, "m")])
 def test_each_format_is_unpacked(tmp_path: Path, make: Callable[[Path, dict[str, str]], Path], name: str) -> None:
     (tmp_path / "out").mkdir()
-    found = unpack(make(tmp_path / name, FILES), tmp_path / "out")
+    found = extract(make(tmp_path / name, FILES), tmp_path / "out")
     assert found.files() == ["data/words.txt", "h.py", "model-config.yaml"]
     assert (found.manifest["handler"], found.config) == ("h.py", {"batchSize": 4})
     assert found.read_text("h.py") == "1/0"
@@ -213,7 +213,7 @@ def test_hostile_archive_is_one_line(make: Any, reason: str, tmp_path: Path, mon
     (tmp_path / "in" / "out").mkdir(parents=True)
     path = make(tmp_path / "m.mar")
     with pytest.raises(InvalidConfig, match=reason) as error:
-        unpack(path, tmp_path / "in" / "out")
+        extract(path, tmp_path / "in" / "out")
     assert "\n" not in str(error.value)
     assert {each.name for each in tmp_path.iterdir()} == {"in", "m.mar"}
 
@@ -222,4 +222,4 @@ def test_member_with_more_bytes_than_are_free_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     (tmp_path / "out").mkdir()
     with pytest.raises(InvalidConfig, match="more than are free on the disk"):
-        unpack(zipped(tmp_path / "m.mar", FILES), tmp_path / "out")
+        extract(zipped(tmp_path / "m.mar", FILES), tmp_path / "out")

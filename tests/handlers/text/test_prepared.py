@@ -17,9 +17,9 @@ from deploy.models import ROOT, model
 from handlers.archive_files import CHECKPOINT
 from handlers.checkpoints import load_tokenizer
 from handlers.text import encoders
-from handlers.text.encoders import PREPARED, prepare_tokenizer, read_tokenizer
+from handlers.text.encoders import PREPARED, read_tokenizer, write_tokenizer
 from handlers.text.inputs import FastTokenizer
-from handlers.text.translators import Original, Prepared, prepare_translator, read_translator
+from handlers.text.translators import Original, Prepared, read_translator, write_translator
 from handlers.text.windows import cut_tokens
 from tests import tiny_models, tiny_seq2seq
 from tests.handlers.serving import Patch, Temp
@@ -114,7 +114,7 @@ def test_prepared_tokenizer_and_configuration_are_those_of_transformers(name: st
     CHECKPOINTS[name](checkpoint, pieces)
     check_tokenizer(model("sentence-embedding"), checkpoint)  # none of the settings is refused
     oracle = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    prepare_tokenizer(checkpoint)
+    write_tokenizer(checkpoint)
     tokenizer, config = read_tokenizer(checkpoint, trust_remote_code=False)
     assert isinstance(tokenizer, FastTokenizer)
     flags = {"return_token_type_ids": True, "return_attention_mask": False}
@@ -143,15 +143,15 @@ def test_prepared_tokenizer_and_configuration_are_those_of_transformers(name: st
 def test_tokenizer_in_python_is_not_prepared(tmp_path: Path) -> None:
     transformers.ByT5Tokenizer().save_pretrained(tmp_path)
     transformers.T5Config().save_pretrained(tmp_path)
-    prepare_tokenizer(tmp_path)
-    assert not prepare_translator(tmp_path) and not (tmp_path / PREPARED).exists()
+    write_tokenizer(tmp_path)
+    assert not write_translator(tmp_path) and not (tmp_path / PREPARED).exists()
     assert not read_tokenizer(tmp_path, trust_remote_code=False)[0].is_fast
 
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
     checkpoint = tiny_models.checkpoint(tmp_path / CHECKPOINT, "bert", "text_classification")
-    prepare_tokenizer(checkpoint)
+    write_tokenizer(checkpoint)
     return checkpoint
 
 
@@ -175,7 +175,7 @@ def test_changed_and_trusted_checkpoints_are_read_by_transformers(prepared: Path
     tokenizer, _ = read_tokenizer(prepared, trust_remote_code=False)
     assert not isinstance(tokenizer, FastTokenizer) and tokenizer.truncation_side == "left"
     translator = tiny_seq2seq.marian(tmp_path)
-    prepare_translator(translator)
+    write_translator(translator)
     (translator / "generation_config.json").write_text("{}")
     assert isinstance(read_translator(translator, trust_remote_code=False), Original)
 
@@ -188,7 +188,7 @@ def test_tokenizer_with_its_own_python_is_not_prepared(method: str, tmp_path: Pa
     own: Any = type("Own", (transformers.PreTrainedTokenizerFast,), {method: lambda *_: None})
     checkpoint = tiny_models.checkpoint(tmp_path / CHECKPOINT, "bert", "sentence_embedding")
     monkeypatch.setattr(encoders, "load_tokenizer", lambda folder, **_: own.from_pretrained(folder))
-    prepare_tokenizer(checkpoint)
+    write_tokenizer(checkpoint)
     assert not (checkpoint / PREPARED).exists()
 
 
@@ -224,7 +224,7 @@ def test_prepared_translator_encodes_and_decodes_as_transformers(family: str, tm
     folder = TRANSLATORS[family](tmp_path)
     check_tokenizer(model("translation"), folder)
     oracle = load_tokenizer(folder)
-    assert prepare_translator(folder)
+    assert write_translator(folder)
     own, original = read_translator(folder, trust_remote_code=False), Original(folder, trust_remote_code=False)
     assert isinstance(own, Prepared)
     assert (own.languages, own.pad_id, own.source_lang) == (original.languages, oracle.pad_token_id, None)

@@ -15,12 +15,12 @@ from deploy.gateway.envoy import files
 from deploy.gateway.envoy.listeners import bootstrap
 from deploy.gateway.envoy.process import Envoy, ask
 from deploy.gateway.settings import GatewaySettings, Ports
-from deploy.gateway.state import Fleet, Replica, ServedModel, ServedVersion
+from deploy.gateway.state import Fleet, Placement, ServedModel, ServedVersion
 from load.sandbox import free_ports
 from tests.deploy.gateway.envoy.stand_ins import StandIn, control, models_of
 from tests.waiting import until
 
-REPLICA = Replica(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
+PLACEMENT = Placement(workers=1, ready_workers=1, batch_size=8, max_batch_delay_ms=1, is_default=True)
 SERVED = ("m/1.0", "m/2.0")
 # Seconds for a whole request, on a machine that stalls.
 TIMEOUT_S = 30.0
@@ -52,7 +52,7 @@ class Gateway(AbstractContextManager["Gateway"]):
         nodes = {node.name: node.node for node in self.nodes}
         named = {}
         for name, versions in (models or self.models).items():
-            served = {each: ServedVersion(each, dict.fromkeys(nodes, REPLICA)) for each in versions}
+            served = {each: ServedVersion(each, dict.fromkeys(nodes, PLACEMENT)) for each in versions}
             named[name] = ServedModel(name, served, versions[0])
         return Fleet(nodes=nodes, registered=named, **parts)
 

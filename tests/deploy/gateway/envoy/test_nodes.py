@@ -14,7 +14,7 @@ import requests
 from deploy.gateway.envoy.clusters import RESETS
 from deploy.gateway.settings import Canary
 from deploy.gateway.state import ServedModel, ServedVersion
-from tests.deploy.gateway.envoy.harness import REPLICA, SERVED, Gateway, wait
+from tests.deploy.gateway.envoy.harness import PLACEMENT, SERVED, Gateway, wait
 from tests.deploy.gateway.envoy.stand_ins import described, models_of
 
 INFER, JSON = b"\x0a\x01m", {"Content-Type": "application/json"}
@@ -67,7 +67,7 @@ def test_node_that_lacks_a_known_model_is_not_ready_yet(gateway: Gateway) -> Non
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "new"})
     assert (answer.status_code, answer.headers["Retry-After"], answer.json()["code"]) == (503, "1", 503)
     assert gateway.refused("ModelInfer", INFER, x_do="new")[0] == 14
-    missing = dict.fromkeys(("node-0", "node-1"), replace(REPLICA, is_missing=True))
+    missing = dict.fromkeys(("node-0", "node-1"), replace(PLACEMENT, is_missing=True))
     model = ServedModel("m", {"1.0": ServedVersion("1.0", missing)}, "1.0")
     gateway.serve(replace(gateway.fleet(), registered={"m": model}))
     wait(lambda: gateway.status("/predictions/m") == 503)

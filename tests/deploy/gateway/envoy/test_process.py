@@ -20,10 +20,10 @@ from deploy.gateway.settings import Canary, GatewayLimits, GatewaySettings, Key,
 from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.models import ROOT
 from deploy.run.node import Node
-from tests.deploy.gateway.envoy.harness import REPLICA, Gateway, wait
+from tests.deploy.gateway.envoy.harness import PLACEMENT, Gateway, wait
 from tests.tables import table
 
-VERSIONS = {each: ServedVersion(each, dict.fromkeys(on, REPLICA)) for each, on in (("1.0", "ab"), ("2.0", "bc"))}
+VERSIONS = {each: ServedVersion(each, dict.fromkeys(on, PLACEMENT)) for each, on in (("1.0", "ab"), ("2.0", "bc"))}
 MODELS = {"m-1_x.y": ServedModel("m-1_x.y", VERSIONS, "1.0")}
 KEYS = [Key(client=f"c{n}", key=f"{n:020}", requests_per_second=10.0**n) for n in range(-6, 7)]
 ODD = Key(client="odd", key="!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -54,8 +54,8 @@ FLEET = Fleet(nodes=NODES, registered=MODELS, canaries={"m-1_x.y": Canary("2.0",
     *((missing, version, "DRAINING") for missing, version in (("12", None), ("1", "1.0"))),
 )
 def test_node_drains_for_a_version_or_model_that_it_lacks(missing: str, version: str | None, status: str) -> None:
-    replicas = {name: {"a": replace(REPLICA, is_missing=name[0] in missing)} for name in ("1.0", "2.0")}
-    versions = {name: ServedVersion(name, on) for name, on in replicas.items()}
+    placements = {name: {"a": replace(PLACEMENT, is_missing=name[0] in missing)} for name in ("1.0", "2.0")}
+    versions = {name: ServedVersion(name, on) for name, on in placements.items()}
     fleet = Fleet(nodes=NODES, registered={"m": ServedModel("m", versions, "1.0")})
     made = make_endpoints(fleet, Upstream("m", version, ["a"]), lambda host: host, {})
     (found,) = made["endpoints"][0]["lb_endpoints"]
