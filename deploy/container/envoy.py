@@ -4,7 +4,7 @@
     NodeStatus                           -> routes, read again when they change: allowed requests, and the status
 
 docs/how-to/kubernetes.md lists the requests; Envoy itself answers /ready and /live at once. A description with
-a query is refused: an adaptive model never finishes `?customized=true`, and stops serving.
+a query is rejected: an adaptive model never finishes `?customized=true`, and stops serving.
 """
 
 import json
@@ -16,7 +16,7 @@ import yaml
 
 from deploy.container.settings import NodeSettings
 from deploy.gateway.envoy.resources import ROUTES, Resource, filter_headers, make_address
-from deploy.protocol.refusals import DRAINING
+from deploy.protocol.rejections import DRAINING
 from deploy.run.node import Node, split_address
 
 BOOTSTRAP = Path(__file__).with_name("envoy.yaml")

@@ -2,7 +2,7 @@
 
     headers, body -> row_of -> row: the fields of a form, or the body; headers with each field's content type
 
-`handlers.protocol.rows` takes them apart, and refuses one field too many.
+`handlers.protocol.rows` takes them apart, and rejects one field too many.
 """
 
 import binascii
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.protocol.refusals import MALFORMED_FORM
+from deploy.protocol.rejections import MALFORMED_FORM
 from handlers.protocol.rows import BODY
 from handlers.protocol.wire import BOUNDARY_CHARACTERS, FORM_FIELDS, ORIGINAL_PATH_HEADER, PART_HEAD_BYTES
 
@@ -70,7 +70,7 @@ def _fields(content_type: str, body: bytes) -> Fields | None:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "application/x-www-form-urlencoded":
         return _urlencoded(body)
-    # The handler refuses a form without a boundary.
+    # The handler rejects a form without a boundary.
     found = _BOUNDARY.search(content_type) if media_type == "multipart/form-data" else None
     return _multipart(body, (found[1] or found[2]).encode("latin-1", "replace")) if found else None
 
@@ -78,7 +78,7 @@ def _fields(content_type: str, body: bytes) -> Fields | None:
 def _urlencoded(body: bytes) -> Fields:
     found: Fields = {}
     *pairs, last = body.split(b"&", FORM_FIELDS)
-    # As Netty: the last field needs its "=", which JSON from `curl -d` lacks. One field too many is refused later.
+    # As Netty: the last field needs its "=", which JSON from `curl -d` lacks. One field too many is rejected later.
     for pair in [*pairs, *([last] if b"=" in last else [])]:
         name, _, value = pair.replace(b"+", b" ").partition(b"=")
         if not name:

@@ -9,12 +9,12 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from deploy.frontend.forms import Parsed
-from deploy.frontend.http import Answer, Refused, log_bug, off_loop, refuse
+from deploy.frontend.http import Rejected, Response, log_bug, off_loop, reject
 from deploy.frontend.memory import Hold
 from deploy.frontend.routes import Models
 from deploy.protocol import messages_pb2
 from deploy.protocol.errors import RequestError
-from deploy.protocol.refusals import BODY_TOO_LARGE, BUSY, FAILED
+from deploy.protocol.rejections import BODY_TOO_LARGE, BUSY, FAILED
 from handlers.errors import InvalidInput
 from handlers.protocol import wire
 from handlers.protocol.codings import decompress
@@ -65,26 +65,26 @@ for _name in wire.GRPC_METHODS:
     setattr(Service, _name, _method(_name))
 
 
-async def _infer(models: Models, message: bytes, context: Any) -> Answer:
+async def _infer(models: Models, message: bytes, context: Any) -> Response:
     if len(message) > models.body_bytes:
-        return refuse(BODY_TOO_LARGE.saying(f"A message may have {models.body_bytes} bytes."))
+        return reject(BODY_TOO_LARGE.saying(f"A message may have {models.body_bytes} bytes."))
     hold = Hold(models.memory)
     try:
         if not hold.take(len(message)):
-            return refuse(BUSY)
+            return reject(BUSY)
         message = await models.inflate(hold, message, decompress)
         asked = await off_loop(len(message), parse, message, models.body_bytes)
         terms = {name: value for name, value in context.invocation_metadata() if name in wire.TERMS_HEADERS}
         headers = {"content-type": wire.PROTOBUF, **terms}
         body, path = Parsed.of(message, asked), f"/{wire.SERVICE}/ModelInfer"
         return await models.predict(asked.model_name, asked.model_version, headers, body, path)
-    except Refused as refused:
-        return refuse(*refused.args)
+    except Rejected as rejected:
+        return reject(*rejected.args)
     finally:
         hold.free()
 
 
-def _received(answer: Answer, context: Any) -> Written:
+def _received(answer: Response, context: Any) -> Written:
     if answer.status == 200:
         return Written(answer.body)
     message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from deploy.frontend.memory import Hold, Memory, expire
-from deploy.protocol import refusals
-from deploy.protocol.refusals import Refusal
+from deploy.protocol import rejections
+from deploy.protocol.rejections import Rejection
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _READERS = ThreadPoolExecutor(2, "reader")
 HOLD = "hold"  # the key of a request's scope: its `Hold`
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A response: plain data, since it also travels between processes."""
 
     status: int
@@ -54,8 +54,8 @@ class Answer(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
-class Refused(Exception):
-    """A request that is answered before it is read; its argument is a Refusal."""
+class Rejected(Exception):
+    """A request that is answered before it is read; its argument is a Rejection."""
 
 
 class Disconnected(Exception):
@@ -82,25 +82,25 @@ def headers_of(scope: Message) -> dict[str, str]:
 def clean_path(path: str) -> str:
     """Return a path as a gateway reads it: without empty segments and dots, and with slashes for backslashes."""
     if not path.startswith("/") or "\0" in path:
-        raise Refused(refusals.BAD_REQUEST)
+        raise Rejected(rejections.BAD_REQUEST)
     return posixpath.normpath(_SLASHES.sub("/", path))
 
 
 def _check_query(query: bytes) -> None:
-    """Refuse a query that has a name twice: two servers may read two values."""
+    """Reject a query that has a name twice: two servers may read two values."""
     if b"&" in query or b";" in query:
         names = [name for name, _ in parse_qsl(query.replace(b";", b"&"), keep_blank_values=True) if name]
         if len({*names}) < len(names):
-            raise Refused(refusals.MALFORMED_FORM)
+            raise Rejected(rejections.MALFORMED_FORM)
 
 
-def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(status, json.dumps(content).encode(), headers=headers or {})
+def document(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(status, json.dumps(content).encode(), headers=headers or {})
 
 
-def refuse(refusal: Refusal) -> Answer:
+def reject(rejection: Rejection) -> Response:
     """Return an error in TorchServe's form."""
-    status, kind, message, headers = refusal
+    status, kind, message, headers = rejection
     return document({"code": status, "type": kind, "message": message}, status, headers)
 
 
@@ -112,10 +112,10 @@ def _allow_origin(headers: Mapping[str, str], origins: frozenset[str]) -> dict[s
     return allowed if is_allowed else {}
 
 
-def no_version(name: str, version: str) -> Answer:
+def no_version(name: str, version: str) -> Response:
     """Return TorchServe's answer to a version that the model lacks."""
     words = f"Model version: {version} does not exist for model: {name}"
-    return refuse(Refusal(404, "ModelVersionNotFoundException", words))
+    return reject(Rejection(404, "ModelVersionNotFoundException", words))
 
 
 def log_bug(error: Exception) -> None:
@@ -148,20 +148,20 @@ class Application:
         try:
             if sum(len(name) + len(value) for name, value in [target, *scope["headers"]]) > self.most_head_bytes:
                 message = f"The path and the headers may have {self.most_head_bytes} bytes."
-                raise Refused(refusals.HEAD_TOO_LARGE.saying(message))
+                raise Rejected(rejections.HEAD_TOO_LARGE.saying(message))
             scope["path"] = clean_path(scope["path"])
             _check_query(scope.get("query_string", b""))
             if cors and scope["method"] == "OPTIONS":
-                answer = Answer(200, b"", headers=PREFLIGHT)
+                answer = Response(200, b"", headers=PREFLIGHT)
             else:
                 answer = await self.answer(scope, receive)
-        except Refused as refused:
-            answer = refuse(*refused.args)
+        except Rejected as rejected:
+            answer = reject(*rejected.args)
         except Disconnected:
             return
         except Exception as error:
             log_bug(error)
-            answer = refuse(refusals.FAILED)
+            answer = reject(rejections.FAILED)
         finally:
             hold.free()
         answer = answer if answer.status < 400 else self.form(scope, answer)
@@ -180,24 +180,24 @@ class Application:
                         raise Disconnected
                     parts.append(message.get("body", b""))
                     if not hold.take(len(parts[-1])):
-                        raise Refused(refusals.BUSY)
+                        raise Rejected(rejections.BUSY)
                     if is_more := message.get("more_body", False):
                         hold.wait(lambda: expire(deadline))
         except TimeoutError:
             if hold.is_given_up:
-                raise Refused(refusals.BUSY) from None
+                raise Rejected(rejections.BUSY) from None
             late = f"The body was not complete after {self.body_s:g} s."
-            raise Refused(refusals.LATE.saying(late, Connection="close")) from None
+            raise Rejected(rejections.LATE.saying(late, Connection="close")) from None
         finally:
             hold.go_on()
         if max(hold.size, stated) > most:
-            raise Refused(refusals.BODY_TOO_LARGE.saying(f"A body may have {most} bytes."))
+            raise Rejected(rejections.BODY_TOO_LARGE.saying(f"A body may have {most} bytes."))
         return b"".join(parts)
 
-    async def answer(self, scope: Message, receive: Receive) -> Answer:
+    async def answer(self, scope: Message, receive: Receive) -> Response:
         raise NotImplementedError
 
-    def form(self, scope: Message, answer: Answer) -> Answer:
+    def form(self, scope: Message, answer: Response) -> Response:
         """Write an error in the form of the request's API."""
         raise NotImplementedError
 

@@ -2,9 +2,9 @@
 
 import re
 
-from deploy.frontend.http import Refused
+from deploy.frontend.http import Rejected
 from deploy.protocol.errors import RequestError
-from deploy.protocol.refusals import NOT_FOUND, UNKNOWN_MODEL
+from deploy.protocol.rejections import NOT_FOUND, UNKNOWN_MODEL
 from handlers.protocol.wire import APIS
 
 READS = ("GET", "HEAD")
@@ -14,7 +14,7 @@ _POSTS = re.compile(r"/v2/models/.+/infer|/v1/models/.+:predict|/invocations")
 
 
 def check_method(method: str, path: str) -> None:
-    """Refuse a method that a path does not have: 404, in the form of the path's protocol."""
+    """Reject a method that a path does not have: 404, in the form of the path's protocol."""
     is_posted = path in APIS or bool(_POSTS.fullmatch(path))
     allowed = ("GET", "POST", "PUT") if _PREDICTIONS.fullmatch(path) else ("POST",) if is_posted else READS
     if method not in allowed:
@@ -24,7 +24,7 @@ def check_method(method: str, path: str) -> None:
 def not_served(method: str, path: str) -> Exception:
     """Return the error of a method or a path that is not served: 404, in the form of the path's protocol."""
     if path in APIS or f"{path}/".startswith("/v1/models/"):
-        return Refused(UNKNOWN_MODEL)
+        return Rejected(UNKNOWN_MODEL)
     if f"{path}/".startswith("/v2/") and not path.startswith("/v2/repository"):
         return RequestError(404, f"{method[:20]} {path[:200]}: unknown route")
-    return Refused(NOT_FOUND)
+    return Rejected(NOT_FOUND)

@@ -1,6 +1,6 @@
 """One archive: requests go to the scheduler of its core, without exchanges, window or re-sending.
 
-headers, body -> row -> core.pipeline.unpack -> core.submit -> await -> write -> Answer
+headers, body -> row -> core.pipeline.unpack -> core.submit -> await -> write -> Response
 the client disconnects: the server cancels the task -> core.cancel: its waiting items never run
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from deploy.frontend.http import Answer, off_loop
+from deploy.frontend.http import Response, off_loop
 from deploy.loader import LoadedArchive, check_release
 
 OUT_OF_MEMORY = 507
@@ -63,7 +63,7 @@ class Replica:
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
         self._handler, self._core = loaded.handler, loaded.handler.core
-        #: The most bytes of a body; one byte more is enough to refuse it.
+        #: The most bytes of a body; one byte more is enough to reject it.
         self.max_body_bytes: int = self._handler.config.max_body_bytes
         #: Whether a GPU computes, and the requests of a full micro-batch.
         self.is_on_gpu, self.window = gpu is not None, self._handler.config.max_batch_items
@@ -83,11 +83,11 @@ class Replica:
 
         return not version or strip_zeros(version) == strip_zeros(self.version or "")
 
-    async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+    async def answer(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response | None:
         """Answer a request of `routes`; None if the archive is not of that version."""
         return await self.predict(headers, body, path) if self.is_version(version) else None
 
-    async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
+    async def predict(self, headers: Mapping[str, str], body: bytes, path: str = "") -> Response:
         """Answer one request; see `row_of`."""
         is_image = body.startswith(IMAGES) and "form" not in headers.get("content-type", "")
         return await self._run(await off_loop(0 if is_image else len(body), self._unpack, headers, body, path))
@@ -121,7 +121,7 @@ class Replica:
 
         return Request((), slots=[Slot(content)], arrived_s=time.perf_counter())
 
-    async def _run(self, request: Any) -> Answer:
+    async def _run(self, request: Any) -> Response:
         (future,) = self._core.submit_all([request])
         try:
             if not future.done():
@@ -141,7 +141,7 @@ class Replica:
         except CancelledError:
             raise asyncio.CancelledError from None
         self._is_doubtful |= reply.status == OUT_OF_MEMORY
-        return Answer(reply.status, reply.body, reply.content_type, dict(reply.headers))
+        return Response(reply.status, reply.body, reply.content_type, dict(reply.headers))
 
     def _help(self) -> None:
         """Run the items on the loop if they are quick, since waking a thread takes as long; else wake the threads."""

@@ -16,23 +16,23 @@ from deploy.frontend.forms import Parsed
 from deploy.frontend.http import (
     HOLD,
     LOOP_BYTES,
-    Answer,
     Application,
     Message,
     Receive,
-    Refused,
+    Rejected,
+    Response,
     document,
     headers_of,
     no_version,
     off_loop,
-    refuse,
+    reject,
 )
 from deploy.frontend.memory import MEMORY_BYTES, Hold, Memory
 from deploy.frontend.methods import check_method, not_served
 from deploy.protocol import description
 from deploy.protocol.description import strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from deploy.protocol.refusals import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Refusal
+from deploy.protocol.rejections import BAD_REQUEST, BUSY, MISSING_MODEL, UNKNOWN_MODEL, UNNAMED, Rejection
 from handlers.errors import BodyTooLarge, InvalidInput, MalformedMessage
 from handlers.protocol import wire
 from handlers.protocol.api_forms import error_document
@@ -42,7 +42,7 @@ from handlers.protocol.headers import is_utf8
 from handlers.protocol.statuses import UNIMPLEMENTED
 
 # Calls a replica of a model: version, headers, body and path -> answer; None if the archive is not of that version.
-Predict = Callable[[str, Mapping[str, str], bytes, str], Awaitable[Answer | None]]
+Predict = Callable[[str, Mapping[str, str], bytes, str], Awaitable[Response | None]]
 _V2 = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _INFERENCE = (
     re.compile(r"/predictions/(?P<model>[^/]+)(?:/(?P<version>[^/]+))?"),
@@ -76,13 +76,15 @@ class Models:
         #: The model of /invocations, or "" if the request must name it.
         self.invoked = invocations or (self.names[0] if len(replicas) == 1 else "")
 
-    async def predict(self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = "") -> Answer:
+    async def predict(
+        self, name: str, version: str, headers: Mapping[str, str], body: bytes, path: str = ""
+    ) -> Response:
         """Answer an inference; see `deploy.frontend.forms.row_of`."""
         is_v2 = path.startswith(("/v2/models/", f"/{wire.SERVICE}/"))
         if name not in self._replicas:
             if is_v2:
                 raise unknown_model(name)
-            return refuse(Refusal(404, "ModelNotFoundException", f"Model not found: {name}"))
+            return reject(Rejection(404, "ModelNotFoundException", f"Model not found: {name}"))
         if answer := await self._replicas[name](version, headers, body, path):
             return answer
         if is_v2:
@@ -99,12 +101,12 @@ class Models:
                 raise
             async with self._inflating:
                 if not hold.take(self.body_bytes):
-                    raise Refused(BUSY) from None
+                    raise Rejected(BUSY) from None
                 # A thread goes on if its client leaves, and so keeps its place in the pool.
                 inflated = await asyncio.get_running_loop().run_in_executor(_INFLATERS, expand, body, self.body_bytes)
                 hold.take(-self.body_bytes)
         if inflated is not body and not hold.take(len(inflated)):
-            raise Refused(BUSY)
+            raise Rejected(BUSY)
         return bytes(inflated)
 
     async def find_only(self, path: str) -> str:
@@ -158,28 +160,28 @@ class Routes(Application):
         super().__init__(models.memory)
         self.models, self._close = models, close
 
-    async def answer(self, scope: Message, receive: Receive) -> Answer:
+    async def answer(self, scope: Message, receive: Receive) -> Response:
         try:
             return await self._answer(scope["path"].rstrip("/"), scope, receive)
         except RequestError as error:
             return document({"error": str(error)}, error.status)
         except InvalidInput as error:
-            return refuse(Refusal(error.code, type(error).__name__, str(error)))
+            return reject(Rejection(error.code, type(error).__name__, str(error)))
 
-    def form(self, scope: Message, answer: Answer) -> Answer:
+    def form(self, scope: Message, answer: Response) -> Response:
         """Write an error that is not the handler's in the form of the API of the request's path."""
         path = (headers_of(scope).get(wire.ORIGINAL_PATH_HEADER) or str(scope["path"])).partition("?")[0].rstrip("/")
         is_openai = path.startswith("/v1/models") and UNKNOWN_MODEL.type.encode() in answer.body
         return _in_form(path, answer) if path in wire.APIS or path.startswith("/v2") or is_openai else answer
 
-    async def _answer(self, path: str, scope: Message, receive: Receive) -> Answer:
+    async def _answer(self, path: str, scope: Message, receive: Receive) -> Response:
         headers, models = headers_of(scope), self.models
         body = await self.read_body(scope, receive, models.body_bytes)
         if coding := headers.pop("content-encoding", ""):
             try:
                 body = await models.inflate(scope[HOLD], body, lambda body, most: inflate(body, coding, most))
             except MalformedMessage:
-                raise Refused(BAD_REQUEST) from None
+                raise Rejected(BAD_REQUEST) from None
         if _JSON.match(path) and _FORM.search(headers.get("content-type", "")):
             headers["content-type"] = "application/json"  # `curl -d` sends JSON as a form
         if headers.get("content-type", "").partition(";")[0].strip().lower() == wire.PROTOBUF:
@@ -188,9 +190,9 @@ class Routes(Application):
             check_method(scope["method"], path)
             name, body = await off_loop(len(body), _named_model, body, headers.get("content-type", ""))
             if name is None and not (name := await models.find_only(path)):
-                raise Refused(MISSING_MODEL)
+                raise Rejected(MISSING_MODEL)
             if name not in models.names:
-                raise Refused(UNKNOWN_MODEL)
+                raise Rejected(UNKNOWN_MODEL)
             return await models.predict(name, "", {**headers, wire.API_HEADER: wire.APIS[path]}, body, path)
         if found := next(filter(None, (each.fullmatch(path) for each in _INFERENCE)), None):
             check_method(scope["method"], path)
@@ -202,11 +204,11 @@ class Routes(Application):
         if path == "/invocations":
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             if not (name := query.get("model_name", [models.invoked])[0]):
-                raise Refused(UNNAMED)
+                raise Rejected(UNNAMED)
             return await models.predict(name, "", headers, body)
         return await self._described(scope["method"], path)
 
-    async def _described(self, method: str, path: str) -> Answer:
+    async def _described(self, method: str, path: str) -> Response:
         """Answer a request that describes the server or its models."""
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return document(*description.list_models(self.models.names, path[11:]))
@@ -223,7 +225,7 @@ class Routes(Application):
             question = _QUESTIONS[found["question"]]
             described = await self.models.describe(question, found["model"], found["version"] or "")
             if question == "ModelReady":
-                return Answer(200 if described["ready"] else 503, b"")
+                return Response(200 if described["ready"] else 503, b"")
             return document(described.get("config", described))
         raise not_served(method, path)
 
@@ -241,7 +243,7 @@ def _named_model(body: bytes, content_type: str) -> tuple[str | None, bytes]:
     return name if isinstance(name, str) else None, parsed
 
 
-def _in_form(path: str, answer: Answer) -> Answer:
+def _in_form(path: str, answer: Response) -> Response:
     """Write an error of TorchServe's form in OpenAI's or Cohere's, or in the Open Inference Protocol's."""
     try:
         match json.loads(answer.body):

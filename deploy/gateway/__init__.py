@@ -12,7 +12,7 @@ process Envoy serves with its last configuration.
     a limit, a key, a rate, TLS         envoy/listeners.py, listener.yaml
     a route, a canary                   envoy/route.yaml (fixed routes), routes.py (routes of models)
     health of nodes, their tokens       envoy/clusters.py, cluster.yaml
-    an error that Envoy returns         deploy/protocol/refusals.py
+    an error that Envoy returns         deploy/protocol/rejections.py
     Lua filters of an inference         envoy/lua/
     a response about models             control/protocol.py (routes), deploy/protocol (documents)
     a response to operators             control/operator.py

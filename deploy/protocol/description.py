@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deploy.protocol.errors import RequestError
-from deploy.protocol.refusals import UNKNOWN_MODEL
+from deploy.protocol.rejections import UNKNOWN_MODEL
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.wire import NAMELESS
 

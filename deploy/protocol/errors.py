@@ -1,13 +1,13 @@
-"""Refused requests: the statuses of HTTP and of gRPC."""
+"""Rejected requests: the statuses of HTTP and of gRPC."""
 
 from handlers.protocol.statuses import meaning_of
 
 
 class RequestError(Exception):
-    """A refused request; the client receives the message."""
+    """A rejected request; the client receives the message."""
 
     def __init__(self, status: int, message: str, grpc_status: int | None = None) -> None:
-        """Refuse with a status of HTTP, and its usual status of gRPC unless another is passed."""
+        """Reject with a status of HTTP, and its usual status of gRPC unless another is passed."""
         super().__init__(message)
         self.status = status
         self.grpc_status = meaning_of(status).grpc if grpc_status is None else grpc_status

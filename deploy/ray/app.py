@@ -14,9 +14,9 @@ from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 from ray.util.metrics import Counter
 
-from deploy.frontend.http import Answer, refuse
+from deploy.frontend.http import Response, reject
 from deploy.frontend.replica import Metrics, Replica
-from deploy.protocol.refusals import BUSY
+from deploy.protocol.rejections import BUSY
 
 
 def bind_grpc() -> list[Any]:
@@ -34,7 +34,7 @@ class ExportedCounter(NamedTuple):
     labels: tuple[str, ...]
 
     def add_or_update(self, value: float, labels: Sequence[str]) -> None:
-        if value > 0:  # Ray refuses an increment of 0
+        if value > 0:  # Ray rejects an increment of 0
             self.counter.inc(value, dict(zip(self.labels, labels, strict=True)))
 
 
@@ -55,7 +55,7 @@ class Archive:
         replica = self._replica
         return Routes(Models({replica.name: replica.answer}, None, replica.max_body_bytes), close=replica.close)
 
-    async def predict(self, *request: Any) -> Answer | None:
+    async def predict(self, *request: Any) -> Response | None:
         """Answer a request of `routes`."""
         return await self._replica.answer(*request)
 
@@ -95,11 +95,11 @@ def routes(args: Mapping[str, Any]) -> serve.Application:
     return _bind(Front, **args)
 
 
-async def _predict(name: str, handle: Any, *request: Any) -> Answer | None:
+async def _predict(name: str, handle: Any, *request: Any) -> Response | None:
     try:
         return await handle.predict.remote(*request)  # type: ignore[no-any-return]
     except (RayError, RayServeException):
-        return refuse(BUSY.saying(f"Model {name} has no replica that answers."))
+        return reject(BUSY.saying(f"Model {name} has no replica that answers."))
 
 
 def add_servicer(_: object, server: Any) -> None:

@@ -17,7 +17,7 @@ from handlers.errors import InvalidConfig
 SHARED = {"max_surge_percent": 100, "graceful_shutdown_timeout_s": 60.0, "health_check_period_s": 5.0}
 # By the requests that wait and run: seconds to a new replica, to one less, and of the mean that decides.
 SCALING = {"upscale_delay_s": 0.0, "downscale_delay_s": 300.0, "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
-# A replica accepts this many times the requests that its core admits; the core refuses the others with Retry-After.
+# A replica accepts this many times the requests that its core admits; the core rejects the others with Retry-After.
 ROOM = 2
 
 

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploy.frontend.http import Answer, Message, Receive, document, no_version, refuse
+from deploy.frontend.http import Message, Receive, Response, document, no_version, reject
 from deploy.frontend.replica import Metrics, Replica
 from deploy.frontend.routes import Models, Routes
-from deploy.protocol.refusals import BUSY, DRAINING, Refusal
+from deploy.protocol.rejections import BUSY, DRAINING, Rejection
 from deploy.serve.connection import RUNNING
 from deploy.serve.limits import HostLimits
 from handlers.protocol.wire import METADATA_HEADER
@@ -39,10 +39,10 @@ class Host(Routes):
             await self.calls
         await super().close()
 
-    async def answer(self, scope: Message, receive: Receive) -> Answer:
+    async def answer(self, scope: Message, receive: Receive) -> Response:
         path = scope["path"].rstrip("/")
         if path == "/metrics":
-            return Answer(200, _text(self._metrics).encode(), "text/plain; version=0.0.4; charset=utf-8")
+            return Response(200, _text(self._metrics).encode(), "text/plain; version=0.0.4; charset=utf-8")
         if path == "/models" or path.startswith("/models/"):
             return self._described_model(scope["method"], path.split("/")[2:])
         # A client that leaves cancels the task, and so its waiting items.
@@ -53,27 +53,27 @@ class Host(Routes):
         finally:
             own.discard(task)
 
-    async def _predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+    async def _predict(self, version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response | None:
         if self._running >= self._most and METADATA_HEADER not in headers:
-            return refuse(BUSY.saying("The server has too many requests."))
+            return reject(BUSY.saying("The server has too many requests."))
         self._running += 1
         try:
             return await self._replica.answer(version, headers, body, path)
         finally:
             self._running -= 1
 
-    def _described_model(self, method: str, names: list[str]) -> Answer:
+    def _described_model(self, method: str, names: list[str]) -> Response:
         """Answer TorchServe's read-only management API."""
         name, version = self._replica.name, str(self._replica.version)
         if self.models.is_draining:
-            return refuse(DRAINING)
+            return reject(DRAINING)
         if method != "GET":
             words = "This host serves one archive; start another for another."
-            return refuse(Refusal(405, "MethodNotAllowedException", words))
+            return reject(Rejection(405, "MethodNotAllowedException", words))
         if not names:
             return document({"models": [{"modelName": name, "modelUrl": self._archive.name}]})
         if names[0] != name:
-            return refuse(Refusal(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
+            return reject(Rejection(404, "ModelNotFoundException", f"Model not found: {names[0]}"))
         if len(names) > 2 or names[1:] not in ([], ["all"], [version]):
             return no_version(name, "/".join(names[1:]))
         return document([self._document(name, version)])

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from deploy.frontend.http import Answer, refuse
+from deploy.frontend.http import Response, reject
 from deploy.frontend.memory import Hold, Memory
-from deploy.protocol import refusals
+from deploy.protocol import rejections
 from deploy.serve.limits import HostLimits
 
 RUNNING = "running"  # the key of a request's scope: the tasks of its connection, which end with it
@@ -22,11 +22,11 @@ MOST_PIPELINED = 64  # requests of a connection that wait for its first
 CHUNK_BYTES = 8  # bytes around a byte of a body that comes in the smallest chunks
 FIRST_S, LAST_S = 5.0, 1.0  # seconds in which a new or an idle connection may send a request once the server ends
 CLOSE = {"Connection": "close"}
-BAD_REQUEST = refuse(refusals.BAD_REQUEST._replace(headers=CLOSE))
-NO_TUNNEL = refuse(refusals.Refusal(501, "NotImplemented", "CONNECT is not supported.", CLOSE))
+BAD_REQUEST = reject(rejections.BAD_REQUEST._replace(headers=CLOSE))
+NO_TUNNEL = reject(rejections.Rejection(501, "NotImplemented", "CONNECT is not supported.", CLOSE))
 
 
-def _to_bytes(answer: Answer) -> bytes:
+def _to_bytes(answer: Response) -> bytes:
     lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in answer.all_headers.items()]
     return b"".join((STATUS_LINE[answer.status], *lines, b"\r\n", answer.body))
 
@@ -83,7 +83,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self._wait(HEAD, self.limits.head_s)
 
     def data_received(self, data: bytes) -> None:
-        """Refuse too many bytes around bodies; bytes between requests begin a head, too."""
+        """Reject too many bytes around bodies; bytes between requests begin a head, too."""
         if self._is_over:
             return
         self._unset_keepalive_if_required()
@@ -92,7 +92,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             while data:
                 data = self._parse(data)
         except HttpParserError:
-            self._refuse(BAD_REQUEST)
+            self._reject(BAD_REQUEST)
         cycle = self.cycle
         if self._is_in_head or cycle is None or cycle.response_complete:
             self._wait(HEAD, self.limits.head_s)
@@ -121,7 +121,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             # httptools takes what follows for the other protocol, but it is the request's body.
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
-                self._refuse(NO_TUNNEL)
+                self._reject(NO_TUNNEL)
                 return b""
             self.parser = HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -130,7 +130,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             return b"\r\n".join([*lines, b"", data[upgrade.args[0] :]])
         return b""
 
-    def _refuse(self, answer: Answer) -> None:
+    def _reject(self, answer: Response) -> None:
         """End the connection after the answers before; `answer` is that of the last request if it is not complete."""
         self._is_over, self._is_in_head, cycle = True, False, self.cycle
         self._stop(HEAD)
@@ -139,7 +139,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         elif cycle is not None and cycle.more_body and self.pipeline:
             self.pipeline[0] = (cycle, answer)  # it waits behind others
         elif not self.transport.is_closing():
-            # The rest of a body that was refused has its answer.
+            # The rest of a body that was rejected has its answer.
             if cycle is None or not (cycle.more_body and cycle.response_started):
                 self.transport.write(_to_bytes(answer))
             self.transport.close()
@@ -154,7 +154,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
         self.scope[RUNNING], self._is_in_head = self._open, True
 
     def on_url(self, url: bytes) -> None:
-        """Refuse a fragment, which no client sends and a gateway refuses."""
+        """Reject a fragment, which no client sends and a gateway rejects."""
         if b"#" in url:
             raise RuntimeError
         super().on_url(url)
@@ -180,7 +180,7 @@ class Protocol(HttpToolsProtocol):  # type: ignore[misc]
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Send the answer, and read the rest of a refused body, so that its client reads the answer."""
+        """Send the answer, and read the rest of a rejected body, so that its client reads the answer."""
         self.transport.flush()
         super().on_response_complete()
         if self.transport.is_closing():

@@ -3,7 +3,7 @@
 a call -> its message, in time -> deploy.frontend.grpc.Service -> the answer has left
 
 gRPC's library takes a message whole, and tells nothing of one that is under way. So a call that waits for long counts
-as a whole message; if there is no memory for it, it is refused. Health reads no message, and so has no limit to fill.
+as a whole message; if there is no memory for it, it is rejected. Health reads no message, and so has no limit to fill.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import grpc
 from deploy.frontend.grpc import CODES, Service
 from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
-from deploy.protocol.refusals import BUSY, LATE, Refusal
+from deploy.protocol.rejections import BUSY, LATE, Rejection
 from deploy.serve.limits import HostLimits
 from handlers.protocol.statuses import INVALID_ARGUMENT, meaning_of
 from handlers.protocol.wire import GRPC_METHODS, SERVICE
@@ -52,12 +52,12 @@ class Calls:
                 message = await self._read(hold, context)
             except TimeoutError:
                 late = LATE.saying(f"The message was not complete after {self._body_s:g} s.")
-                return _refused(context, BUSY if hold.is_given_up else late)
+                return _rejected(context, BUSY if hold.is_given_up else late)
             if message is grpc.aio.EOF:
                 return _failed(context, INVALID_ARGUMENT, "The call has no message.")
             answer: bytes = await method(message, context)
             if not hold.take(len(answer)):
-                return _refused(context, BUSY)
+                return _rejected(context, BUSY)
             return answer
 
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=bytes)
@@ -118,8 +118,8 @@ async def start(models: Models, address: str, limits: HostLimits) -> Any:
     return server
 
 
-def _refused(context: Any, refusal: Refusal) -> bytes:
-    return _failed(context, meaning_of(refusal.status).grpc, refusal.message)
+def _rejected(context: Any, rejection: Rejection) -> bytes:
+    return _failed(context, meaning_of(rejection.status).grpc, rejection.message)
 
 
 def _failed(context: Any, code: int, message: str) -> bytes:

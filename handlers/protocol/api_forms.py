@@ -31,7 +31,7 @@ def error_document(status: int, code: str, message: str, param: str | None, api:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiForm:
     """The answer of both APIs."""
 
     model: str
@@ -42,7 +42,7 @@ class Answer:
     key: ClassVar[str] = ""  # the request's field with the items
     api: ClassVar[str] = ""  # the form of its errors; see `error_document`
 
-    def with_tokens(self, tokens: int) -> "Answer":
+    def with_tokens(self, tokens: int) -> "ApiForm":
         """Return a copy with the number of tokens of the request."""
         return replace(self, tokens=tokens)
 
@@ -76,7 +76,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings(Answer):
+class Embeddings(ApiForm):
     """Vectors, in the order of their texts."""
 
     is_base64: bool = False  # little-endian
@@ -105,7 +105,7 @@ class Embeddings(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking(Answer):
+class Ranking(ApiForm):
     """Documents with their scores, best first."""
 
     top_n: int | None = None

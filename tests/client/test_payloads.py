@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import np_to_triton_dtype
 
-from deploy.protocol.refusals import OF_ENVOY, RETRY
+from deploy.protocol.rejections import OF_ENVOY, RETRY
 from handlers.protocol import tensors, wire
 from handlers.protocol.statuses import STATUSES
 from tests.tables import table

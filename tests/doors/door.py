@@ -42,7 +42,7 @@ class Door:
     rpc: str = ""  # HOST:PORT of gRPC
     ca: str | None = None  # the file of its certificate's authority
     most_mib: int | None = None  # by which these processes may grow in each row that bounds memory, if not the row's
-    queue: int | None = None  # requests that wait for a model; a full queue refuses those of all clients with 503
+    queue: int | None = None  # requests that wait for a model; a full queue rejects those of all clients with 503
     is_pipelined: bool = True  # whether it may get a request before it has answered the one before it
 
     def connect(self) -> socket.socket:
@@ -79,7 +79,7 @@ def hold(row: Row, door: Door) -> None:
 def play(row: Row, door: Door) -> None:
     """Assert that each client of the row sees what it must, others are served meanwhile and later, and what that costs.
 
-    A queue that the row fills refuses others as well.
+    A queue that the row fills rejects others as well.
     """
     with _bounded(row, door), _others(door, is_filled(row, door)):
         PLAYS[type(row)](row, door)
@@ -147,7 +147,7 @@ def _is_kept(seen: list[tuple[str, bytes]], row: Talk, is_filled: bool) -> bool:
     found += [] if found[-1] in ("last", "end") or (is_filled and found[1:] == ["503"]) else ["end"]
     wanted = "".join(f"(({each.rstrip('?')}) ){'?' * each.endswith('?')}" for each in row.sees.split())
     ends = "end" if row.waits else row.ends.replace(" ", "|")
-    # The last request may find the queue full, too; TorchServe ends a connection that it has refused.
+    # The last request may find the queue full, too; TorchServe ends a connection that it has rejected.
     ends += "|503|(?<=503 )end" if is_filled else ""
     bodies = [body for status, body in seen if status == "200"]
     is_own = not row.answers or bodies[: len(row.answers)] == [*map(_answer, row.answers)]
@@ -239,7 +239,7 @@ HEALTH = {"Ray Serve": "/inference.GRPCInferenceService/ServerReady"}
 
 
 @contextmanager
-def _others(door: Door, may_refuse: bool) -> Iterator[None]:
+def _others(door: Door, may_reject: bool) -> Iterator[None]:
     """Ask as other clients do, again and again while the block runs; each must be answered."""
     failures, is_over = list[BaseException](), threading.Event()
 
@@ -248,7 +248,7 @@ def _others(door: Door, may_refuse: bool) -> Iterator[None]:
             try:
                 ask_once(door)
             except BaseException as error:
-                if not (may_refuse and re.search(FULL, str(error))):
+                if not (may_reject and re.search(FULL, str(error))):
                     failures.append(error)
 
     threads = [threading.Thread(target=run, args=(each,)) for each in (ask, *([ask_grpc] if door.rpc else []))]

@@ -21,7 +21,7 @@ from aiohttp import web
 from deploy.command import CommandParser, run_command
 from deploy.gateway import metrics
 from deploy.gateway.configuration import Configuration
-from deploy.gateway.control.errors import answer_errors, refuse_foreign
+from deploy.gateway.control.errors import answer_errors, reject_foreign
 from deploy.gateway.control.gateway import GATEWAY, KNOWN, Control
 from deploy.gateway.envoy import files
 from deploy.gateway.envoy.process import Envoy
@@ -42,7 +42,7 @@ ROUTES = (
 
 
 def make_control_app(gateway: Control) -> web.Application:
-    app = web.Application(middlewares=[answer_errors, refuse_foreign])
+    app = web.Application(middlewares=[answer_errors, reject_foreign])
     app[GATEWAY] = gateway
     for name in ROUTES:
         app.add_routes(import_module(f"deploy.gateway.control.{name}").routes)

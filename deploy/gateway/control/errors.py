@@ -1,4 +1,4 @@
-"""Refused requests, and their responses: `{"error": ...}` over HTTP, a status and a message over gRPC.
+"""Rejected requests, and their responses: `{"error": ...}` over HTTP, a status and a message over gRPC.
 
 400  INVALID_ARGUMENT    a malformed or impossible request
 400  UNIMPLEMENTED       not supported; tools would retry a 5xx
@@ -65,8 +65,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
-async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a page of another site: no foreign Origin, and a Host, which rebinding could choose, only of here."""
+async def reject_foreign(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Reject a page of another site: no foreign Origin, and a Host, which rebinding could choose, only of here."""
     name = urlsplit(f"//{request.host}").hostname or ""
     try:
         ipaddress.ip_address(name)
@@ -75,5 +75,5 @@ async def refuse_foreign(request: web.Request, handler: Handler) -> web.StreamRe
             raise RequestError(403, "Host must be an address or localhost") from None
     origin, host = request.headers.get("Origin"), request.headers.get("X-Forwarded-Host", request.host)
     if origin is not None and request.method not in ("GET", "HEAD", "OPTIONS") and urlsplit(origin).netloc != host:
-        raise RequestError(403, "requests from a page of another site are refused")
+        raise RequestError(403, "requests from a page of another site are rejected")
     return await handler(request)

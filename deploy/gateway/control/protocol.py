@@ -20,7 +20,7 @@ from deploy.gateway.state import Fleet, ServedModel, ServedVersion
 from deploy.protocol import description, messages_pb2
 from deploy.protocol.description import describe_embedder, describe_server, list_models, strip_zeros
 from deploy.protocol.errors import RequestError, not_ready, unknown_model, unknown_version
-from deploy.protocol.refusals import NOT_FOUND, UNNAMED
+from deploy.protocol.rejections import NOT_FOUND, UNNAMED
 from handlers.protocol.statuses import UNIMPLEMENTED
 from handlers.protocol.wire import PROTOBUF, SERVICE
 
@@ -66,7 +66,7 @@ async def ready(request: web.Request) -> web.Response:
 @routes.post("/predictions/{model:[^/]+}/{version:[^/]+}")
 @routes.post("/predictions/{model:[^/]+}")
 async def infer(request: web.Request) -> web.Response:
-    """Refuse an inference after reading its body, so that the client can finish sending."""
+    """Reject an inference after reading its body, so that the client can finish sending."""
     async for _ in request.content.iter_any():
         pass
     raise _make_not_ready(request)
@@ -74,7 +74,7 @@ async def infer(request: web.Request) -> web.Response:
 
 @routes.post("/invocations")
 async def invoke(request: web.Request) -> web.Response:
-    """Refuse an inference without a model, or with an unknown one."""
+    """Reject an inference without a model, or with an unknown one."""
     async for _ in request.content.iter_any():
         pass
     gateway = request.app[GATEWAY]

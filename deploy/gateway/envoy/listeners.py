@@ -23,7 +23,7 @@ from deploy.gateway.envoy.resources import (
 )
 from deploy.gateway.envoy.routes import GRPC, HTTP
 from deploy.gateway.settings import GatewaySettings, Key, Tls
-from deploy.protocol.refusals import OF_NODES
+from deploy.protocol.rejections import OF_NODES
 from deploy.settings_file import read_file
 from handlers.errors import InvalidConfig
 from handlers.protocol.statuses import meaning_of
@@ -121,7 +121,7 @@ def _listener(settings: GatewaySettings, name: str, port: int, authority: str) -
 def make_filters(settings: GatewaySettings, authorities: Sequence[str] = ()) -> dict[str, Resource]:
     """Return Envoy's files of the filters that open connections follow: name -> filter.
 
-    `authorities` are the digests of `client_ca`; a connection that was made under another one is refused.
+    `authorities` are the digests of `client_ca`; a connection that was made under another one is rejected.
     """
     none = fill_template("listener", "none")
 

@@ -1,4 +1,4 @@
-"""Envoy's own responses (deploy.protocol.refusals), in the error format of each API.
+"""Envoy's own responses (deploy.protocol.rejections), in the error format of each API.
 
 /predictions   {"code": 404, "type": "NotFound", "message": "..."}
 /v2            {"error": "..."}
@@ -15,14 +15,14 @@ from typing import Any
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
 from deploy.gateway.settings import GatewaySettings, Key
-from deploy.protocol.refusals import (
+from deploy.protocol.rejections import (
     BAD_REQUEST,
     MALFORMED_FORM,
     MISSING_MODEL,
     OF_APIS,
     OF_ENVOY,
     UNKNOWN_MODEL,
-    Refusal,
+    Rejection,
 )
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.statuses import meaning_of
@@ -37,15 +37,15 @@ def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
     make = _grpc_mappers if is_grpc else _http_mappers
     limits = {**asdict(settings.limits), "lost": LOST, "path_bytes": PATH_BYTES}
-    replies: list[tuple[list[Resource], Refusal]] = [([_noted("gateway", "form", "400")], MALFORMED_FORM)]
-    for refusal in OF_ENVOY:
-        if refusal.status == TOO_MANY:
+    replies: list[tuple[list[Resource], Rejection]] = [([_noted("gateway", "form", "400")], MALFORMED_FORM)]
+    for rejection in OF_ENVOY:
+        if rejection.status == TOO_MANY:
             for key in settings.keys:
                 if (seconds := compute_retry_after_s(key)) > 1:
                     is_client = _header(CLIENT_HEADER, "exact", key.client)
-                    replies.append(([is_client], refusal.saying(refusal.message, **{"Retry-After": str(seconds)})))
-        replies.append(([], refusal))
-    mappers = [make([_status(refusal.status), *filters], refusal, limits) for filters, refusal in replies]
+                    replies.append(([is_client], rejection.saying(rejection.message, **{"Retry-After": str(seconds)})))
+        replies.append(([], rejection))
+    mappers = [make([_status(rejection.status), *filters], rejection, limits) for filters, rejection in replies]
     return {"mappers": [each for made in mappers for each in made]}
 
 
@@ -54,12 +54,12 @@ def compute_retry_after_s(key: Key) -> int:
     return math.ceil(1 / key.requests_per_second) if key.requests_per_second else 1
 
 
-def _grpc_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -> Iterator[Resource]:
-    headers = {**refusal.headers, "grpc-status": str(meaning_of(refusal.status).grpc)}
-    yield _mapper(filters, refusal.message.format(**limits), "text/plain", headers)
+def _grpc_mappers(filters: list[Resource], rejection: Rejection, limits: Resource) -> Iterator[Resource]:
+    headers = {**rejection.headers, "grpc-status": str(meaning_of(rejection.status).grpc)}
+    yield _mapper(filters, rejection.message.format(**limits), "text/plain", headers)
 
 
-def _http_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -> Iterator[Resource]:
+def _http_mappers(filters: list[Resource], rejection: Rejection, limits: Resource) -> Iterator[Resource]:
     is_api, is_v2, is_cohere = (
         {"or_filter": {"filters": [_header(name, how, value) for name in (":path", ORIGINAL_PATH_HEADER)]}}
         for how, value in (
@@ -68,9 +68,9 @@ def _http_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -
             ("safe_regex", {"regex": r"/v[12]/embed(\?.*)?"}),
         )
     )
-    status = refusal.status
-    api_replies = [([*filters, is_api], refusal._replace(**OF_APIS.get(status, {})))]
-    if refusal is BAD_REQUEST:
+    status = rejection.status
+    api_replies = [([*filters, is_api], rejection._replace(**OF_APIS.get(status, {})))]
+    if rejection is BAD_REQUEST:
         # For a body in which the Lua filter found no model.
         api_replies.insert(0, ([*filters, is_api, _noted(API_MODEL, "model", "")], MISSING_MODEL))
     for matched, (_, kind, words, headers) in api_replies:
@@ -78,10 +78,10 @@ def _http_mappers(filters: list[Resource], refusal: Refusal, limits: Resource) -
         for more, form in (([is_cohere], "cohere"), ([], "")):
             document = error_document(status, kind, words.format(**limits), param, form)
             yield _mapper([*matched, *more], json.dumps(document), "application/json", headers)
-    message = refusal.message.format(**limits)
-    yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", refusal.headers)
-    plain = {"code": status, "type": refusal.type, "message": message}
-    yield _mapper(filters, json.dumps(plain), "application/json", refusal.headers)
+    message = rejection.message.format(**limits)
+    yield _mapper([*filters, is_v2], json.dumps({"error": message}), "application/json", rejection.headers)
+    plain = {"code": status, "type": rejection.type, "message": message}
+    yield _mapper(filters, json.dumps(plain), "application/json", rejection.headers)
 
 
 def _mapper(filters: list[Resource], body: str, content_type: str, headers: Mapping[str, str]) -> Resource:

@@ -136,7 +136,7 @@ class Envoy:
             file.truncate()
 
     def stop(self, timeout_s: float) -> bool:
-        """Refuse new connections, wait at most `timeout_s` for responses, and end; return whether all were sent."""
+        """Reject new connections, wait at most `timeout_s` for responses, and end; return whether all were sent."""
         unanswered = 0
         with contextlib.suppress(NoAnswer):
             # From now on each response closes its connection, and no connection is accepted.

@@ -74,10 +74,10 @@ def fill_template(name: str, part: str | None = None, /, **values: Any) -> Any:
 def filter_headers(extra: Iterable[str], *lists: str) -> Resource:
     """Make a filter that removes all request headers except `extra` and those of these lists of headers.yaml."""
     names = {name.lower() for name in extra}
-    if refused := [
+    if rejected := [
         name for name in sorted(names) if name in fill_template("headers", "never") or name.startswith("x-envoy-")
     ]:
-        raise InvalidConfig(f"forward_headers: {', '.join(refused)} must not reach a node")
+        raise InvalidConfig(f"forward_headers: {', '.join(rejected)} must not reach a node")
     names.update(*(fill_template("headers", part) for part in lists))
     kept = ", ".join(f'["{name}"] = true' for name in sorted(names))
     source = f"local KEPT = {{{kept}}}\nfunction envoy_match(name) return not KEPT[name] end"

@@ -1,4 +1,4 @@
-"""The budget of memory: who is refused, and who gives way."""
+"""The budget of memory: who is rejected, and who gives way."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from deploy.frontend import memory
 from deploy.frontend.memory import Hold, Memory
 
 
-def test_request_without_memory_is_refused_and_a_client_that_is_slow_for_long_gives_way(
+def test_request_without_memory_is_rejected_and_a_client_that_is_slow_for_long_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budget, given_up = Memory(100), list[str]()
@@ -17,7 +17,7 @@ def test_request_without_memory_is_refused_and_a_client_that_is_slow_for_long_gi
     second.wait(lambda: given_up.append("second"))
     # Clients that are waited for leave a quarter to others.
     assert [first.take(60), second.take(16), second.take(15), complete.take(25)] == [True, False, True, True]
-    # For a while the newest is refused: many uploads at once do not end each other.
+    # For a while the newest is rejected: many uploads at once do not end each other.
     assert (complete.take(1), given_up, budget.held_bytes) == (False, [], 100)
     now_s[0] = memory.PATIENCE_S
     assert (complete.take(1), given_up, budget.held_bytes) == (True, ["first"], 41)

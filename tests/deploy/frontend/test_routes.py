@@ -21,10 +21,10 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 from deploy.frontend import http
 from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.grpc import Service
-from deploy.frontend.http import Answer, Message, Refused, refuse
+from deploy.frontend.http import Message, Rejected, Response, reject
 from deploy.frontend.memory import Hold, Memory
 from deploy.frontend.routes import Models, Routes
-from deploy.protocol import refusals
+from deploy.protocol import rejections
 from deploy.protocol.errors import RequestError
 from handlers.protocol import grpc_inference, retrieval, rows
 from handlers.protocol.fields import Fields
@@ -54,29 +54,29 @@ def packed_with(window: int) -> bytes:
     return packer.compress(b"abc") + packer.flush()
 
 
-async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+async def texts(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response | None:
     if "x-model-metadata" in headers:
-        return Answer(200, json.dumps(METADATA).encode())
+        return Response(200, json.dumps(METADATA).encode())
     if version not in ("", "1", "1.0", "1.0.0"):
         return None
-    if "refuses" in headers:
-        return refuse(refusals.BUSY)
+    if "rejects" in headers:
+        return reject(rejections.BUSY)
     if "fails" in headers:
         raise ZeroDivisionError
     asked = {"version": version, "body": body.decode("utf-8", "replace"), "path": path, "api": headers.get("x-api")}
-    return Answer(200, json.dumps(asked).encode(), headers={"Server-Timing": "x"})
+    return Response(200, json.dumps(asked).encode(), headers={"Server-Timing": "x"})
 
 
-async def absent(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer | None:
+async def absent(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response | None:
     content = b'{"code": 503, "type": "ServiceUnavailableException", "message": "none"}'
-    return Answer(503, content, headers={"Retry-After": "7"})
+    return Response(503, content, headers={"Retry-After": "7"})
 
 
-async def codes(version: str, *_: object) -> Answer:
+async def codes(version: str, *_: object) -> Response:
     """Answer as a handler of the Open Inference Protocol fails; a version is a bug."""
     if version:
         raise ZeroDivisionError
-    return Answer(504, b"late", headers={"X-Grpc-Status": "7", "X-Grpc-Message": "f%C3%BCr"})
+    return Response(504, b"late", headers={"X-Grpc-Status": "7", "X-Grpc-Message": "f%C3%BCr"})
 
 
 REPLICAS: dict[str, Any] = {"texts": texts, "absent": absent}
@@ -162,21 +162,21 @@ FORMS: list[tuple[str, dict[str, str], set[str] | None]] = [
     ("/predictions/texts", {"x_envoy_original_path": "/v2/embed", "x_api": "cohere-v2"}, COHERE),
 ]
 BODY = b'{"model": "texts"}'
-REFUSALS: dict[int, tuple[bytes | None, dict[str, str]]] = {
+REJECTIONS: dict[int, tuple[bytes | None, dict[str, str]]] = {
     408: (None, {}),
     413: (b"x" * 5000, {}),
     415: (b"abc", {"content_encoding": "br"}),
     431: (BODY, {"x_long": "x" * 9000}),
     500: (BODY, {"fails": "1"}),
-    503: (BODY, {"refuses": "1"}),
+    503: (BODY, {"rejects": "1"}),
 }
 
 
-@table(*((status, *form) for status in REFUSALS for form in FORMS))
-def test_every_refusal_has_the_form_of_its_api(
+@table(*((status, *form) for status in REJECTIONS for form in FORMS))
+def test_every_rejection_has_the_form_of_its_api(
     status: int, path: str, sent: dict[str, str], fields: set[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, headers = REFUSALS[status]
+    body, headers = REJECTIONS[status]
     monkeypatch.setattr(http.Application, "body_s", 60.0 if body else 0.0)
     found, document = ask("POST", path, body, **sent, **headers)
     error = document if fields in (NATIVE, COHERE) else document["error"]
@@ -274,7 +274,7 @@ def test_body_of_any_valid_coding_is_inflated(coding: str, packed: bytes) -> Non
     *((coding, body, 400) for coding in ("gzip", "deflate") for body in (b"abc", b"")),
     ("deflate", zlib.compress(bytes(5000)), 413),
 )
-def test_body_of_a_damaged_or_unknown_coding_is_refused(coding: str, packed: bytes, status: int) -> None:
+def test_body_of_a_damaged_or_unknown_coding_is_rejected(coding: str, packed: bytes, status: int) -> None:
     assert ask("POST", "/predictions/texts", packed, content_encoding=coding)[0] == status
 
 
@@ -303,7 +303,7 @@ def test_headers_of_one_name_are_joined_where_the_last_does_not_replace_the_firs
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "MULTIPART/form-data; boundary=b"])
 def test_paths_of_json_take_no_forms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    predict = AsyncMock(return_value=Answer(200, b"{}"))
+    predict = AsyncMock(return_value=Response(200, b"{}"))
     monkeypatch.setattr(Models, "predict", predict)
     for path in ("/v1/models/texts:predict", "/v2/models/texts/infer", "/v1/embeddings", "/predictions/texts"):
         ask("POST", path, b'{"model": "texts"}', content_type=kind)
@@ -323,8 +323,8 @@ def test_body_names_one_model_however_it_is_written(body: bytes, status: int) ->
 
 
 def test_one_of_several_models_answers_clients_that_name_none() -> None:
-    async def reranks(version: str, headers: Mapping[str, str], *_: object) -> Answer | None:
-        return Answer(200, json.dumps({"api": "rerank", "max_request_items": 7}).encode())
+    async def reranks(version: str, headers: Mapping[str, str], *_: object) -> Response | None:
+        return Response(200, json.dumps({"api": "rerank", "max_request_items": 7}).encode())
 
     def found(path: str, replicas: Any, *preferred: str) -> tuple[str, Any]:
         models = Models(replicas, None, 1000, preferred)
@@ -394,13 +394,13 @@ def test_body_is_parsed_once_between_the_socket_and_the_core(
     """A replica reads other character sets itself."""
     read: list[Any] = []
 
-    async def unpacking(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+    async def unpacking(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response:
         assert type(pickle.loads(pickle.dumps(body))) is bytes  # for a replica in another process
         row, sent = row_of(headers, body, MOST, path)
         shape = Shape(Fields(TEXT, 8), MOST, inputs=TEXT, max_request_items=8, api="embeddings")
         unpack = retrieval.unpack if path == "/v1/embeddings" else rows.unpack
         read.append(unpack(row, read_headers(sent), shape).payloads[0])
-        return Answer(200, b"{}")
+        return Response(200, b"{}")
 
     counted = [Mock(wraps=orjson.loads), Mock(wraps=grpc_inference._check_count)]
     monkeypatch.setattr(orjson, "loads", counted[0])
@@ -419,9 +419,9 @@ def test_body_is_parsed_once_between_the_socket_and_the_core(
 def test_grpc_forwards_what_a_request_says_of_its_priority_and_time_and_nothing_else() -> None:
     received: list[Any] = []
 
-    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response:
         received.append((version, headers, path))
-        return Answer(200, b"")
+        return Response(200, b"")
 
     sent = (("x-priority", "1"), ("x-timeout-ms", "250"), ("x-model-metadata", "1"), ("user-agent", "a"))
     message = ModelInferRequest(model_name="texts", model_version="2.0").SerializeToString()
@@ -467,9 +467,9 @@ def test_body_is_waited_for_and_read_up_to_its_limit_and_no_further(monkeypatch:
     for stated, calls in ((26, 0), (0, 3)):
         memory = Memory()
         scope = {"headers": [(b"content-length", b"%d" % stated)], http.HOLD: Hold(memory)}
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(Rejected) as rejected:
             asyncio.run(http.Application(memory).read_body(scope, receive, 25))
-        assert (refused.value.args[0].status, receive.await_count) == (413, calls)
+        assert (rejected.value.args[0].status, receive.await_count) == (413, calls)
     monkeypatch.setattr(http.Application, "body_s", 0.0)
     sent: list[Message] = []
     status, document = ask("POST", "/predictions/texts", None, sent=sent)
@@ -496,7 +496,7 @@ def test_no_malformed_request_is_a_bug(request: Request, path: str, query: str) 
     (b"\x78\x9c" + bytes(9), "not valid gzip or zlib"),
     (b"\xff" * 20, "not a valid ModelInferRequest"),
 )
-def test_hostile_message_is_refused_before_it_is_parsed(message: bytes, words: str) -> None:
+def test_hostile_message_is_rejected_before_it_is_parsed(message: bytes, words: str) -> None:
     code, said, answer = call("ModelInfer", message)
     assert (code, words in said, answer) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], True, b""), said
     assert call("ModelInfer", ModelInferRequest(model_name="texts").SerializeToString())[0] == 0
@@ -550,9 +550,9 @@ def test_grpc_describes_the_models_and_whether_they_are_ready() -> None:
 def test_request_holds_its_bytes_as_they_came_and_inflated_until_it_is_answered(size: int) -> None:
     held = list[int]()
 
-    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Answer:
+    async def keeping(version: str, headers: Mapping[str, str], body: bytes, path: str) -> Response:
         held.append(models.memory.held_bytes)
-        return Answer(200, b"")
+        return Response(200, b"")
 
     models = Models({"texts": keeping}, None, MOST)
     message = ModelInferRequest(model_name="texts", id="x" * size).SerializeToString()
@@ -620,7 +620,7 @@ TABLE: list[tuple[str, bytes, dict[str, tuple[bytes, str]]]] = [
     (FORM, part("a", b"x", "; filename*0=a\r\nContent-Type: image/png") + b"--b--", {"a": (b"x", "")}),
     (f"{FORM}; boundary=c", part("a", b"x") + b"--b--", {"a": (b"x", "")}),
     ('multipart/form-data; BOUNDARY="b=c"', part("a", b"x").replace(b"--b", b"--b=c") + b"--b=c--", {"a": (b"x", "")}),
-    # TorchServe parses none of these, and the handler refuses them.
+    # TorchServe parses none of these, and the handler rejects them.
     ("multipart/form-data", b"--b", {"body": (b"--b", "multipart/form-data")}),
     *((f"{FORM[:30]}{more}", b"--b", {"body": (b"--b", f"{FORM[:30]}{more}")}) for more in ("", '"b', "b" * 71)),
     ("MULTIPART/FORM-DATA; boundary=b", part("a", b"x") + b"--b--", {"a": (b"x", "")}),

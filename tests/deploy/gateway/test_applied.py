@@ -178,7 +178,7 @@ def test_settings_that_cannot_be_applied_shut_it(running: sandbox.Sandbox, capsy
         assert "gateway_settings_unapplied{} 1" in metrics
     running.config.write_text(good)
     wait(lambda: statuses() == [200, 200, 200])
-    # Keys of a private file apply, a revoked one is refused, and a change of the mode shuts no route.
+    # Keys of a private file apply, a revoked one is rejected, and a change of the mode shuts no route.
     keys = running.config.with_name("keys.yaml")
     keys.touch(mode=0o600)
     keys.write_text(KEYS["a"])

@@ -149,7 +149,7 @@ def test_decision_that_ends_leaves_those_about_others(scene: Scene) -> None:
     assert scene.fleet.withdrawn == {("other", "1.0"), ("other", "2.0")}
 
 
-def test_decision_that_cannot_be_or_comes_from_another_sites_page_is_refused(scene: Scene) -> None:
+def test_decision_that_cannot_be_or_comes_from_another_sites_page_is_rejected(scene: Scene) -> None:
     for path, body, status, words in (
         ("/control/nodes/x", b'{"draining": true}', 404, "no node x; known are node-1, node-2"),
         ("/control/nodes/node-1", b'{"draining": 1}', 400, "draining: Input should be a valid boolean"),

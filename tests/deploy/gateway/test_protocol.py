@@ -47,8 +47,8 @@ def test_models_are_listed_as_openai_does_under_their_aliases_too(tmp_path: Path
         assert (status, found["object"]) == (200, "list")
         assert [each["id"] for each in found["data"]] == ["classifier", "BAAI/bge-m3"]
         assert scene.ask("GET", "/v1/models/BAAI/bge-m3") == (200, found["data"][1])
-        status, refused = scene.ask("GET", "/v1/models/gone")
-        kinds = [refused["error"][name] for name in ("code", "type")]
+        status, rejected = scene.ask("GET", "/v1/models/gone")
+        kinds = [rejected["error"][name] for name in ("code", "type")]
         assert (status, kinds) == (404, ["model_not_found", "not_found_error"])
 
 
@@ -119,12 +119,12 @@ def test_repository_loads_and_unloads_on_all_nodes(managed: Scene) -> None:
     assert managed.ask("POST", f"{models}/..%2Fx/load")[0] == 400
     assert managed.ask("POST", f"{models}/x/load", {"parameters": {"config": "{}"}})[0] == 400
     managed.second.close()
-    status, refused = managed.ask("POST", f"{models}/classifier/unload")
+    status, rejected = managed.ask("POST", f"{models}/classifier/unload")
     words = "1 of 2 nodes failed: node-2: cannot be reached"
-    assert (status, refused["error"].startswith(words), managed.first.models) == (502, True, {})
+    assert (status, rejected["error"].startswith(words), managed.first.models) == (502, True, {})
 
 
-def test_body_that_is_no_object_or_not_packed_as_it_says_is_refused(managed: Scene) -> None:
+def test_body_that_is_no_object_or_not_packed_as_it_says_is_rejected(managed: Scene) -> None:
     for body, headers in (
         *((body, {}) for body in (b"{", b"[]", b"[" * 100_000, b"\xff")),
         (b"{}", {"Content-Encoding": "gzip"}),

@@ -75,7 +75,7 @@ def test_file_of_the_most_bytes_is_read(config: Path) -> None:
     assert read_settings(config) == GatewaySettings()
 
 
-def test_keys_that_others_may_read_are_refused(configuration: Configuration, config: Path) -> None:
+def test_keys_that_others_may_read_are_rejected(configuration: Configuration, config: Path) -> None:
     config.write_text(json.dumps({"keys": [{"client": "a", "key": "k" * 16}]}) + "\n")
     for mode in (0o604, 0o602):
         config.chmod(mode)
@@ -176,7 +176,7 @@ def test_control_process_that_cannot_read_its_settings_shuts_envoy_and_says_why(
     assert count_open(tmp_path) == 0
 
 
-def test_start_that_is_refused_shuts_an_envoy_without_a_supervisor(
+def test_start_that_is_rejected_shuts_an_envoy_without_a_supervisor(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(config), "--state-dir", str(tmp_path)]

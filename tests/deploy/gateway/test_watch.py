@@ -69,9 +69,9 @@ def test_node_that_says_it_drains_is_draining_until_it_describes_its_models_agai
 
 
 def test_node_without_models_or_a_valid_key_is_down_and_keeps_what_it_served(scene: Scene, tmp_path: Path) -> None:
-    refused = '{"code": 400, "message": "Token Authentication failed"}'
-    for text in ("<html>", '{"models": [{"name": "classifier"}]}', '{"models": null}', refused):
-        status = 400 if text == refused else 200
+    rejected = '{"code": 400, "message": "Token Authentication failed"}'
+    for text in ("<html>", '{"models": [{"name": "classifier"}]}', '{"models": null}', rejected):
+        status = 400 if text == rejected else 200
         scene.first.broken = lambda status=status, text=text: web.Response(status=status, text=text)
         assert (text, ready(scene)) == (text, {"node-1": 0, "node-2": 1})
     scene.first.broken = None

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from deploy.frontend.http import Answer
+from deploy.frontend.http import Response
 from deploy.frontend.memory import Memory
 from deploy.frontend.routes import Models
 from deploy.serve import __main__ as program
@@ -70,7 +70,7 @@ def test_connection_waits_for_a_head_until_that_is_complete(
     assert all(timer.cancel.called for _, timer in timers)
 
 
-def test_rest_of_a_refused_body_has_the_time_of_a_head(protocol: Any, timers: list[tuple[float, Mock]]) -> None:
+def test_rest_of_a_rejected_body_has_the_time_of_a_head(protocol: Any, timers: list[tuple[float, Mock]]) -> None:
     protocol.data_received(HEAD + REST + b"12345")
     protocol.cycle.response_complete = True
     protocol.on_response_complete()
@@ -243,9 +243,9 @@ DESCRIBED = {
 def test_host_describes_its_archive_as_torchserve_does_and_has_its_limits() -> None:
     may_answer, tasks, ended = asyncio.Event(), set[Any](), list[str]()
 
-    async def answer(version: str, headers: object, body: bytes, path: str) -> Answer:
+    async def answer(version: str, headers: object, body: bytes, path: str) -> Response:
         await may_answer.wait()
-        return Answer(200, b"{}" if body else 1 / 0)  # type: ignore[arg-type]
+        return Response(200, b"{}" if body else 1 / 0)  # type: ignore[arg-type]
 
     of = {"metadata": Mock(precision="", platform="torchserve_openvino"), "is_on_gpu": False, "window": 8}
     close = AsyncMock(side_effect=lambda: ended.append("model"))

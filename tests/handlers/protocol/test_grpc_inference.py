@@ -121,7 +121,7 @@ def test_compressed_message_is_read_up_to_the_very_limit(compress: Any) -> None:
 
 
 @pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00"])
-def test_message_of_many_empty_fields_is_refused_before_it_is_read(field: bytes) -> None:
+def test_message_of_many_empty_fields_is_rejected_before_it_is_read(field: bytes) -> None:
     shape = replace(TEXT, max_body_bytes=2**24)
     assert "more than 1000 tensors, outputs and parameters" in failed(asked(field * 2**20, shape)).message
     assert "more than" not in failed(asked(field * MESSAGE_FIELDS, shape)).message

@@ -131,7 +131,7 @@ EMBEDDING = replace(TEXT, model=Model("embedding", "1", vectors("embedding").ren
 
 
 @pytest.mark.parametrize("names", [["output__0", "b"], ["\ud800"]])
-def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_refused(names: list[str]) -> None:
+def test_the_one_output_under_two_names_or_one_that_cannot_be_written_is_rejected(names: list[str]) -> None:
     body = {"inputs": [GOOD], "outputs": [{"name": name} for name in names]}
     assert failed(unpack({"body": body}, {}, EMBEDDING)).type == "InvalidBody"
 

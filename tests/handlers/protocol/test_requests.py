@@ -111,7 +111,7 @@ PART = typed("text/plain", "data") | {"content-type": "multipart/form-data; char
     *(({"content-encoding": each}, b"x", b"x") for each in ("Identity", "", "identity, IDENTITY,")),
     *(({"content-encoding": each}, b"x", 415) for each in ("GZIP", "identity,br")),
 )
-def test_types_and_codings_leave_a_text_a_text_or_refuse_it(headers: Any, body: bytes, expected: Any) -> None:
+def test_types_and_codings_leave_a_text_a_text_or_reject_it(headers: Any, body: bytes, expected: Any) -> None:
     (payload,) = unpack({"data" if headers is PART else "body": body}, headers, TEXTS).payloads
     if isinstance(expected, int):
         assert isinstance(payload, ItemError) and payload.code == expected

@@ -153,7 +153,7 @@ def test_every_port_is_on_loopback_and_the_dashboard_wants_a_token(ray: Cluster)
     assert requests.get(f"{ray.dashboard}/api/serve/applications/", timeout=60).status_code == 401
 
 
-def test_host_on_loopback_is_refused_if_ray_listens_elsewhere(running: Cluster) -> None:
+def test_host_on_loopback_is_rejected_if_ray_listens_elsewhere(running: Cluster) -> None:
     program = "from deploy.ray.app import archive; import sys; print(archive({'host': sys.argv[1], **ARGS}))"
     program = program.replace("ARGS", str({"archive": "a", "threads": 1, "gpu": False}))
     variables = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH")
@@ -161,8 +161,8 @@ def test_host_on_loopback_is_refused_if_ray_listens_elsewhere(running: Cluster) 
         env = {name: value for name, value in running.env.items() if name != missing}
         words = [str(BIN / "python"), "-c", program, host]
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
-        is_refused = host == "127.0.0.1" and missing is not None
-        assert (done.returncode, f"host is {host}" in done.stderr) == (is_refused, is_refused), done.stderr
+        is_rejected = host == "127.0.0.1" and missing is not None
+        assert (done.returncode, f"host is {host}" in done.stderr) == (is_rejected, is_rejected), done.stderr
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 -- For forms, long paths, queries with several fields and inflated bodies (the matcher in listener.yaml skips all other
--- requests). It bounds forms, refuses duplicate field names, of which TorchServe would drop the first, and refuses a
+-- requests). It bounds forms, rejects duplicate field names, of which TorchServe would drop the first, and rejects a
 -- compressed body whose header, end or sum is not valid. Below sums.lua; a header of this script defines FORM_BYTES and
 -- FORM_PARTS.
 
@@ -7,7 +7,7 @@ local ABOUT = "gateway"
 -- Bytes of a body that are searched at once, and bytes of a part's header.
 local PIECE, HEAD = 65536, $PART_HEAD_BYTES
 
--- Record a field's name; return the status of a refusal. The count of fields is at key 0, which is not a name.
+-- Record a field's name; return the status of a rejection. The count of fields is at key 0, which is not a name.
 local function count_field(fields, name)
   fields[0] = fields[0] + 1
   local status = fields[0] > FORM_PARTS and "413" or (not name or fields[name]) and "400" or nil

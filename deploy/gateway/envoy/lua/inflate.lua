@@ -1,5 +1,5 @@
 -- Before the decompressor; below sums.lua. Envoy inflates only gzip: a deflate body, which has zlib's format (RFC 9110), gets
--- gzip's header in place of zlib's. http_request.lua refuses a body whose header, end or sum is not valid.
+-- gzip's header in place of zlib's. http_request.lua rejects a body whose header, end or sum is not valid.
 
 local ABOUT = "gateway"
 

@@ -67,7 +67,7 @@ class Gateway(AbstractContextManager["Gateway"]):
             node.release.set()
         self.serve()
         wait(self.is_serving)
-        # Until Envoy has every file, it may refuse a request.
+        # Until Envoy has every file, it may reject a request.
         names = {node.name for node in self.nodes}
         wait(lambda: {self.ask("POST", "/predictions/m").json().get("by") for _ in range(8)} == names)
 
@@ -114,7 +114,7 @@ class Gateway(AbstractContextManager["Gateway"]):
         answer, call = calls.with_call(message, timeout=TIMEOUT_S, metadata=tuple(_named(metadata).items()))
         return answer, json.loads(dict(call.initial_metadata())["x-received"])
 
-    def refused(self, method: str, message: bytes = b"", **metadata: str) -> tuple[int, str]:
+    def rejected(self, method: str, message: bytes = b"", **metadata: str) -> tuple[int, str]:
         try:
             self.call(method, message, **metadata)
         except grpc.RpcError as error:

@@ -85,12 +85,12 @@ def test_paths_with_dots_and_escaped_slashes_http_1_0_and_bodies_that_are_cut_of
     # The last two name a dictionary, and a window of 64 KiB.
     heads = (("deflate", head + zlib.compress(packed)[2:]) for head in (b"\x78\xbb", b"\x88\x1c"))
     for coding, cut in (*(("gzip", each) for each in (packed[:-9], packed[:1000], b"nothing compressed")), *heads):
-        refused = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": coding})
-        assert (refused.status_code, refused.json()["type"]) == (400, "BadRequest")
+        rejected = gateway.ask("POST", "/predictions/m", data=cut, headers={"Content-Encoding": coding})
+        assert (rejected.status_code, rejected.json()["type"]) == (400, "BadRequest")
     # Envoy alone would inflate the last of several codings, and pass on what it does not know.
     for coding in ("br", "gzip, gzip", "deflate, gzip"):
-        refused = gateway.ask("POST", "/predictions/m", data=packed, headers={"Content-Encoding": coding})
-        assert (refused.status_code, refused.json()["type"]) == (415, "UnsupportedMedia")
+        rejected = gateway.ask("POST", "/predictions/m", data=packed, headers={"Content-Encoding": coding})
+        assert (rejected.status_code, rejected.json()["type"]) == (415, "UnsupportedMedia")
 
 
 @table(
@@ -120,8 +120,8 @@ def test_grpc_call_arrives_as_a_post(method: str, message: bytes, arrives: str, 
     ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions", b"", 12, "only inference."),
     ("/predictions/m", b"", 12, "only inference."),
 )
-def test_wrong_grpc_call_is_refused(method: str, message: bytes, status: int, text: str, gateway: Gateway) -> None:
-    code, details = gateway.refused(method, message)
+def test_wrong_grpc_call_is_rejected(method: str, message: bytes, status: int, text: str, gateway: Gateway) -> None:
+    code, details = gateway.rejected(method, message)
     assert (code, text in details) == (status, True), details
 
 
@@ -215,14 +215,14 @@ def test_headers_that_only_the_gateway_may_set_neither_arrive_nor_come_back(head
     assert [name for name in DROPPED if f'"{name}": ' in answer] == []
     hub = heads.received("POST", "/predictions/m", headers={"User-Agent": "unknown/None; hf_hub/1.2.0"})
     assert hub["headers"]["user-agent"] == "unknown/None; hf_hub/1.2.0"
-    # gRPC's client sets or refuses these headers.
+    # gRPC's client sets or rejects these headers.
     own = {"te", "content-type", "content-encoding", "keep-alive", "proxy-connection", "user-agent"}
     metadata = {name: value for name, value in {**READ, **DROPPED}.items() if name not in own}
     _, message = heads.call("ModelInfer", INFER, **metadata)
     assert message["headers"].keys() == (READ.keys() | {"host", "content-length"}) - {"content-encoding"}
 
 
-def test_control_process_gets_what_it_reads_and_no_node_what_it_would_refuse(heads: Gateway) -> None:
+def test_control_process_gets_what_it_reads_and_no_node_what_it_would_reject(heads: Gateway) -> None:
     found = heads.received("GET", "/v2/models/m", headers={**READ, **DROPPED})["headers"]
     its = {"host", "x-forwarded-host", "origin", "if-none-match"}
     assert its <= found.keys()
@@ -248,7 +248,7 @@ def test_torchserves_own_errors_have_our_form_and_none_of_its_words(gateway: Gat
             answer = gateway.ask("POST", path, headers={"X-Do": do})
             assert (answer.status_code, list(answer.json()), payload in answer.text) == (503, form, False)
     for do in ("busy", "die"):
-        status, words = gateway.refused("ModelInfer", INFER, x_do=do)
+        status, words = gateway.rejected("ModelInfer", INFER, x_do=do)
         assert (status, payload in words) == (14, False)
 
 
@@ -261,5 +261,5 @@ def test_handlers_own_errors_are_left_as_they_are(gateway: Gateway) -> None:
         node.answers |= {"no-status": (507, JSON, b"{}"), "limited": (429, JSON, b"{}")}
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "corrupt"})
     assert (answer.status_code, answer.content) == (422, body)
-    assert gateway.refused("ModelInfer", INFER, x_do="own") == (3, "broken")
-    assert [gateway.refused("ModelInfer", INFER, x_do=do)[0] for do in ("no-status", "limited")] == [8, 8]
+    assert gateway.rejected("ModelInfer", INFER, x_do="own") == (3, "broken")
+    assert [gateway.rejected("ModelInfer", INFER, x_do=do)[0] for do in ("no-status", "limited")] == [8, 8]

@@ -41,7 +41,7 @@ def bearer(key: str) -> dict[str, str]:
     *(("POST", path, None) for path in ("/predictions/m/2.0", "/v2/models/m/infer", "/v2/repository/index", "/x")),
     *(("GET", path, None) for path in ("/v2/models/m", "/summary")),
 )
-def test_requests_without_a_valid_key_are_refused(method: str, path: str, value: str | None, strict: Gateway) -> None:
+def test_requests_without_a_valid_key_are_rejected(method: str, path: str, value: str | None, strict: Gateway) -> None:
     answer = strict.ask(method, path, headers={} if value is None else {"Authorization": value})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gateway"')
     message = "A valid key is needed: Authorization: Bearer KEY."
@@ -58,8 +58,8 @@ def test_a_key_lets_through_and_only_the_control_process_learns_the_client(stric
     assert (found["headers"]["x-client"], "authorization" in found["headers"]) == ("alice", False)
     assert strict.received("POST", "/v2/repository/index", headers=KEY)["by"] == "control"
     # Over gRPC, all but the server's health needs one.
-    assert [strict.refused(method, INFER)[0] for method in ("ModelInfer", "ModelMetadata")] == [16, 16]
-    assert strict.refused("ModelInfer", INFER, authorization="Bearer wrong")[0] == 16
+    assert [strict.rejected(method, INFER)[0] for method in ("ModelInfer", "ModelMetadata")] == [16, 16]
+    assert strict.rejected("ModelInfer", INFER, authorization="Bearer wrong")[0] == 16
     _, found = strict.call("ModelInfer", INFER, authorization=KEY["Authorization"])
     assert not {"authorization", "x-client"} & found["headers"].keys()
     assert [strict.call(method)[1]["by"] for method in ("ServerLive", "ServerReady")] == ["control"] * 2
@@ -76,7 +76,7 @@ def test_a_rate_holds_its_own_client_alone_over_http_and_grpc(strict: Gateway) -
         assert all(strict.ask("POST", "/predictions/m", headers=bearer(key)).status_code == 200 for _ in range(20))
     for _ in range(2):
         strict.call("ModelInfer", INFER, authorization=f"Bearer {BOB}")
-    assert strict.refused("ModelInfer", INFER, authorization=f"Bearer {BOB}")[0] == 8
+    assert strict.rejected("ModelInfer", INFER, authorization=f"Bearer {BOB}")[0] == 8
 
 
 def test_open_connections_obey_keys_and_rates_that_have_changed(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_access_log_describes_a_request_without_its_payload(strict: Gateway) -> 
     assert not re.search("my-own-query|my-own-body", (strict.run / "access.log").read_text())
 
 
-def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
-    """The refusals in docs/reference/errors.md: status, client, details, and the series that counts them."""
+def test_rejections_name_their_client_in_the_log_and_are_counted(strict: Gateway) -> None:
+    """The rejections in docs/reference/errors.md: status, client, details, and the series that counts them."""
 
     def count(client: str, status: int, attempts: int, flags: str, grpc_status: str = "") -> float:
         """Of the counter that the gateway's metrics port returns; 0 before the first."""
@@ -195,7 +195,7 @@ def test_refusals_name_their_client_in_the_log_and_are_counted(strict: Gateway) 
         wait(lambda: count(client, status, attempts, flags) == before + 1)  # noqa: B023
     strict.call("ModelInfer", INFER, authorization=f"Bearer {DAVE}")
     before = count("dave", 200, 0, "RL", "8")
-    assert strict.refused("ModelInfer", INFER, authorization=f"Bearer {DAVE}")[0] == 8
+    assert strict.rejected("ModelInfer", INFER, authorization=f"Bearer {DAVE}")[0] == 8
     wait(lambda: count("dave", 200, 0, "RL", "8") == before + 1)
 
 
@@ -267,7 +267,7 @@ def test_tls_alone_is_spoken_and_a_renamed_certificate_served(certificates: Cert
         with pytest.raises(requests.ConnectionError):
             secure.ask("GET", LIVE)
 
-        # `elsewhere` is of another host: a client that checks names refuses it.
+        # `elsewhere` is of another host: a client that checks names rejects it.
         def is_trusted() -> bool:
             with suppress(ssl.SSLCertVerificationError):
                 return status(secure, context(certificates)) == 200

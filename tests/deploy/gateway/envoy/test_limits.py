@@ -37,7 +37,7 @@ def pieces(body: bytes) -> Iterator[bytes]:
         yield body[at : at + 50_000]
 
 
-def test_bodies_forms_and_messages_beyond_their_limit_are_refused(strict: Gateway) -> None:
+def test_bodies_forms_and_messages_beyond_their_limit_are_rejected(strict: Gateway) -> None:
     for path, kind, limit in (
         ("/predictions/m", "text/plain", LIMIT),
         ("/v2/models/m/infer", "application/octet-stream", LIMIT),
@@ -50,7 +50,7 @@ def test_bodies_forms_and_messages_beyond_their_limit_are_refused(strict: Gatewa
             assert (answer.status_code, kind) == (status, kind)
         assert limit != LIMIT or str(limit) in answer.json()["error" if path.startswith("/v2") else "message"]
     message = b"\x0a\x01m" + bytes(LIMIT + 1)
-    assert strict.refused("ModelInfer", message, authorization=KEY["Authorization"])[0] == 8
+    assert strict.rejected("ModelInfer", message, authorization=KEY["Authorization"])[0] == 8
 
 
 def parts(*names: str, value: bytes = b"x") -> bytes:
@@ -97,7 +97,7 @@ def test_content_type_has_the_boundary_that_was_read_and_endless_fields_hold_not
         assert found["headers"]["content-type"] == f'multipart/form-data; boundary="b"{charset}'
     began_s = time.monotonic()
     # Sixteen million bytes of empty fields; no name among the first.
-    assert gateway.refused("ModelInfer", b"\x1a\x00" * (8 << 20))[0] == 3
+    assert gateway.rejected("ModelInfer", b"\x1a\x00" * (8 << 20))[0] == 3
     for node in gateway.nodes:
         node.answers["nothing"] = (200, {"Content-Type": "application/x-protobuf", "X-Received": "{}"}, b"")
     assert gateway.call("ModelInfer", b"\x0a\x01m" + b"\x1a\x00" * (8 << 20), x_do="nothing")[0] == b""

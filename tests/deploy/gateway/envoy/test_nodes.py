@@ -37,12 +37,12 @@ def test_what_a_node_that_dies_had_is_answered_by_another(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 507])
-def test_refusals_and_deaths_of_workers_are_answers_however_many(gateway: Gateway, status: int) -> None:
+def test_rejections_and_deaths_of_workers_are_answers_however_many(gateway: Gateway, status: int) -> None:
     for node in gateway.nodes:
-        node.answers["refuse"] = (status, {**JSON, "Retry-After": "7"}, b"{}")
+        node.answers["reject"] = (status, {**JSON, "Retry-After": "7"}, b"{}")
     before = gateway.attempts()
     for number in range(1, 13):
-        answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "refuse"})
+        answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "reject"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (status, "7")
         assert gateway.attempts() - before == number
     assert "failed_outlier_check" not in gateway.clusters()
@@ -66,7 +66,7 @@ def test_node_that_lacks_a_known_model_is_not_ready_yet(gateway: Gateway) -> Non
         node.answers["new"] = (404, JSON, body)
     answer = gateway.ask("POST", "/predictions/m", headers={"X-Do": "new"})
     assert (answer.status_code, answer.headers["Retry-After"], answer.json()["code"]) == (503, "1", 503)
-    assert gateway.refused("ModelInfer", INFER, x_do="new")[0] == 14
+    assert gateway.rejected("ModelInfer", INFER, x_do="new")[0] == 14
     missing = dict.fromkeys(("node-0", "node-1"), replace(PLACEMENT, is_missing=True))
     model = ServedModel("m", {"1.0": ServedVersion("1.0", missing)}, "1.0")
     gateway.serve(replace(gateway.fleet(), registered={"m": model}))
@@ -74,8 +74,8 @@ def test_node_that_lacks_a_known_model_is_not_ready_yet(gateway: Gateway) -> Non
     assert gateway.ask("POST", "/predictions/m").headers["Retry-After"] == "1"
 
 
-def test_node_that_refuses_connections_is_left_out_until_it_is_ready_again(gateway: Gateway) -> None:
-    """It refuses at once, so it has the fewest requests: it would be sent everything."""
+def test_node_that_rejects_connections_is_left_out_until_it_is_ready_again(gateway: Gateway) -> None:
+    """It rejects at once, so it has the fewest requests: it would be sent everything."""
     first, second = gateway.nodes
 
     def is_left_out() -> bool:
@@ -118,7 +118,7 @@ def test_readiness_is_each_models_and_each_versions_own(gateway: Gateway) -> Non
     second.models = not_ready
     wait(lambda: gateway.status("/predictions/m/2.0") == 503)
     assert gateway.ask("POST", "/v2/models/m/versions/2/infer").json().keys() == {"error"}
-    assert gateway.refused("ModelInfer", b"\x0a\x01m\x12\x012")[0] == 14
+    assert gateway.rejected("ModelInfer", b"\x0a\x01m\x12\x012")[0] == 14
 
 
 def test_models_appear_and_vanish_without_a_restart(gateway: Gateway) -> None:

@@ -104,7 +104,7 @@ def test_model_is_found_at_every_place_around_the_ends_of_pieces(aliased: Gatewa
         for name in ("", "other", "m\\r\\nX-Client: alice", "m\\u0000")
     ),
 )
-def test_body_that_names_no_model_that_there_is_is_refused(body: str, status: int, code: str, aliased: Gateway) -> None:
+def test_body_that_names_no_known_model_is_rejected(body: str, status: int, code: str, aliased: Gateway) -> None:
     for path, api in PATHS.items():
         found = error(aliased.ask("POST", path, data=body.encode(), headers=JSON))
         kind = "invalid_request_error" if status == 400 else "not_found_error"
@@ -133,7 +133,7 @@ def test_keys_canaries_replay_and_errors_of_servers_hold(aliased: Gateway, stric
     aliased.serve()
 
 
-def test_bodies_beyond_their_limit_are_refused(aliased: Gateway, strict: Gateway) -> None:
+def test_bodies_beyond_their_limit_are_rejected(aliased: Gateway, strict: Gateway) -> None:
     """The lesser of both limits holds: that of all bodies in the strict gateway."""
     head = b'{"model": "m", "input": "'
     for gateway, limit in ((aliased, 8 << 20), (strict, 1 << 20)):
