@@ -96,7 +96,8 @@ PREDICTION_RATIO = Histogram(
 # This counter's rate is the share of time that the engine is busy.
 ENGINE_BUSY = Counter("handler_engine_busy_seconds_total")
 DEADLINE_MISSES = Counter("handler_deadline_misses_total")
-REFUSALS = Counter("handler_refusals_total", ("reason",))
+REFUSALS = Counter("handler_rejections_total", ("reason",))
+FORMER = {REFUSALS: Counter("handler_refusals_total", ("reason",))}  # names of 0.3, which 0.4 emits, too
 EXCHANGES = Counter("handler_exchanges_total")
 ABANDONED = Counter("handler_abandoned_total")  # requests that were dropped because their clients had disconnected
 
@@ -194,7 +195,7 @@ class Recorder:
                 samples.append(Sample(histogram.count, (), sum(counts)))
                 self._counts[histogram] = [0] * len(counts)
             self._is_declared = True
-        return samples
+        return samples + [each._replace(counter=FORMER[each.counter]) for each in samples if each.counter in FORMER]
 
     def _add_up(self) -> None:
         """Add up the events recorded so far. The caller holds the lock."""

@@ -53,6 +53,13 @@ def test_first_drain_declares_every_histogram_at_zero_and_metrics_yaml_all_that_
     }
 
 
+def test_counter_is_sent_by_its_former_name_too() -> None:
+    subject = recorder()
+    subject.add(metrics.REFUSALS, 1, "QueueFull")
+    sent = [(each.counter.name, each.labels, each.value) for each in subject.drain()]
+    assert sent == [(f"handler_{name}_total", ("QueueFull",), 1) for name in ("rejections", "refusals")]
+
+
 def test_events_of_many_threads_are_neither_lost_nor_doubled() -> None:
     subject, drained, is_over = recorder(), list[Sample](), threading.Event()
 

@@ -86,7 +86,7 @@ function figures(growth, seconds, window) {
     queue_items: mean("handler_queue_depth"),
     queue_age_ms: mean("handler_queue_age_seconds", 1000),
     // Requests that an adaptive worker refused, and items without a result, except those of refused requests.
-    refusals_per_s: perS("handler_refusals_total"),
+    refusals_per_s: perS("handler_refusals_total"),  // archives of 0.3 have this name alone
     errors_per_s: perS("handler_item_errors_total", REFUSALS),
   };
 }
