@@ -20,17 +20,8 @@ HEADER = "Inference-Header-Content-Length"
 # The protocol's name of a datatype -> numpy's.
 DATATYPES = {
     "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
+    **{f"{kind.upper()}{bits}": f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
 BF16 = "BF16"
 _NAMES = {np.dtype(kind): name for name, kind in DATATYPES.items()}
@@ -41,15 +32,9 @@ Array = NDArray[Any]
 def encode(arrays: Mapping[str, Array], parameters: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the body of a request, and the bytes of its JSON part; InvalidPayload for an unknown datatype."""
     parts = [_to_bytes(array) for array in arrays.values()]
-    inputs = [
-        {
-            "name": name,
-            "shape": list(array.shape),
-            "datatype": datatype(array),
-            "parameters": {"binary_data_size": len(part)},
-        }
-        for (name, array), part in zip(arrays.items(), parts, strict=True)
-    ]
+    heads = ({"name": name, "shape": list(array.shape), "datatype": datatype(array)} for name, array in arrays.items())
+    sizes = ({"parameters": {"binary_data_size": len(part)}} for part in parts)
+    inputs = [{**head, **size} for head, size in zip(heads, sizes, strict=True)]
     request = {"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}
     try:
         text = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()

@@ -48,14 +48,14 @@ def _method(name: str) -> Any:
             found = await self.models.describe(name, getattr(asked, "name", ""), getattr(asked, "version", ""))
             return Written(ParseDict(found, answered, ignore_unknown_fields=True).SerializeToString())
         except RequestError as error:
-            return _failed(grpc_context, error.grpc_status, str(error))
+            return fail(grpc_context, error.grpc_status, str(error))
         except InvalidInput as error:
-            return _failed(grpc_context, meaning_of(error.code).grpc, str(error))
+            return fail(grpc_context, meaning_of(error.code).grpc, str(error))
         except DecodeError:
-            return _failed(grpc_context, INVALID_ARGUMENT, f"The message is not a valid {name}Request.")
+            return fail(grpc_context, INVALID_ARGUMENT, f"The message is not a valid {name}Request.")
         except Exception as error:
             log_bug(error)
-            return _failed(grpc_context, meaning_of(FAILED.status).grpc, FAILED.message)
+            return fail(grpc_context, meaning_of(FAILED.status).grpc, FAILED.message)
 
     call.__name__ = name
     return call
@@ -88,7 +88,7 @@ def _received(answer: Response, context: Any) -> Written:
     if answer.status == 200:
         return Written(answer.body)
     message = unquote(answer.headers.get(wire.GRPC_MESSAGE_HEADER, "")) or _message_of(answer.body)
-    return _failed(context, int(answer.headers.get(wire.GRPC_STATUS_HEADER) or meaning_of(answer.status).grpc), message)
+    return fail(context, int(answer.headers.get(wire.GRPC_STATUS_HEADER) or meaning_of(answer.status).grpc), message)
 
 
 def _message_of(body: bytes) -> str:
@@ -99,7 +99,7 @@ def _message_of(body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-def _failed(context: Any, code: int, message: str) -> Written:
+def fail(context: Any, code: int, message: str) -> Written:
     context.set_code(CODES[code])
     context.set_details(message)
     return Written()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from deploy.frontend.grpc import CODES, Service
+from deploy.frontend.grpc import Service, fail
 from deploy.frontend.memory import Hold, expire
 from deploy.frontend.routes import Models
 from deploy.protocol.rejections import BUSY, LATE, Rejection
@@ -54,7 +54,7 @@ class Calls:
                 late = LATE.saying(f"The message was not complete after {self._body_s:g} s.")
                 return _rejected(context, BUSY if hold.is_given_up else late)
             if message is grpc.aio.EOF:
-                return _failed(context, INVALID_ARGUMENT, "The call has no message.")
+                return fail(context, INVALID_ARGUMENT, "The call has no message.")
             answer: bytes = await method(message, context)
             if not hold.take(len(answer)):
                 return _rejected(context, BUSY)
@@ -119,10 +119,4 @@ async def start(models: Models, address: str, limits: HostLimits) -> Any:
 
 
 def _rejected(context: Any, rejection: Rejection) -> bytes:
-    return _failed(context, meaning_of(rejection.status).grpc, rejection.message)
-
-
-def _failed(context: Any, code: int, message: str) -> bytes:
-    context.set_code(CODES[code])
-    context.set_details(message)
-    return b""
+    return fail(context, meaning_of(rejection.status).grpc, rejection.message)

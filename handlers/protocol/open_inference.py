@@ -27,14 +27,8 @@ from handlers.protocol.wire import BINARY, LENGTH_HEADER, MESSAGE_FIELDS
 TERMS_PARAMETERS = frozenset({"priority", "timeout"})
 # Parameters of the protocol and of Triton's scheduler, and the two that MLServer's clients always send. All others are
 # options of the task.
-PROTOCOL_PARAMETERS = TERMS_PARAMETERS | {
-    "binary_data_output",
-    "sequence_id",
-    "sequence_start",
-    "sequence_end",
-    "content_type",
-    "headers",
-}
+PROTOCOL_PARAMETERS = TERMS_PARAMETERS | {"binary_data_output", "content_type", "headers"}
+PROTOCOL_PARAMETERS |= {"sequence_id", "sequence_start", "sequence_end"}
 TRITON_PREFIX = "triton_"
 
 # The position of a tensor among the inputs, the tensor as sent, its dtype and shape -> its data as an array.

@@ -23,18 +23,9 @@ BF16 = np.dtype([("bf16", "<u2")])  # the upper two bytes of an FP32, as a struc
 
 DTYPES = {
     "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "BF16": BF16,
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
+    **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+    **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+    **{"FP16": np.dtype("<f2"), "BF16": BF16, "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")},
     BYTES: np.dtype(object),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -15,15 +15,8 @@ from typing import Any
 from deploy.gateway.envoy.resources import Resource
 from deploy.gateway.envoy.routes import API_MODEL, API_PATHS
 from deploy.gateway.settings import GatewaySettings, Key
-from deploy.protocol.rejections import (
-    BAD_REQUEST,
-    MALFORMED_FORM,
-    MISSING_MODEL,
-    OF_APIS,
-    OF_ENVOY,
-    UNKNOWN_MODEL,
-    Rejection,
-)
+from deploy.protocol import rejections
+from deploy.protocol.rejections import Rejection
 from handlers.protocol.api_forms import error_document
 from handlers.protocol.statuses import meaning_of
 from handlers.protocol.wire import CLIENT_HEADER, ORIGINAL_PATH_HEADER, PATH_BYTES
@@ -37,8 +30,8 @@ def make_local_reply(settings: GatewaySettings, *, is_grpc: bool) -> Resource:
     """Make Envoy's local_reply_config: the first mapper that matches makes the response."""
     make = _grpc_mappers if is_grpc else _http_mappers
     limits = {**asdict(settings.limits), "lost": LOST, "path_bytes": PATH_BYTES}
-    replies: list[tuple[list[Resource], Rejection]] = [([_noted("gateway", "form", "400")], MALFORMED_FORM)]
-    for rejection in OF_ENVOY:
+    replies: list[tuple[list[Resource], Rejection]] = [([_noted("gateway", "form", "400")], rejections.MALFORMED_FORM)]
+    for rejection in rejections.OF_ENVOY:
         if rejection.status == TOO_MANY:
             for key in settings.keys:
                 if (seconds := compute_retry_after_s(key)) > 1:
@@ -69,12 +62,12 @@ def _http_mappers(filters: list[Resource], rejection: Rejection, limits: Resourc
         )
     )
     status = rejection.status
-    api_replies = [([*filters, is_api], rejection._replace(**OF_APIS.get(status, {})))]
-    if rejection is BAD_REQUEST:
+    api_replies = [([*filters, is_api], rejection._replace(**rejections.OF_APIS.get(status, {})))]
+    if rejection is rejections.BAD_REQUEST:
         # For a body in which the Lua filter found no model.
-        api_replies.insert(0, ([*filters, is_api, _noted(API_MODEL, "model", "")], MISSING_MODEL))
+        api_replies.insert(0, ([*filters, is_api, _noted(API_MODEL, "model", "")], rejections.MISSING_MODEL))
     for matched, (_, kind, words, headers) in api_replies:
-        param = "model" if kind in (MISSING_MODEL.type, UNKNOWN_MODEL.type) else None
+        param = "model" if kind in (rejections.MISSING_MODEL.type, rejections.UNKNOWN_MODEL.type) else None
         for more, form in (([is_cohere], "cohere"), ([], "")):
             document = error_document(status, kind, words.format(**limits), param, form)
             yield _mapper([*matched, *more], json.dumps(document), "application/json", headers)
