@@ -34,8 +34,7 @@ UNAUTHORIZED = Rejection(
 NOT_FOUND = Rejection(404, "NotFound", "This path or this model is not served.")
 UNKNOWN_MODEL = Rejection(404, "model_not_found", "Unknown model; GET /v1/models lists the models.")
 LATE = Rejection(
-    *(408, "RequestTimeout"),
-    "The headers must arrive within {header_s:g} s, the whole request within {body_s:g} s.",
+    *(408, "RequestTimeout"), "The headers must arrive within {header_s:g} s, the whole request within {body_s:g} s."
 )
 BODY_TOO_LARGE = Rejection(
     *(413, "BodyTooLarge"),
@@ -51,9 +50,7 @@ HEAD_TOO_LARGE = Rejection(
     "The headers may have {header_bytes} bytes and number {headers}, and a path with its query {path_bytes} bytes.",
 )
 UNAVAILABLE = Rejection(
-    *(503, "Unavailable"),
-    "No node can accept this request now, or the gateway has too many requests.{lost}",
-    RETRY,
+    *(503, "Unavailable"), "No node can accept this request now, or the gateway has too many requests.{lost}", RETRY
 )
 # Of one process and Ray, in TorchServe's words.
 BUSY = Rejection(503, "ServiceUnavailableException", "The server holds too many bytes of requests.", RETRY)

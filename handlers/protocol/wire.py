@@ -4,7 +4,7 @@ Handlers, hosts and the control process import them; deploy.gateway.envoy.resour
 and scripts, where `$NAME` stands. handlers.protocol.statuses has the statuses, codings the codings of bodies.
 """
 
-# Headers of a request; those in lower case are looked up by `headers.Headers`.
+# Headers of a request, by which `headers.Headers` finds them.
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-timeout-ms"
 TERMS_HEADERS = (PRIORITY_HEADER, TIMEOUT_HEADER)

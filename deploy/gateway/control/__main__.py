@@ -34,11 +34,7 @@ from handlers.errors import InvalidConfig
 CHECK_S = 1.0
 SHUTDOWN_S = 2.0  # seconds that a request in flight may take after the SIGTERM
 # Modules with `routes`; the page is optional.
-ROUTES = (
-    "protocol",
-    "operator",
-    "page",
-)
+ROUTES = ("protocol", "operator", "page")
 
 
 def make_control_app(gateway: Control) -> web.Application:

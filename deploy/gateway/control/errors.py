@@ -1,12 +1,4 @@
-"""Rejected requests, and their responses: `{"error": ...}` over HTTP, a status and a message over gRPC.
-
-400  INVALID_ARGUMENT    a malformed or impossible request
-400  UNIMPLEMENTED       not supported; tools would retry a 5xx
-403  PERMISSION_DENIED   from a page of another site
-404  NOT_FOUND           unknown model, version or route
-502  UNAVAILABLE         some nodes failed; the message names them
-503  UNAVAILABLE         no READY worker
-"""
+"""Rejected requests, and their responses: `{"error": ...}` over HTTP, a status and a message over gRPC."""
 
 import ipaddress
 import logging

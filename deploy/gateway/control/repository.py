@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from deploy.gateway.control.gateway import Control
 from deploy.gateway.management import NodeFailed, ask
 from deploy.gateway.state import Placement
-from deploy.protocol.errors import RequestError
+from deploy.protocol.errors import RequestError, unknown_model
 from deploy.run.node import Node
 from handlers.protocol.statuses import UNIMPLEMENTED
 from torchserve_client.archives import check_name
@@ -50,7 +50,7 @@ async def unload(gateway: Control, name: str) -> None:
     check(gateway)
     await gateway.poll()
     if name not in gateway.fleet.registered:
-        raise RequestError(404, f"Request for unknown model: '{name}' is not found")
+        raise unknown_model(name)
     await _on_all(gateway, name, _unload)
 
 
