@@ -5,13 +5,14 @@ import functools
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from deploy.models import ROOT
 from tests.pages import blocks
-from tests.rooms import imported
+from tests.rooms import imported, module_of
 
 # Package -> its rooms, lowest first: a room imports what stands before it, and rooms of one line nothing of each other.
 FLOORS: dict[str, Sequence[set[str]]] = {
@@ -103,6 +104,16 @@ def test_packages_of_deploy_import_none_that_imports_them(package: str) -> None:
                     seen.add(there)
                     waiting.append(there)
     assert not wrong
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """An import within a function counts, too."""
+    paths = {module_of(path.relative_to(ROOT).as_posix()): path for package in NEIGHBOURS for path in modules(package)}
+    graph = {
+        name: {each if each in paths else each.rpartition(".")[0] for each in imports(path)} - {name}
+        for name, path in paths.items()
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names one
 
 
 def test_tasks_import_no_other_task_and_two_modules_torchserve() -> None:
