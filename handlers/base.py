@@ -33,7 +33,7 @@ from handlers.pipeline.flow import Pipeline
 from handlers.pipeline.task import Config, Hooks, Item
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
-from handlers.warm_up import decode_items, free_memory, measure_change, warm_up
+from handlers.warm_up import decode_items, free_memory, measure_change, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         if self.device.type != "cpu" and whole:
             line = LatencyModel(whole).line
             self.overhead = self.overhead.measured(line.fixed_s, line.token_s)
-        warm_up(self, self.sample(), min(window, self.config.max_batch_items))
+        prepare(self, self.sample(), min(window, self.config.max_batch_items))
         threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()

@@ -14,7 +14,7 @@ from handlers.errors import ItemError
 from handlers.pipeline.task import Task
 from handlers.protocol.requests import Payload
 
-LONGEST_RUN_S = 0.25  # seconds that `warm_up` may spend on its largest micro-batch
+LONGEST_RUN_S = 0.25  # seconds that `prepare` may spend on its largest micro-batch
 
 
 def run(task: Task, items: Sequence[Any]) -> None:
@@ -27,7 +27,7 @@ def decode_items(task: Task, payloads: Iterable[Payload]) -> list[Any]:
     return [item for item in prepared if not isinstance(item, ItemError)]
 
 
-def warm_up(task: Task, sample: Payload | None, most_items: int) -> None:
+def prepare(task: Task, sample: Payload | None, most_items: int) -> None:
     """Run a micro-batch of one item, then of the most if quick: first runs pack weights, sizes add milliseconds."""
     if sample is None:
         return

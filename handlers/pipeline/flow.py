@@ -35,11 +35,12 @@ from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event
 from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.task import Task
-from handlers.protocol.api_forms import ApiForm
+from handlers.protocol.api_forms import Answer
+from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request, Slot
 from handlers.protocol.responses import GRPC_HEADERS, Form, OneItem, Reply
 from handlers.protocol.rows import fail_request, read_headers
-from handlers.protocol.wire import METADATA_HEADER, TERMS_HEADERS
+from handlers.protocol.terms import TERMS_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +283,7 @@ class Pipeline:
 
     def _write_body(self, request: Request, slots: Sequence[Slot]) -> Reply:
         form, limit = request.form, self._task.config.max_response_bytes
-        if isinstance(form, ApiForm):
+        if isinstance(form, Answer):
             form = form.with_tokens(sum(slot.tokens for slot in slots))
         # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
         # that cannot write errors either has a bug itself.

@@ -31,7 +31,7 @@ def error_document(status: int, code: str, message: str, param: str | None, api:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiForm:
+class Answer:
     """The answer of both APIs."""
 
     model: str
@@ -42,7 +42,7 @@ class ApiForm:
     key: ClassVar[str] = ""  # the request's field with the items
     api: ClassVar[str] = ""  # the form of its errors; see `error_document`
 
-    def with_tokens(self, tokens: int) -> "ApiForm":
+    def with_tokens(self, tokens: int) -> "Answer":
         """Return a copy with the number of tokens of the request."""
         return replace(self, tokens=tokens)
 
@@ -76,7 +76,7 @@ class ApiForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings(ApiForm):
+class Embeddings(Answer):
     """Vectors, in the order of their texts."""
 
     is_base64: bool = False  # little-endian
@@ -105,7 +105,7 @@ class Embeddings(ApiForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking(ApiForm):
+class Ranking(Answer):
     """Documents with their scores, best first."""
 
     top_n: int | None = None

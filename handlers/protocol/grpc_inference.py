@@ -93,7 +93,7 @@ def read(message: ModelInferRequest, model: Model) -> InferRequest:
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
-                # A shape may be as long as a body; one dimension too many is enough to be rejected.
+                # A shape may be as long as a body; one dimension too many is enough to be refused.
                 "shape": list(tensor.shape[: tensors.MAX_DIMENSIONS + 1]),
                 "parameters": _parameters(tensor),
             }
@@ -115,7 +115,7 @@ def parse(body: bytes | bytearray, max_bytes: int) -> ModelInferRequest:
 
 
 def _check_count(body: bytes | bytearray) -> None:
-    """Reject too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
+    """Refuse too many fields before protobuf parses them: a million take two seconds of the worker's only thread."""
     if len(body) <= 2 * MESSAGE_FIELDS:  # an empty one has two bytes, and a hundred once it is read
         return
     count = 0

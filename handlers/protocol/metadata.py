@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from handlers.protocol import wire
 from handlers.protocol.responses import Reply, encode
-from handlers.protocol.wire import FINGERPRINT_HEADER
+
+METADATA_HEADER = wire.METADATA_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +50,4 @@ class Metadata:
             if tensor["batch_dim"] == 0:
                 del tensor["batch_dim"]
         fingerprint = document.pop("fingerprint")
-        return Reply(200, encode(document), headers={FINGERPRINT_HEADER: fingerprint} if fingerprint else {})
+        return Reply(200, encode(document), headers={wire.FINGERPRINT_HEADER: fingerprint} if fingerprint else {})

@@ -29,7 +29,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self, unit: str, amount: int, limit: int) -> None:
-        """Take an item's part, in "pixels" or "characters", on any thread; a rejected part stays counted."""
+        """Take an item's part, in "pixels" or "characters", on any thread; a refused part stays counted."""
         with self._lock:
             self._taken[unit] += amount
             is_over = self._taken[unit] > limit
@@ -117,7 +117,7 @@ class Request:
     priority: int | None = None  # as its client asks, 1 being first; None for the policy's default
     timeout_s: float = inf  # the longest that its client waits; it can only shorten the policy's limits
     level: int = 1  # the priority that it was admitted with
-    number: int = -1  # the number of requests admitted before it; -1 if it was rejected
+    number: int = -1  # the number of requests admitted before it; -1 if it was refused
     deadline_s: float = inf  # when its answer is due
     due_s: float = inf  # its order within its level: the deadline, or without a target what patience allows
     expires_s: float = inf  # when it stops waiting for its micro-batch
@@ -128,7 +128,7 @@ class Request:
     running: int = 0
     has_started: bool = False  # the engine has run an item of it
     is_complete: bool = False  # it can be answered, or was cancelled
-    retry_after_s: float | None = None  # seconds after which a rejected client may retry
+    retry_after_s: float | None = None  # seconds after which a refused client may retry
 
     def fail(self, error: ItemError) -> None:
         """Replace all outcomes by one error; new slots, since a thread may be decoding an item into its old slot."""

@@ -6,7 +6,7 @@
     X-Api: rerank       {"model", "query", "documents": [text | {"text": text}, ...], "top_n", "return_documents"}
                         {"model", "results": [{"index", "relevance_score", "document"}], "usage"}, best first
     TEI's "inputs" and "texts" select its responses: [[number, ...], ...] and [{"index", "score", "text"}, ...]
-    either, rejected     {"error": {"message", "type", "param", "code"}}
+    either, refused     {"error": {"message", "type", "param", "code"}}
     X-Api: cohere-v1, cohere-v2: handlers.protocol.cohere
 
 The header names the API; the gateway sets it by the path. A text or a document is an item with the task's options. The
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from handlers.errors import EmptyInput, InvalidBody, InvalidInput, InvalidOption, ItemError, TooManyInstances
 from handlers.protocol import cohere
-from handlers.protocol.api_forms import ApiForm, Embeddings, Ranking
+from handlers.protocol.api_forms import Answer, Embeddings, Ranking
 from handlers.protocol.bodies import check_count, parse_api
 from handlers.protocol.quantization import DTYPES
 from handlers.protocol.requests import Payload, Request
@@ -83,7 +83,7 @@ def unpack(row: Mapping[str, Any], headers: Headers, shape: Shape) -> Request:
             return _rerank(sent, shape, aliases)
         return _embeddings(sent, shape, aliases, cohere.read(sent, aliases, version) if api == "cohere" else None)
     except InvalidInput as error:
-        form = cohere.CohereEmbeddings if api == "cohere" else ApiForm
+        form = cohere.CohereEmbeddings if api == "cohere" else Answer
         return Request((ItemError.of(error),), form(shape.model.name, is_list=False, aliases=aliases))
 
 
@@ -208,7 +208,7 @@ def text_or_image(given: Any, modality: str, options: Mapping[str, Any], shape: 
 
 
 def _base64(given: Any) -> str:
-    """Return the base64 of a data URI. Other URLs are rejected: a server must not fetch URLs for clients."""
+    """Return the base64 of a data URI. Other URLs are refused: a server must not fetch URLs for clients."""
     if not isinstance(given, str):
         raise InvalidBody("image: must be a data URI, or base64.")
     head, _, data = given.partition(",") if given[:5].lower() == "data:" else ("", "", given)

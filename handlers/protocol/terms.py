@@ -9,8 +9,10 @@ from math import inf, isfinite
 from typing import Any
 
 from handlers.errors import InvalidPriority, InvalidTimeout
+from handlers.protocol import wire
 from handlers.protocol.wire import PRIORITY_HEADER, TIMEOUT_HEADER
 
+TERMS_HEADERS = wire.TERMS_HEADERS
 MOST_DIGITS = 9  # the most digits of a level; int() raises for thousands of digits
 LONGEST_TIMEOUT_US = 2**64 - 1  # in microseconds: the parameter `timeout` is an integer of 64 bits
 
