@@ -117,7 +117,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                 check_mode(settings)
                 recorder = self.reporter.recorder
                 self.core = Core(self, trial.choose(), recorder, self._timeout_s)
-                self.exchanges = Exchanges(self.core, window, recorder)
+                self.exchanges = Exchanges(self.core, window, recorder, has_target=target_ms is not None)
             else:
                 self._start_classic(window, trial)
             proofs = {**self.metadata.proofs, **{name: proof.to_json() for name, proof in trial.proofs.items()}}

@@ -103,7 +103,7 @@ class OriginalArchive:
         context.request_ids = context.metrics.request_ids = {index: str(uuid4()) for index in range(len(rows))}
         context.request_processor = [RequestProcessor(dict(row.headers)) for row in rows]
         try:
-            answers = self._service._entry_point([dict(row.values) for row in rows], context)
+            answers = self._service._entry_point([dict(row.values) for row in rows], context)  # noqa: SLF001
         except PredictionException as error:
             if len(rows) > 1:
                 raise

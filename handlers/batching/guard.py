@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from handlers.errors import where
 
@@ -30,6 +30,10 @@ def watch() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
-        logging.shutdown()
-        os._exit(1)
+        end(error)
+
+
+def end(error: BaseException) -> NoReturn:
+    logger.critical("The worker's thread %s failed: %s", threading.current_thread().name, where(error))
+    logging.shutdown()
+    os._exit(1)

@@ -11,7 +11,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md has the encoding 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -44,10 +44,6 @@ class Reply:
     body: bytes
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)  # further ones
-
-    def with_headers(self, headers: Mapping[str, str]) -> "Reply":
-        """Return a copy with these headers added or replaced."""
-        return replace(self, headers={**self.headers, **headers})
 
 
 class Form(Protocol):

@@ -26,9 +26,10 @@ from handlers.batching import trial
 from handlers.engines.function import FunctionEngine
 from handlers.errors import InvalidConfig, OutOfTime
 from handlers.metrics import REQUEST
-from handlers.pipeline.flow import server_timing
+from handlers.pipeline.jobs import Slot
 from handlers.pipeline.micro_batches import Cost
-from handlers.protocol.requests import Request, Slot
+from handlers.pipeline.reply_headers import server_timing
+from handlers.protocol.requests import Request
 from tests.handlers.batching.frontend import Frontend
 from tests.handlers.cpu_graphs import GPU, use_cpu_graphs
 from tests.handlers.protocol.test_grpc_inference import HEADERS
@@ -106,7 +107,7 @@ def test_requests_share_forward_passes_by_group_and_size_and_headers_tell_them(h
     answers = serve(handler, [b"1", b"2", b"3", listed(4, 6, 8, 10), b"secret"], [{}, *[{"explain": "False"}] * 4])
     assert handler.module.batches == [[1.0, 3.0], [2.0, 4.0, 6.0, 8.0], [10.0]]
     # The slowest item's.
-    slots = [Slot(None, decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(None, wait_s=0.2, batch_size=1)]
+    slots = [Slot(decode_s=0.3, wait_s=0.1, forward_s=0.4, batch_size=3), Slot(wait_s=0.2, batch_size=1)]
     expected = 'decode;dur=300.00, wait;dur=200.00, forward;dur=400.00, encode;dur=0.00, batch;desc="3"'
     assert server_timing(slots, 0.0) == expected
     sizes = [answer.headers["Server-Timing"].rpartition(", ")[2] for answer in answers]

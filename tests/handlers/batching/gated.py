@@ -26,9 +26,9 @@ State = namedtuple("State", "in_flight waiting_items running_batches unsplit_ite
 
 def state(handler: BatchHandler[Any, Any]) -> State:
     core = handler.core
-    with core.lock:
-        running = len(core.scheduler.streams.running)
-        return State(len(core.pending), core.scheduler.queue.items, running, len(core.unsplit))
+    with core._lock:
+        running = len(core._scheduler.streams.running)
+        return State(len(core._pending), core._scheduler.queue.items, running, len(core._unsplit))
 
 
 def write_list(*values: Any) -> bytes:
