@@ -30,7 +30,7 @@ from handlers.engines.compilation import attempt
 from handlers.errors import LOAD_FAILED, InvalidConfig, reason, where
 from handlers.metrics import REQUEST
 from handlers.pipeline.flow import Pipeline
-from handlers.pipeline.task import Config, Hooks, Item
+from handlers.pipeline.task import Config, Hooks, Item, Shaped, inputs_of, samples_of
 from handlers.protocol.responses import Reply
 from handlers.torchserve import BaseHandler, make_reporter
 from handlers.warm_up import decode_items, free_memory, measure_change, prepare
@@ -149,8 +149,8 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         if self.device.type != "cpu" and whole:
             line = LatencyModel(whole).line
             self.overhead = self.overhead.measured(line.fixed_s, line.token_s)
-        prepare(self, self.sample(), min(window, self.config.max_batch_items))
-        threads = available_threads(self.config.decode_threads) if self.decodes_in_threads else 1
+        prepare(self, min(window, self.config.max_batch_items))
+        threads = available_threads(self.config.decode_threads) if inputs_of(self).in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
         self.keeper = None if connection is None else ConnectionKeeper(connection)
@@ -167,12 +167,14 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                     raise RuntimeError("the last worker ended while it recorded")
                 limits = config.max_batch_items, config.max_batch_tokens
                 budget = Budget(config.cuda_graph_seconds, config.cuda_graph_gib * 2**30, *limits)
-                recorded = self.engine.record(self.examples(decode_items(self, self.samples())), budget)
+                items = decode_items(self, samples_of(self))
+                shapes = self.examples(items) if isinstance(self, Shaped) else [self.collate([each]) for each in items]
+                recorded = self.engine.record(shapes, budget)
         except Exception as error:
             logger.warning("CUDA graphs: none, %s", reason(error))
             return
-        self.overhead = replace(self.overhead, sizes=tuple(sorted({shape[0] for shape in recorded})))
-        self.graph_lengths = sorted({shape[1] for shape in recorded if len(shape) == 2})
+        sizes, lengths = {shape[0] for shape in recorded}, {shape[1] for shape in recorded if len(shape) == 2}
+        self.overhead = replace(self.overhead, sizes=tuple(sorted(sizes)), lengths=tuple(sorted(lengths)))
 
     def _log_change(self) -> None:
         """Log how much a GPU's default precision changes the samples' outputs; the first load measures it."""

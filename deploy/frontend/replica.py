@@ -16,7 +16,7 @@ from typing import Any
 
 from deploy.frontend.forms import MalformedForm, row_of
 from deploy.frontend.http import Answer, off_loop
-from deploy.loader import LoadedArchive, check_release
+from deploy.loader import LoadedArchive, check_format
 from deploy.protocol.description import strip_zeros
 
 OUT_OF_MEMORY = 507
@@ -64,7 +64,7 @@ class Replica:
         """Load the archive; see `LoadedArchive`."""
         # Ray sets it to the processors of the replica; `threads` are the archive's own setting.
         os.environ.pop("OMP_NUM_THREADS", None)
-        check_release(Path(archive))
+        check_format(Path(archive))
         loaded = LoadedArchive(Path(archive), "adaptive", threads=threads, gpu=gpu, metrics=metrics)
         self.name, self.version, self._loaded = loaded.name, loaded.version, loaded
         self._handler, self._core = loaded.handler, loaded.handler.core
@@ -102,8 +102,10 @@ class Replica:
 
     async def check(self) -> None:
         """Check that the replica can serve. An engine that is stuck ends the process (handlers.batching.guard)."""
-        if self._is_doubtful and (sample := self._handler.sample()) is not None:
-            answer = await asyncio.wait_for(self._run((_request(sample), time.perf_counter())), SAMPLE_S)
+        from handlers.pipeline.task import samples_of  # noqa: PLC0415
+
+        if self._is_doubtful and (samples := samples_of(self._handler)):
+            answer = await asyncio.wait_for(self._run((_request(samples[0]), time.perf_counter())), SAMPLE_S)
             if answer.status == OUT_OF_MEMORY:
                 raise Unhealthy(f"{self.name}: no memory for the model's own sample; expected it to run")
             self._is_doubtful = False

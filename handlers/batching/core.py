@@ -37,7 +37,7 @@ from handlers.engines import Divisible, available_threads
 from handlers.errors import EXPIRED
 from handlers.metrics import ABANDONED, BEGUN, DEADLINE_MISSES, RAN, RAN_AS_PREDICTED, REFUSALS, Recorder
 from handlers.pipeline.flow import FinishedMicroBatch, Pipeline
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Task, inputs_of
 from handlers.protocol.requests import Request
 from handlers.protocol.responses import Reply
 
@@ -79,7 +79,7 @@ class Core:
         self._is_closed = False
         self._arrivals = Arrivals(self._scheduler, recorder, config)
         threads = available_threads(config.decode_threads)
-        self._decoder = Decoder(self._pipeline, threads=threads, is_threaded=task.decodes_in_threads)
+        self._decoder = Decoder(self._pipeline, threads=threads, is_threaded=inputs_of(task).in_threads)
         streams = [Pipeline(copy_with_engine(task, part), recorder) for part in choice.arrangement.streams]
         self._threads = [guard.start("watch", self._watch)]
         self._threads += [guard.start("engine", self._run_stream, each) for each in streams or [self._pipeline]]

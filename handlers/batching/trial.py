@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from handlers.batching import accuracy, measurements
 from handlers.batching.measurements import Candidate, Measurement, Seeds
 from handlers.engines import Arrangement, Divisible, Engine, Precise
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Task, samples_of
 from handlers.proofs import Proof
 from handlers.protocol.requests import Payload
 from handlers.warm_up import decode_items, run
@@ -104,18 +104,18 @@ class Trial:
     def choose(self) -> Choice:
         """Choose, and run every sample on the chosen engines, so that no request pays for a first time."""
         choice = self._choose()
-        for sample in self._task.samples()[1:]:
+        for sample in samples_of(self._task)[1:]:
             (item,) = decode_items(self._task, [sample])
             self._run_once([choice.arrangement.whole, *choice.arrangement.streams], item)
         return choice
 
     def _choose(self) -> Choice:
-        sample = self._task.sample()
+        samples = samples_of(self._task)
         has_choice = len(self._precisions) * len(self._counts) > 1
-        if sample is None or not (self._known or has_choice or self._is_adaptive or self._is_on_gpu):
+        if not samples or not (self._known or has_choice or self._is_adaptive or self._is_on_gpu):
             return Choice(self._arrange(Candidate(self._precisions[0], self._counts[0])), Measurement([], []))
-        (item,) = decode_items(self._task, [sample])
-        self._decoded_beside = sample if self._is_adaptive else None
+        (item,) = decode_items(self._task, samples[:1])
+        self._decoded_beside = samples[0] if self._is_adaptive else None
         arrangement, origin = None if self._known else self._try_first(item), ""
         if arrangement is None:
             arrangement, origin = self._arrange(self._best()), " as stored by an earlier start"

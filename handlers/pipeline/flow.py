@@ -35,7 +35,7 @@ from handlers.pipeline.failures import fail, find_excess, isolate
 from handlers.pipeline.jobs import AnySlot, Job, Slot, make_job
 from handlers.pipeline.micro_batches import plan_micro_batches
 from handlers.pipeline.reply_headers import headers_of
-from handlers.pipeline.task import Task
+from handlers.pipeline.task import Reporting, Task, decode
 from handlers.protocol.api_forms import Answer
 from handlers.protocol.metadata import METADATA_HEADER
 from handlers.protocol.requests import Allowance, Payload, Request
@@ -70,8 +70,8 @@ class Pipeline:
 
     def __init__(self, task: Task, recorder: Recorder, *, decode_threads: int = 1) -> None:
         """`decode_threads` is for `serve`."""
-        self._task = task
-        self._recorder = recorder
+        self._task, self._recorder = task, recorder
+        self._reporting = task if isinstance(task, Reporting) else None
         self._pool = ThreadPoolExecutor(decode_threads, "decode") if decode_threads > 1 else None
 
     def serve(self, rows: Sequence[Mapping[str, Any]], context: Any, limit_s: float = inf) -> list[bytes]:
@@ -134,7 +134,7 @@ class Pipeline:
             try:
                 if started_s > ends_s:
                     raise OutOfTime
-                slot.item = self._task.decode(payload)
+                slot.item = decode(self._task, payload)
             except InvalidInput as error:
                 slot.fail(ItemError.of(error))
             except Exception as error:
@@ -230,7 +230,7 @@ class Pipeline:
         listener: Callable[[AnySlot], None] | None,
     ) -> Outputs:
         """Run the model once; with `listener`, report items that the engine ends early."""
-        if listener is None:
+        if listener is None or self._reporting is None:
             return self._task.forward(inputs, items)
 
         def ended(index: int, outputs: Outputs) -> None:
@@ -239,7 +239,7 @@ class Pipeline:
             slot.outputs, slot.is_over = outputs, True
             listener(slot)
 
-        return self._task.forward_reporting(inputs, items, ended)
+        return self._reporting.forward_reporting(inputs, items, ended)
 
     def split(self, micro_batch: FinishedMicroBatch[AnySlot]) -> None:
         """Replace the items of a micro-batch by their results, and count it."""
@@ -263,7 +263,6 @@ class Pipeline:
         items = [slot.item for slot in slots]
         try:
             for slot, result in list(zip(slots, self._task.split(outputs, items), strict=True)):
-                slot.tokens = self._task.tokens(slot.item)
                 if isinstance(result, ItemError):
                     slot.fail(result)
                 else:
@@ -289,7 +288,7 @@ class Pipeline:
     def _write_body(self, asked: Form, slots: Sequence[Slot]) -> Reply:
         form, limit = asked, self._task.config.max_response_bytes
         if isinstance(form, Answer):
-            form = form.with_tokens(sum(slot.tokens for slot in slots))
+            form = form.with_tokens(sum(slot.cost.sent for slot in slots if slot.error is None))
         # Results that JSON cannot represent, such as NaN, are a bug of the model or the task, and become errors. A form
         # that cannot write errors either has a bug itself.
         for _ in ("results", "errors"):

@@ -25,7 +25,6 @@ class Slot:
     wait_s: float = 0.0  # from the end of decoding to the start of its micro-batch
     forward_s: float = 0.0  # duration of its micro-batch
     batch_size: int = 0  # items of its micro-batch; 0 without one
-    tokens: int = 0  # tokens of its item, special ones included; 0 if it has no result
     # Its micro-batch returns nothing for it: the engine has ended it early, or its request was cancelled.
     is_over: bool = False
     outputs: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)  # (1, ...), if it has ended early
@@ -40,7 +39,7 @@ AnySlot = TypeVar("AnySlot", bound=Slot)
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[AnySlot]):
-    """What answers a request. It has no payload that is decoded, unlike the request."""
+    """A request while it is answered: unlike the request, it keeps no payload that is decoded."""
 
     form: Form
     slots: list[AnySlot]

@@ -41,7 +41,7 @@ class Payload:
 
     Attributes:
         value: the raw body, an item's part of a tensor, or the input fields of a JSON object.
-        options: all other fields; `decode` of a task gets them as its `options_class`, unless it reads them itself.
+        options: all other fields; `decode` of a task gets them as its `options_class`.
         allowance: the limits of all items of its request together; `decode` takes its part before it works. None for a
             single item, to which only the limits of an item apply.
     """
@@ -62,11 +62,13 @@ class Cost:
         length: the size along the padded axis, in tokens; 1 if nothing is padded.
         group: the options of a whole micro-batch; items share one only if their groups are equal.
         work: the model's work for it, in tokens, if that is more than its length: generated answers.
+        sent: its tokens as the model receives them, for responses that contain their request's sum.
     """
 
     length: int = 1
     group: Hashable = None
     work: int = 0
+    sent: int = 0
 
     @property
     def tokens(self) -> int:
@@ -79,7 +81,7 @@ UNIT_COST = Cost()  # the default cost of an item
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What a client sent: its items, the form of the answer, and what it asks of the scheduler."""
+    """A client's items, the form of their answer, and its wishes to the scheduler."""
 
     payloads: Payloads  # in the client's order
     form: Form = field(default_factory=OneItem)

@@ -17,6 +17,7 @@ from handlers.engines import Arrays, Engine, Outputs
 from handlers.engines.function import FunctionEngine
 from handlers.errors import BodyTooLarge, ItemError, WrongOutput
 from handlers.original_archive import ORIGINAL, OriginalArchive, OriginalReply, OriginalRow, StockConfig, decode_values
+from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
 from handlers.protocol.responses import OneItem, Reply
 from handlers.protocol.rows import Headers
@@ -28,9 +29,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
     """Serves the files of an old archive, original/: its MAR-INF/MANIFEST.json names its handler."""
 
     config_class = StockConfig
-    reads_options = True
-    inputs = frozenset({"data"})
-    decodes_in_threads = False
+    inputs = Inputs(frozenset({"data"}), in_threads=False)
 
     class AsReturned:
         """The form of an answer that the old handler has written."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from handlers.checkpoints import check_labels
 from handlers.engines import Engine, Outputs
 from handlers.errors import InvalidInput, ItemError, TextTooLong
+from handlers.pipeline.values import Results
 from handlers.precision.answers import Kind
 from handlers.precision.comparisons import Array, compare_rows
 from handlers.probabilities import softmax
@@ -37,10 +38,10 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
     """Answers are those of transformers' pipeline of that name; a long text runs in windows, as with its `stride`."""
 
     answer_kind = Kind("labels", 0.99, read_tokens, compare_rows)
-    view = "entities"
     config_class = TokenClassificationConfig
     head = Head("AutoModelForTokenClassification", ("logits",))
     options_class = TokenClassificationOptions
+    results = Results(view="entities")
 
     def load(self) -> Engine:
         engine = super().load()

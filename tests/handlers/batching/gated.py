@@ -13,6 +13,7 @@ from unittest.mock import Mock, patch
 
 from handlers.base import BatchHandler
 from handlers.engines import Arrangement, Arrays, Engine, Outputs
+from handlers.pipeline.values import Inputs
 from handlers.protocol.requests import Payload, Request
 from tests.handlers.serving import ADAPTIVE, DoublingHandler, started
 from tests.waiting import PATIENCE_S, until
@@ -38,7 +39,7 @@ def write_list(*values: Any) -> bytes:
 class GatedHandler(DoublingHandler):
     """Doubles numbers, in micro-batches that take RUN_S and wait at a gate; decoding "slow" numbers waits, too."""
 
-    decodes_in_threads = False
+    inputs = Inputs(frozenset({"number"}), in_threads=False)
 
     def load(self) -> Engine:
         self.gate, self.slow_gate, self.decoding = threading.Event(), threading.Event(), set[int]()
@@ -78,7 +79,7 @@ class GatedHandler(DoublingHandler):
 
 
 class ThreadedHandler(GatedHandler):
-    decodes_in_threads = True
+    inputs = Inputs(frozenset({"number"}))
 
 
 class Whole:
