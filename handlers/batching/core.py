@@ -43,8 +43,6 @@ from handlers.protocol.responses import Reply
 
 CHECK_S = 1.0  # longest seconds between two checks for a stuck engine; a request that expires sooner notifies
 
-Completions = list[tuple[Pending, Submitted]]
-
 
 class Stuck(Exception):
     """A micro-batch does not return."""
@@ -68,14 +66,13 @@ class Core:
         self._scheduler = Scheduler(Policy.of(config, task.overhead), _make_streams(choice))
         self._pipeline = Pipeline(task, recorder)
         self._pending: dict[Pending, Submitted] = {}  # submitted requests until their replies are written
-        self._unsplit: dict[
-            QueuedSlot, FinishedMicroBatch[QueuedSlot]
-        ] = {}  # items that ran, until their micro-batch is split
+        # Items that ran, until their micro-batch is split.
+        self._unsplit: dict[QueuedSlot, FinishedMicroBatch[QueuedSlot]] = {}
         self._recorder, self._longest_run_s = recorder, longest_run_s
         self._work_may_be_due = threading.Condition(self._lock)
         self._check_may_be_due = threading.Condition(self._lock)
         self._next_check_s = 0.0
-        self._expired: Completions = []
+        self._expired: list[Submitted] = []
         self._is_closed = False
         self._arrivals = Arrivals(self._scheduler, recorder, config)
         threads = available_threads(config.decode_threads)
@@ -92,7 +89,7 @@ class Core:
         """Submit requests, with the times of their arrival; the future of a cancelled one raises CancelledError."""
         requests = [Pending.of(request, arrived_s) for request, arrived_s in arrivals]
         submitted = [Submitted(request) for request in requests]
-        complete: Completions = []
+        complete = list[Submitted]()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the worker is closed")
@@ -101,7 +98,7 @@ class Core:
                 self._arrivals.admit(request)
                 if not request.decoding:
                     request.is_complete = True
-                    complete.append((request, future))
+                    complete.append(future)
                 elif request.expires_s < self._next_check_s:
                     self._check_may_be_due.notify()
         admitted = [request for request in requests if request.decoding]
@@ -228,18 +225,18 @@ class Core:
                 self._wake_engine()
         self._set_futures(complete)
 
-    def _complete(self, slots: Iterable[QueuedSlot]) -> Completions:
+    def _complete(self, slots: Iterable[QueuedSlot]) -> list[Submitted]:
         """Mark the requests of these slots that are complete now, and return them. The caller holds the lock."""
         complete = []
         for request in dict.fromkeys(slot.request for slot in slots):
             if not (request.is_complete or request.decoding or request.queued or request.running):
                 request.is_complete = True
-                complete.append((request, self._pending[request]))
+                complete.append(self._pending[request])
         return complete
 
-    def _set_futures(self, complete: Completions) -> None:
-        for request, future in complete:
-            future.set_result(partial(self._write, request))
+    def _set_futures(self, complete: Sequence[Submitted]) -> None:
+        for future in complete:
+            future.finish(self._write)
         if complete:
             self.on_change()
 
@@ -266,7 +263,7 @@ class Core:
             request.fail(EXPIRED)
             request.is_complete = True
             self._recorder.add(REFUSALS, 1, EXPIRED.type)
-            self._expired.append((request, self._pending[request]))
+            self._expired.append(self._pending[request])
         if self._expired:
             self._check_may_be_due.notify()
 

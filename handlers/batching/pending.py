@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -66,9 +67,8 @@ class Submitted(Future[Write]):
         # From now on `Future.cancel` has no effect: a host calls `Core.cancel` if a client disconnects.
         self.set_running_or_notify_cancel()
 
-    @property
-    def arrived_s(self) -> float:
-        return self._pending.arrived_s
+    def finish(self, write: Callable[[Pending], Reply]) -> None:
+        self.set_result(partial(write, self._pending))
 
     @property
     def is_complete(self) -> bool:
@@ -76,6 +76,6 @@ class Submitted(Future[Write]):
         return self._pending.is_complete
 
     @property
-    def is_refused(self) -> bool:
-        """Whether it was not admitted, so that its client may retry."""
-        return self._pending.retry_after_s is not None
+    def refused_s(self) -> float | None:
+        """When it arrived, if it was not admitted, so that its client may retry."""
+        return None if self._pending.retry_after_s is None else self._pending.arrived_s

@@ -31,7 +31,7 @@ LONGEST_WAIT_S = 1.0  # longest seconds of a wait, whatever happens
 
 def select_complete(in_flight: Mapping[str, Submitted], *, with_refused: bool) -> list[str]:
     """Return the ids of the complete requests, with the refused ones or without."""
-    return [id_ for id_, each in in_flight.items() if each.is_complete and (with_refused or not each.is_refused)]
+    return [id_ for id_, each in in_flight.items() if each.is_complete and (with_refused or each.refused_s is None)]
 
 
 class Exchanges:
@@ -105,7 +105,7 @@ class Exchanges:
         if len(complete) == len(submitted):
             # An answer is due, whatever the engine does; a single client waits for it.
             return WorkerState(len(complete), len(complete))
-        refused_s = [each.arrived_s for each in complete if each.is_refused]
+        refused_s = [each.refused_s for each in complete if each.refused_s is not None]
         return WorkerState(
             in_flight=len(submitted),
             complete=len(complete),

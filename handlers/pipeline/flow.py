@@ -28,7 +28,7 @@ from itertools import repeat
 from math import inf
 from typing import Any, Generic
 
-from handlers.engines import Arrays, Outputs
+from handlers.engines import Outputs
 from handlers.errors import INTERNAL_ERROR, InvalidInput, ItemError, OutOfTime, ResponseTooLarge, where
 from handlers.metrics import EXECUTION_SECONDS, FAILED, OUTPUT, SUCCEEDED, Event, Recorder, execution_event, item_event
 from handlers.pipeline.failures import fail, find_excess, isolate
@@ -83,7 +83,7 @@ class Pipeline:
     def answer(self, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], limit_s: float = inf) -> list[Reply]:
         """Return the replies to a batch in classic mode; after `limit_s` seconds nothing more starts."""
         ends_s = time.perf_counter() + limit_s
-        jobs = [self._open(row, headers) for row, headers in rows]
+        jobs = [make_job(time.perf_counter(), self.unpack(*row)) for row in rows]
         slots = [slot for job in jobs for slot in job.slots]
         if self._pool is not None and len(slots) > 1:
             list(self._pool.map(self.decode, slots, repeat(ends_s)))
@@ -97,10 +97,6 @@ class Pipeline:
         for part in finished:
             self.split(part)
         return list(map(self.pack, jobs))
-
-    def _open(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Job[Slot]:
-        arrived_s = time.perf_counter()
-        return make_job(self.unpack(row, sent), arrived_s)
 
     def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
         """Divide a row, with its headers in `sent`, into payloads; a bug in the hook fails this request only."""
@@ -206,11 +202,21 @@ class Pipeline:
         return finished
 
     def _run(self, slots: Sequence[AnySlot], listener: Callable[[AnySlot], None] | None) -> FinishedMicroBatch[AnySlot]:
-        items = [slot.item for slot in slots]
+        items, task = [slot.item for slot in slots], self._reporting
         started_s = time.perf_counter()
         inputs = self._task.collate(items)
         collated_s = time.perf_counter()
-        outputs = self._forward(inputs, slots, items, started_s, listener)
+        if listener is None or task is None:
+            outputs = self._task.forward(inputs, items)
+        else:
+
+            def ended(index: int, outputs: Outputs) -> None:
+                slot = slots[index]
+                _set_times(slot, started_s, time.perf_counter(), len(slots))
+                slot.outputs, slot.is_over = outputs, True
+                listener(slot)
+
+            outputs = task.forward_reporting(inputs, items, ended)
         ended_s = time.perf_counter()
         # The replies of items that the engine ended before may be written by now.
         left = [index for index, slot in enumerate(slots) if not slot.is_over]
@@ -220,26 +226,6 @@ class Pipeline:
             outputs = {name: array[left] for name, array in outputs.items()}
         seconds, collate_s = ended_s - started_s, collated_s - started_s
         return FinishedMicroBatch([slots[index] for index in left], outputs, seconds, len(slots), collate_s)
-
-    def _forward(
-        self,
-        inputs: Arrays,
-        slots: Sequence[AnySlot],
-        items: list[Any],
-        started_s: float,
-        listener: Callable[[AnySlot], None] | None,
-    ) -> Outputs:
-        """Run the model once; with `listener`, report items that the engine ends early."""
-        if listener is None or self._reporting is None:
-            return self._task.forward(inputs, items)
-
-        def ended(index: int, outputs: Outputs) -> None:
-            slot = slots[index]
-            _set_times(slot, started_s, time.perf_counter(), len(slots))
-            slot.outputs, slot.is_over = outputs, True
-            listener(slot)
-
-        return self._reporting.forward_reporting(inputs, items, ended)
 
     def split(self, micro_batch: FinishedMicroBatch[AnySlot]) -> None:
         """Replace the items of a micro-batch by their results, and count it."""

@@ -48,7 +48,7 @@ class Job(Generic[AnySlot]):
     retry_after_s: float | None = None  # seconds after which a refused client may retry
 
 
-def make_job(request: Request, arrived_s: float) -> Job[Slot]:
+def make_job(arrived_s: float, request: Request) -> Job[Slot]:
     return Job(request.form, make_slots(request, Slot), arrived_s, request.is_grpc)
 
 

@@ -136,13 +136,8 @@ class Reporting(Protocol):
     """A task whose engine may end items of a micro-batch before the others."""
 
     def forward_reporting(self, inputs: Arrays, items: Sequence[Any], ended: Listener) -> Outputs:
-        """Run the model once, as `forward`, in adaptive mode.
-
-        Args:
-            inputs: from `collate`.
-            items: of this micro-batch.
-            ended: called with the index and the outputs, (1, ...), of an item that ends before the others; `split` then
-                gets these outputs and this item.
+        """Run the model once, as `forward`, in adaptive mode; call `ended` with the index and the outputs, (1, ...), of
+        an item that ends before the others; `split` then gets these outputs and this item.
         """
 
 

@@ -45,23 +45,18 @@ class Results:
     only: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Former attributes of a task, with what has their place.
+# Former attributes of a task, with what has replaced them.
 FORMER = {
-    "item_dimensions": "now Inputs(dimensions=...)",
-    "input_tensors": "now Inputs(tensors=...)",
-    "decodes_in_threads": "now Inputs(in_threads=...)",
-    **{name: f"now Inputs({name}=...)" for name in ("media_types", "items")},
-    "output_tensors": "now Results(tensors=...)",
-    "only_values": "now Results(only=...)",
-    **{name: f"now Results({name}=...)" for name in ("piped", "batch_dims", "view", "api", "ranges")},
-    "samples": "now a list that `sample` returns",
-    "tokens": "now Cost(sent=...)",
-    "graph_lengths": "now overhead.lengths",
-    "reads_options": "removed, since every `decode` gets checked options",
+    **dict.fromkeys(("item_dimensions", "input_tensors", "media_types", "decodes_in_threads", "items"), "Inputs"),
+    **dict.fromkeys(("output_tensors", "only_values", "piped", "batch_dims", "view", "api", "ranges"), "Results"),
+    "samples": "`sample`, which may return a list",
+    "tokens": "Cost(sent=...)",
+    "graph_lengths": "Overhead(lengths=...)",
+    "reads_options": "`decode`, which always gets checked options",
 }
 
 
 def check_attributes(task: object) -> None:
     """Raise InvalidConfig for a task with an attribute of a former release."""
-    if former := [f"{name}: {new}" for name, new in FORMER.items() if hasattr(task, name)]:
+    if former := [f"{name} is replaced by {new}" for name, new in FORMER.items() if hasattr(task, name)]:
         raise InvalidConfig(f"{type(task).__name__}: {'; '.join(former)}; see handlers/pipeline/values.py")
