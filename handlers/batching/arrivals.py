@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from handlers.batching import guard
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.config import HandlerConfig
 from handlers.errors import InvalidInput, ItemError
@@ -30,7 +30,7 @@ LEAST_THREADS = 4  # least decode threads: a few slow decodings leave some for o
 LATEST_WEIGHT = 0.1
 NUMBER_BYTES = 8  # bytes that a JSON number counts as
 
-OnDecoded = Callable[[Sequence[QueuedSlot]], None]
+OnDecoded = Callable[[Sequence[Entry]], None]
 
 
 class Arrivals:
@@ -64,7 +64,7 @@ class Arrivals:
             request.retry_after_s = refusal.retry_after_s
             self._recorder.add(REFUSALS, 1, refusal.reason)
 
-    def end_decoding(self, slots: Sequence[QueuedSlot]) -> None:
+    def end_decoding(self, slots: Sequence[Entry]) -> None:
         """Pass decoded items to the scheduler, and learn the length of such payloads."""
         for slot in slots:
             request = slot.request
@@ -87,7 +87,7 @@ class _Job(NamedTuple):
     level: int = 0
     due_s: float = 0.0
     number: int = 0
-    slots: Iterator[QueuedSlot] = iter(())
+    slots: Iterator[Entry] = iter(())
     on_decoded: OnDecoded = lambda _: None
 
 
@@ -104,9 +104,9 @@ class Decoder:
         self._numbers = count_from(0)
         self._threads = [guard.start("decode", self._work) for _ in range(count)]
 
-    def decode(self, requests: Iterable[Pending], on_decoded: OnDecoded) -> list[QueuedSlot]:
+    def decode(self, requests: Iterable[Pending], on_decoded: OnDecoded) -> list[Entry]:
         """Decode items and return them; the decode threads take the others, and call `on_decoded` with each."""
-        small: list[QueuedSlot] = []
+        small: list[Entry] = []
         for request in requests:
             slots = [slot for slot in request.slots if slot.error is None]
             if not self._is_threaded and sum(slot.size for slot in slots) <= LARGE_BYTES:
@@ -139,7 +139,7 @@ class Decoder:
         job.on_decoded([slot])
         return True
 
-    def _decode(self, slots: Sequence[QueuedSlot]) -> None:
+    def _decode(self, slots: Sequence[Entry]) -> None:
         for slot in slots:
             self._pipeline.decode(slot)
         self._pipeline.prepare(slots)

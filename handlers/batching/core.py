@@ -1,19 +1,13 @@
 """The worker that forms its own batches, for any server.
 
-    unpack(row, headers) -> request          what a client sent
-    submit([(request, arrived_s)]) -> futures    admits or refuses requests, then decodes them
-    step(most_items)                         runs quick micro-batches on the caller's thread, or wakes the others
-    cancel(future)                           waiting items never run; the outputs of running ones are dropped
-    close()                                  cancels all requests and ends the threads
-
     calling thread    submit -> admit or refuse -> small items decoded -+               write: split -> pack -> Reply
     decode threads                                 other items decoded -+-> queue
     engine threads                                                          -> micro-batch -> micro-batch -> ...
     watching thread   expires requests that waited too long; a micro-batch that does not return ends the worker
 
-Any thread may call them; small items wait for the `step` after their `submit`. The thread that completes a request sets
-its future, then calls `on_change`, also after a micro-batch. The future's result writes the reply on the thread that
-calls it: `future.result()()`, or with asyncio `(await asyncio.wrap_future(future))()`.
+Any thread may call its methods; small items wait for the `step` after their `submit`. The thread that completes a
+request sets its future, then calls `on_change`, also after a micro-batch. The future's result writes the reply on the
+thread that calls it: `future.result()()`, or with asyncio `(await asyncio.wrap_future(future))()`.
 
 No thread holds the lock while decoding, running the model, splitting or packing, or calling its host. A bug on one of
 the threads ends the process (guard).
@@ -29,7 +23,7 @@ from typing import Any
 from handlers.batching import guard
 from handlers.batching.arrivals import Arrivals, Decoder
 from handlers.batching.engine import LatencyModel, RunningBatch, Streams
-from handlers.batching.pending import Pending, QueuedSlot, Submitted
+from handlers.batching.pending import Entry, Pending, Submitted
 from handlers.batching.policy import Policy
 from handlers.batching.scheduler import Scheduler
 from handlers.batching.trial import Choice, copy_with_engine
@@ -67,7 +61,7 @@ class Core:
         self._pipeline = Pipeline(task, recorder)
         self._pending: dict[Pending, Submitted] = {}  # submitted requests until their replies are written
         # Items that ran, until their micro-batch is split.
-        self._unsplit: dict[QueuedSlot, FinishedMicroBatch[QueuedSlot]] = {}
+        self._unsplit: dict[Entry, FinishedMicroBatch[Entry]] = {}
         self._recorder, self._longest_run_s = recorder, longest_run_s
         self._work_may_be_due = threading.Condition(self._lock)
         self._check_may_be_due = threading.Condition(self._lock)
@@ -108,7 +102,7 @@ class Core:
         return submitted
 
     def cancel(self, submitted: Submitted) -> None:
-        """Cancel a request whose client has disconnected; no effect after its reply is written."""
+        """Cancel a request whose client has disconnected; its waiting items never run. No effect on a written reply."""
         request = submitted._pending  # noqa: SLF001
         with self._lock:
             if self._pending.pop(request, None) is None:
@@ -205,7 +199,7 @@ class Core:
         if not complete:
             self.on_change()
 
-    def _end_item(self, running: RunningBatch, slot: QueuedSlot) -> None:
+    def _end_item(self, running: RunningBatch, slot: Entry) -> None:
         """Handle an item that the engine has ended before its micro-batch; called on the engine's own thread."""
         with guard.watch():
             with self._lock:
@@ -217,7 +211,7 @@ class Core:
         if self._scheduler.queue.ready:
             self._work_may_be_due.notify(self._scheduler.streams.free)
 
-    def _end_decoding(self, slots: Sequence[QueuedSlot], *, is_helping: bool = False) -> None:
+    def _end_decoding(self, slots: Sequence[Entry], *, is_helping: bool = False) -> None:
         with self._lock:
             self._arrivals.end_decoding(slots)
             complete = self._complete(slots)
@@ -225,7 +219,7 @@ class Core:
                 self._wake_engine()
         self._set_futures(complete)
 
-    def _complete(self, slots: Iterable[QueuedSlot]) -> list[Submitted]:
+    def _complete(self, slots: Iterable[Entry]) -> list[Submitted]:
         """Mark the requests of these slots that are complete now, and return them. The caller holds the lock."""
         complete = []
         for request in dict.fromkeys(slot.request for slot in slots):
@@ -288,7 +282,7 @@ class Core:
         request.slots = []  # slots refer to their request: this frees both at once
         return reply
 
-    def _split(self, part: FinishedMicroBatch[QueuedSlot]) -> None:
+    def _split(self, part: FinishedMicroBatch[Entry]) -> None:
         """Split a micro-batch once; a thread that writes another reply of it waits."""
         with part.lock:
             if not part.is_split:

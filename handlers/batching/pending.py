@@ -16,13 +16,15 @@ Write = Callable[[], Reply]
 
 
 @dataclass(slots=True, eq=False)
-class QueuedSlot(Slot):
+class Entry(Slot):
+    """An item of a submitted request."""
+
     request: "Pending" = field(init=False, repr=False)
     size: int = 0  # bytes of its payload
 
 
 @dataclass(slots=True, eq=False)
-class Pending(Job[QueuedSlot]):
+class Pending(Job[Entry]):
     """A request until its reply is written. Times are in seconds, of `time.perf_counter` or the simulation's.
 
     An item that can be served is decoding, queued or running, then none of these.
@@ -50,11 +52,11 @@ class Pending(Job[QueuedSlot]):
 
     @classmethod
     def of(cls, request: Request, arrived_s: float) -> "Pending":
-        return cls(request.form, make_slots(request, QueuedSlot), arrived_s, request.is_grpc, terms=request.terms)
+        return cls(request.form, make_slots(request, Entry), arrived_s, request.is_grpc, terms=request.terms)
 
     def fail(self, error: ItemError) -> None:
         """Replace all items by one error; new slots, since a thread may be decoding an item into its old slot."""
-        self.slots = [QueuedSlot(error=error) for _ in self.slots]
+        self.slots = [Entry(error=error) for _ in self.slots]
         self.decoding = self.queued = self.running = 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 
 AGING_TARGETS = 2.0  # wait after which a request gains a level, in latency targets
@@ -35,7 +35,7 @@ class RequestQueue:
     """The items that have not started: a slot each."""
 
     policy: Policy
-    ready: list[QueuedSlot] = field(default_factory=list)  # of requests that are decoded, in no order
+    ready: list[Entry] = field(default_factory=list)  # of requests that are decoded, in no order
     patience_s: float = field(init=False)
     _has_target: bool = field(init=False)
     _decoding: dict[int, Pending] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class RequestQueue:
     def add(self, request: Pending) -> None:
         self._decoding[request.number] = request
 
-    def end_decoding(self, slot: QueuedSlot) -> None:
+    def end_decoding(self, slot: Entry) -> None:
         """Note that an item is decoded or has failed; a request is ready after its last item."""
         request = slot.request
         if request.number not in self._decoding:
@@ -66,7 +66,7 @@ class RequestQueue:
         self.ready = [item for item in self.ready if item.request is not request]
         request.decoding = request.queued = 0
 
-    def start(self, items: Iterable[QueuedSlot]) -> None:
+    def start(self, items: Iterable[Entry]) -> None:
         started = set(items)
         self.ready = [item for item in self.ready if item not in started]
         for item in started:
@@ -117,7 +117,7 @@ class RequestQueue:
         ready = dict.fromkeys(item.request for item in self.ready if not item.request.has_started)
         return (*ready, *self._decoding.values())
 
-    def rank(self, now_s: float) -> list[tuple[Rank, QueuedSlot]]:
+    def rank(self, now_s: float) -> list[tuple[Rank, Entry]]:
         """List the ready items in order: by rank, then due time, then arrival."""
         has_target = self._has_target
         ranked = [

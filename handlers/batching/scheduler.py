@@ -19,7 +19,7 @@ from math import ceil, inf
 
 from handlers.batching.batches import BatchLimits, count_padded_tokens, select_items
 from handlers.batching.engine import RunningBatch, Streams, finish_s
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import RequestQueue, Work
 
@@ -149,11 +149,11 @@ class Scheduler:
         items = select_items(self.queue.rank(now_s), limits, line, now_s)
         return self._begin(items, count_padded_tokens(items, limits.overhead), now_s, is_wide=is_wide)
 
-    def _begin(self, items: Sequence[QueuedSlot], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
+    def _begin(self, items: Sequence[Entry], tokens: int, now_s: float, *, is_wide: bool) -> RunningBatch:
         self.queue.start(items)
         return self.streams.begin(items, tokens, now_s, is_wide=is_wide)
 
-    def end_item(self, running: RunningBatch, item: QueuedSlot) -> None:
+    def end_item(self, running: RunningBatch, item: Entry) -> None:
         running.ended.add(item)
         item.request.running -= 1
 

@@ -89,11 +89,8 @@ def _read_inputs(model: ModelEntry, request: PrecisionRequest, task: Any) -> tup
 
 def _keep_samples(model: ModelEntry, task: Any, engine: Engine, least: float | None, out: Path) -> None:
     """Write samples and their answers in fp32, for workers on another kind of processor."""
-    samples = [
-        sample
-        for each in inputs.make_kept_payloads(model, inputs_of(task).fields)
-        if (sample := fit_sample(task, each))
-    ]
+    kept = inputs.make_kept_payloads(model, inputs_of(task).fields)
+    samples = [sample for each in kept if (sample := fit_sample(task, each))]
     answers = answer_items(task, [item for item, _ in samples], engine, KEPT_S)
     payloads = [payload for _, payload in samples[: len(answers)]]
     Samples(name_place(), least, payloads, answers).write(out / SAMPLES)

@@ -15,7 +15,7 @@ from itertools import count, cycle
 from math import inf
 
 from handlers.batching.engine import RunningBatch
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.scheduler import Scheduler
 from handlers.continuous.timing import Timing, WorkerState
 from handlers.protocol.requests import Cost
@@ -183,7 +183,7 @@ class AdaptiveWorker:
         lone = len(indices) == 1 and not self._running
         for index in indices:
             arrival = self.simulated.outcomes[index].arrival
-            slots = [QueuedSlot(cost=Cost(arrival.length)) for _ in range(arrival.items)]
+            slots = [Entry(cost=Cost(arrival.length)) for _ in range(arrival.items)]
             request = _Request(form=OneItem(), slots=slots, arrived_s=arrived_s, index=index)
             request.priority, request.timeout_s = arrival.priority, arrival.timeout_s
             self._in_flight[index] = request

@@ -5,7 +5,7 @@ from typing import Any
 
 from handlers.batching.batches import BatchLimits, select_items
 from handlers.batching.engine import Line
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 from handlers.protocol.requests import Cost
 from handlers.protocol.responses import OneItem
@@ -16,8 +16,8 @@ LINE = Line(0.0, 0.001)
 OWN, LATER = (1.0, False), (2.0, False)
 
 
-def slot(length: int, due_s: float = inf, group: Any = None) -> QueuedSlot:
-    made = QueuedSlot(item=length, cost=Cost(length, group))
+def slot(length: int, due_s: float = inf, group: Any = None) -> Entry:
+    made = Entry(item=length, cost=Cost(length, group))
     made.request = Pending(OneItem(), [made], 0.0, deadline_s=due_s)
     return made
 

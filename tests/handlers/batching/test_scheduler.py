@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from handlers.batching.engine import LatencyModel, Streams
-from handlers.batching.pending import Pending, QueuedSlot
+from handlers.batching.pending import Entry, Pending
 from handlers.batching.policy import Policy
 from handlers.batching.request_queue import AGING_TARGETS
 from handlers.batching.scheduler import MOST_TURN, Scheduler
@@ -252,7 +252,7 @@ def test_policy_is_that_of_the_settings(scheduling: Any, latency_s: float, queue
 def test_few_items_are_expected_on_the_whole_idle_engine_and_many_on_its_streams(items: int, seconds: float) -> None:
     scheduler = Scheduler(POLICY, Streams(model(), model(NARROW), 2))
     assert (scheduler.ready_s, scheduler.queue.oldest_s(1.0)) == (0.0, 0.0)
-    request = Pending(OneItem(), [QueuedSlot(cost=Cost(10)) for _ in range(items)], 0.0)
+    request = Pending(OneItem(), [Entry(cost=Cost(10)) for _ in range(items)], 0.0)
     assert scheduler.admit(request, 10.0 * items) is None
     for slot in request.slots:
         scheduler.queue.end_decoding(slot)
