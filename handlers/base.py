@@ -117,7 +117,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
                 check_mode(settings)
                 recorder = self.reporter.recorder
                 self.core = Core(self, trial.choose(), recorder, self._timeout_s)
-                self.exchanges = Exchanges(self.core, window, recorder, has_target=target_ms is not None)
+                self._exchanges = Exchanges(self.core, window, recorder, has_target=target_ms is not None)
             else:
                 self._start_classic(window, trial)
             proofs = {**self.metadata.proofs, **{name: proof.to_json() for name, proof in trial.proofs.items()}}
@@ -135,7 +135,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         self.initialized = True
         logger.info("Loaded %s: %s", name, self.engine.description)
 
-    def _read_config(self, settings: Mapping[str, Any]) -> Config:
+    def _read_config(self, settings: Mapping[str, object]) -> Config:
         try:
             check_names(settings)
             config = cast(Config, parse(self.config_class, settings.get("handler")))
@@ -153,7 +153,7 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
         threads = available_threads(self.config.decode_threads) if inputs_of(self).in_threads else 1
         self.pipeline = Pipeline(self, self.reporter.recorder, decode_threads=threads)
         connection = frontend_connection()
-        self.keeper = None if connection is None else ConnectionKeeper(connection)
+        self._keeper = None if connection is None else ConnectionKeeper(connection)
 
     def _record_graphs(self) -> None:
         """Let a GPU's engine record CUDA graphs; without them, as after any failure, the model runs eagerly."""
@@ -208,13 +208,13 @@ class BatchHandler(BaseHandler, Hooks[Config, Item]):  # type: ignore[misc]
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Return one body for each row of TorchServe's, with statuses and headers in its context."""
         if self.config.scheduling.mode == "adaptive":
-            self.exchanges.serve(context.cl_socket)
-        if self.keeper is None:
+            self._exchanges.serve(context.cl_socket)
+        if self._keeper is None:
             return self.pipeline.serve(data, context, BATCH_SHARE * self._timeout_s)
         sent = map(context.get_all_request_header, context.request_ids)
         batch = dict(zip(context.request_ids.values(), map(NewRequest, data, sent), strict=True))
         with guard.watch():
-            serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self.keeper))
+            serve_batches(context.cl_socket, batch, partial(self._answer_batch, context.metrics, self._keeper))
         logger.warning("Frontend disconnected.")
         sys.exit(0)
 

@@ -102,9 +102,6 @@ class Exchanges:
         """Return the state that the timing depends on."""
         submitted = self._in_flight.values()
         complete = [each for each in submitted if each.is_complete]
-        if len(complete) == len(submitted):
-            # An answer is due, whatever the engine does; a single client waits for it.
-            return WorkerState(len(complete), len(complete))
         refused_s = [each.refused_s for each in complete if each.refused_s is not None]
         return WorkerState(
             in_flight=len(submitted),
