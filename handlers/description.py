@@ -100,7 +100,7 @@ def _tensor(name: str, dimensions: int) -> TensorMetadata:
     return TensorMetadata(name, "FP32", (-1,) * (1 + dimensions)) if dimensions else TensorMetadata(name, shape=(-1, 1))
 
 
-def _most_rows(task: Task, item: Any) -> int:
+def _most_rows(task: Task, item: object) -> int:
     """Return the most rows like this item in one request."""
     most: int = task.config.max_request_items
     tokens: int | None = task.config.max_request_tokens
@@ -145,7 +145,7 @@ def _properties(options_class: Any) -> Mapping[str, Any]:
     return properties
 
 
-def _is_json(default: Any) -> bool:
+def _is_json(default: object) -> bool:
     """Whether there is a default, and JSON can represent it."""
     try:
         encode(default)

@@ -17,7 +17,7 @@ from handlers.protocol.requests import Payload
 LONGEST_RUN_S = 0.25  # seconds that `prepare` may spend on its largest micro-batch
 
 
-def run(task: Task, items: Sequence[Any]) -> None:
+def run(task: Task, items: Sequence[object]) -> None:
     task.split(task.forward(task.collate(items), items), items)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from itertools import count as count_from
 from math import inf
 from queue import PriorityQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -150,7 +150,7 @@ def _count_bytes(payload: Payload) -> int:
     return sum(map(_size, value.values())) if isinstance(value, Mapping) else _size(value)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, np.ndarray | np.generic):  # an item of a one-dimensional tensor is a numpy number
         return int(value.nbytes)
     if not isinstance(value, list):

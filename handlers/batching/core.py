@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any
 
 from handlers.batching import guard
 from handlers.batching.arrivals import Arrivals, Decoder
@@ -75,7 +74,7 @@ class Core:
         self._threads = [guard.start("watch", self._watch)]
         self._threads += [guard.start("engine", self._run_stream, each) for each in streams or [self._pipeline]]
 
-    def unpack(self, row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Mapping[str, object]) -> Request:
         """Read a request as `Pipeline.unpack` does."""
         return self._pipeline.unpack(row, headers)
 

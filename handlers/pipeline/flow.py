@@ -98,7 +98,7 @@ class Pipeline:
             self.split(part)
         return list(map(self.pack, jobs))
 
-    def unpack(self, row: Mapping[str, Any], sent: Mapping[str, Any]) -> Request:
+    def unpack(self, row: Mapping[str, object], sent: Mapping[str, object]) -> Request:
         """Divide a row, with its headers in `sent`, into payloads; a bug in the hook fails this request only."""
         headers = read_headers(sent)
         explain = headers.get(EXPLAIN)

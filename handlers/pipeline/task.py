@@ -70,7 +70,7 @@ class Hooks(abc.ABC, Generic[Config, Item]):
         After the first, a list has payloads of other graphs or sizes; each runs once before the worker is ready.
         """
 
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Divide one row, which is a request, into payloads. Few tasks override it.
 
         Args:
@@ -135,7 +135,7 @@ Task = Hooks[Any, Any]  # a task of any settings and items
 class Reporting(Protocol):
     """A task whose engine may end items of a micro-batch before the others."""
 
-    def forward_reporting(self, inputs: Arrays, items: Sequence[Any], ended: Listener) -> Outputs:
+    def forward_reporting(self, inputs: Arrays, items: Sequence[object], ended: Listener) -> Outputs:
         """Run the model once, as `forward`, in adaptive mode; call `ended` with the index and the outputs, (1, ...), of
         an item that ends before the others; `split` then gets these outputs and this item.
         """
@@ -145,7 +145,7 @@ class Reporting(Protocol):
 class Shaped(Protocol):
     """A task whose items have several shapes that each deserve a CUDA graph."""
 
-    def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
+    def examples(self, items: Sequence[object]) -> Sequence[Arrays]:
         """Return the inputs of one item for each of these shapes; `items` are the samples."""
 
 
@@ -172,7 +172,7 @@ def decode(task: Task, payload: Payload) -> Any:
     return task.decode(Payload(value, _read_options(task, sent), payload.allowance))
 
 
-def _read_options(task: Task, sent: Mapping[str, Any]) -> Any:
+def _read_options(task: Task, sent: Mapping[str, object]) -> Any:
     known, (config, options) = task.options_class, task._defaults  # noqa: SLF001
     if not sent and config is task.config:
         return options

@@ -95,8 +95,8 @@ class Items(Protocol):
     def of_body(self, body: bytes | bytearray | str, sent: BodyInfo) -> Request:
         """Read a body that is neither JSON nor empty."""
 
-    def of_json(self, document: Any, sent: BodyInfo) -> Request:
+    def of_json(self, document: object, sent: BodyInfo) -> Request:
         """Read parsed JSON that is not an Open Inference request."""
 
-    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Payloads:
+    def of_tensors(self, tensors: Mapping[str, NDArray[Any]], options: Mapping[str, object]) -> Payloads:
         """Make items of the tensors of an Open Inference request, by name; BF16 numbers have the dtype BF16."""

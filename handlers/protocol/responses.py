@@ -49,7 +49,7 @@ class Reply:
 class Form(Protocol):
     """The form in which the answer to a request is written."""
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         """Write one row's answer of an ItemError, or a value that JSON can represent, for each payload in order."""
 
 
@@ -61,7 +61,7 @@ class OneItem:
     # or infinity is an error.
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         (result,) = results
         if isinstance(result, ItemError):
             return Reply(result.code, encode(result.to_json()))
@@ -74,7 +74,7 @@ class Instances:
 
     value_of: Callable[[Any], Any] | None = None
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         value_of = self.value_of or (lambda result: result)
         predictions = [{"error": r.to_json()} if isinstance(r, ItemError) else value_of(r) for r in results]
         write = encode if self.value_of is None else encode_padded
@@ -97,7 +97,7 @@ class PipelineForm:
     inputs: Any
     piped: Piped = field(default_factory=Piped)
 
-    def pack(self, results: Sequence[Any]) -> Reply:
+    def pack(self, results: Sequence[object]) -> Reply:
         is_list = isinstance(self.inputs, list)
         for index, result in enumerate(results):
             if isinstance(result, ItemError):
@@ -130,7 +130,7 @@ def status_of(results: Sequence[Any]) -> int:
     return first.code if all(isinstance(result, ItemError) for result in results) else 200
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Write a value, arrays included, as compact UTF-8 JSON; WrongOutput names the field with NaN or infinity."""
     body = encode_padded(value)
     if b"null" in body:
@@ -152,6 +152,6 @@ def _non_finite(value: Any) -> str | None:
     return "" if is_number and not np.isfinite(value).all() else None
 
 
-def encode_padded(value: Any) -> bytes:
+def encode_padded(value: object) -> bytes:
     """Write a value as compact UTF-8 JSON, with null for NaN and infinity."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -111,7 +111,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
             raise type(error)(f"image: {error}") from None
         return DecodedImage(pixels, payload.options, size)
 
-    def prepare(self, items: Sequence[Any]) -> Sequence[Any | ItemError]:
+    def prepare(self, items: Sequence[object]) -> Sequence[Any | ItemError]:
         texts = [item for item in items if not isinstance(item, DecodedImage)]
         prepared = iter(super().prepare(texts) if texts else ())
         return [item if isinstance(item, DecodedImage) else next(prepared) for item in items]
@@ -130,7 +130,7 @@ class ImageTextEmbeddingHandler(TextHandler[ImageTextEmbeddingConfig, Any]):
         is_images = isinstance(items[0], DecodedImage)
         return {"pixels": np.stack([item.pixels for item in items])} if is_images else self.stack(items)
 
-    def examples(self, items: Sequence[Any]) -> Sequence[Arrays]:
+    def examples(self, items: Sequence[object]) -> Sequence[Arrays]:
         image, *texts = items
         return [self.collate([image]), *(super().examples(texts) if texts else ())]
 

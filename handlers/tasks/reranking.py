@@ -24,7 +24,7 @@ from handlers.text.sentence_modules import check_reranker
 Pair = Text[RerankingOptions]
 
 
-def read_scores(task: Any, outputs: Outputs, items: Sequence[Pair]) -> list[float]:  # noqa: ARG001
+def read_scores(task: object, outputs: Outputs, items: Sequence[Pair]) -> list[float]:  # noqa: ARG001
     return [float(score) for score in outputs["logits"][:, 0]]
 
 

@@ -40,7 +40,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
                 return OneItem().pack(results)
             return Reply(result.status, result.body, result.content_type, result.headers)
 
-    def initialize(self, context: Any) -> None:
+    def initialize(self, context: object) -> None:
         """See `BatchHandler.initialize`; the old handler's own gets TorchServe's context of its archive."""
         self._context = context
         super().initialize(context)
@@ -54,7 +54,7 @@ class StockHandler(BatchHandler[StockConfig, OriginalRow]):
         """Return nothing: the inputs of the old handler are unknown."""
         return
 
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Take the whole row for one item."""
         size = sum(len(value) for value in row.values() if isinstance(value, bytes | bytearray | str))
         if size > (limit := self.config.max_body_bytes):

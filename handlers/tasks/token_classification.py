@@ -26,7 +26,7 @@ from handlers.text.windows import Window, Windowed, cut_window, split_encoding
 Item = Windowed[TokenClassificationOptions]
 
 
-def read_tokens(task: Any, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
+def read_tokens(task: object, outputs: Outputs, items: Sequence[Item]) -> list[Array]:  # noqa: ARG001
     rows = iter(softmax(outputs["logits"]))
     return [
         np.concatenate([next(rows)[window.first : window.first + window.tokens] for window in item.windows])
@@ -56,7 +56,7 @@ class TokenClassificationHandler(WindowsHandler[TokenClassificationConfig, Item]
         item = super().decode(payload)
         return Windowed(item.text, item.options)
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
         """Return an item with its windows, which are one if it is cut."""
         limit, side, most = self.limit(item.options), self.cut_side(item.options), self.config.max_windows
         try:

@@ -64,7 +64,7 @@ class TokenizationHandler(BatchHandler[TokenizationConfig, Item]):
         places = encodings.encodings or [None] * len(items)
         return [self._fit(*row) for row in zip(items, encodings["input_ids"], places, strict=True)]
 
-    def _fit(self, item: Item, ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def _fit(self, item: Item, ids: Sequence[int], encoding: object) -> Item | ItemError:
         limit = item.options.max_length
         try:
             if len(ids) > limit and item.options.truncation:

@@ -123,7 +123,7 @@ class TranslationHandler(BatchHandler[TranslationConfig, SourceText]):
         options = {"src_lang": named or source, "split": "none", "tgt_lang": config.tgt_lang or target}
         return Payload("What went before decides what comes next.", options)
 
-    def unpack(self, row: Mapping[str, Any], headers: Headers) -> Request:
+    def unpack(self, row: Mapping[str, object], headers: Headers) -> Request:
         """Replace a text that is translated sentence by sentence by its sentences."""
         return divide_texts(super().unpack(row, headers), self._divide, self.config.max_sentences)
 

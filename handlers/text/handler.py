@@ -74,17 +74,17 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             payload.allowance.take("characters", len(text), self.config.max_request_characters)
         return cast(Item, Text(text, options))
 
-    def reading(self, options: Any) -> dict[str, Any]:
+    def reading(self, options: object) -> dict[str, Any]:
         """Return the arguments of `read_text` for a text that may be cut; InvalidOption as `limit`."""
         self.limit(options)
         side = self.cut_side(options)
         # Places count from the start of a text.
         return {"cut": None if self.needs_places and side == "left" else side, "advice": ADVICE}
 
-    def check(self, options: Any) -> None:
+    def check(self, options: object) -> None:
         """Raise InvalidOption if the model cannot follow the options of an item."""
 
-    def limit(self, options: Any) -> int:
+    def limit(self, options: object) -> int:
         """Return the most tokens of a text; InvalidOption if its client asks for another side or more."""
         asked = self._truncation(options)
         most, side = asked.truncate_prompt_tokens or -1, asked.truncation_side
@@ -94,7 +94,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
             raise InvalidOption(f"truncation_side: must be {self.tokenizer.truncation_side} for this model.")
         return self.max_length if most == -1 else most
 
-    def cut_side(self, options: Any) -> Side | None:
+    def cut_side(self, options: object) -> Side | None:
         """Return the side on which a text that is too long is cut off; None if it is an error."""
         asked = self._truncation(options)
         is_cut = asked.truncation or asked.truncate_prompt_tokens is not None
@@ -122,7 +122,7 @@ class TextHandler(BatchHandler[Config, Item], Generic[Config, Item]):
         rows = zip(items, encodings["input_ids"], encodings["token_type_ids"], places, strict=True)
         return [self.fit(*row) for row in rows]
 
-    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: Any) -> Item | ItemError:
+    def fit(self, item: Item, ids: Sequence[int], type_ids: Sequence[int], encoding: object) -> Item | ItemError:
         """Return an item with its tokens, cut if they are too many and that is allowed; or its error."""
         limit, side = self.limit(item.options), self.cut_side(item.options)
         if len(ids) > limit and side is None:

@@ -28,11 +28,11 @@ class WindowsHandler(TextHandler[Config, Item], Generic[Config, Item]):
             raise InvalidConfig(f"doc_stride: {self.doc_stride} is not less than max_length {self.max_length}")
         return engine
 
-    def check(self, options: Any) -> None:
+    def check(self, options: object) -> None:
         if self.stride(options) >= self.max_length:
             raise InvalidOption(f"doc_stride: {self.stride(options)}; must be less than {self.max_length}.")
 
-    def stride(self, options: Any) -> int:
+    def stride(self, options: object) -> int:
         """Return the tokens that neighbouring windows share; a task of a user may lack the option."""
         asked: int | None = getattr(options, "doc_stride", None)
         return self.doc_stride if asked is None else asked
